@@ -1,1 +1,7 @@
+//! lodged: decides, records and routes.
+//!
+//! The one path: input, decide (`engine`), commit, reply and publish, act. This crate is the only place where the
+//! store, processes, images and models meet.
 
+pub mod engine;
+mod view;

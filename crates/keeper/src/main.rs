@@ -1,1 +1,39 @@
-fn main() {}
+//! The program in every sandbox: pid 1 of its namespace, parent of everything that runs in it.
+//!
+//! Owns: execs, their pipes, output files and exit records, the fence around them, and the link to a
+//! daemon that comes and goes. Never: models, prompts, JSON, networks, or a decision about what to run.
+
+mod captured;
+mod commands;
+mod confine;
+mod ends;
+mod execs;
+mod fence;
+mod keep;
+mod landlock;
+mod launch;
+mod layers;
+mod log;
+mod masks;
+mod peers;
+mod probe;
+mod relay;
+mod seccomp;
+mod spawn;
+mod sys;
+mod tree;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let verb = args.next();
+    match verb.as_ref().and_then(|verb| verb.to_str()) {
+        Some("keep") => launch::keep(),
+        Some("probe") => probe::probe(),
+        Some(_) | None => {
+            eprintln!("error: `keeper keep` is started by lodged; `keeper probe` tells what this host can do");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,1 +1,22 @@
+//! The API of Lodge: what travels between the daemon and its clients.
+//!
+//! Owns: the method table, the shapes of parameters, replies and events, the stable error codes, and the one
+//! client. Never: behaviour of the daemon, and never a type of `core` (the daemon converts at its edge).
 
+pub mod client;
+mod codes;
+mod events;
+mod methods;
+mod rpc;
+mod shapes;
+
+pub use codes::{CODES, CodeDoc, http_status};
+pub use events::{Delta, EVENT_KINDS, Event, Gap};
+pub use methods::{METHODS, MethodDoc, discover};
+pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
+pub use shapes::*;
+
+/// The largest request body or WebSocket message that the daemon reads.
+pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The largest page that a listing returns.
+pub const PAGE_MAX: u32 = 500;

@@ -1,1 +1,140 @@
-fn main() {}
+//! The stock agent loop: a program in the sandbox that speaks JSON-RPC lines on stdin and stdout.
+//!
+//! Owns: the order of model calls and tool calls within a turn. Never: keys, history, files of its own, or a
+//! connection to anything but the two pipes. The protocol is described in `docs/runtime-protocol.md`.
+
+mod config;
+mod lines;
+mod log;
+mod message;
+mod prompt;
+mod serve;
+mod tool;
+mod turns;
+mod window;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::log::Event;
+
+const USAGE: &str = "usage: runtime serve --root <directory>\n       runtime --version\n";
+
+fn main() -> ExitCode {
+    match command(std::env::args_os().skip(1)) {
+        Ok(Command::Serve { root }) => serve_until_closed(root),
+        Ok(Command::Version) => {
+            println!("{} {}", message::RUNTIME_NAME, message::RUNTIME_VERSION);
+            ExitCode::SUCCESS
+        }
+        Ok(Command::Help) => {
+            print!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprint!("error: {error}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Serve { root: PathBuf },
+    Version,
+    Help,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum UsageError {
+    NoCommand,
+    NoRoot,
+    Unexpected(OsString),
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UsageError::NoCommand => f.write_str("no command given"),
+            UsageError::NoRoot => f.write_str("`serve` needs `--root <directory>`"),
+            UsageError::Unexpected(word) => write!(f, "`{}` is not expected here", word.display()),
+        }
+    }
+}
+
+fn command(mut words: impl Iterator<Item = OsString>) -> Result<Command, UsageError> {
+    let first = words.next().ok_or(UsageError::NoCommand)?;
+    let command = match first.to_str() {
+        Some("serve") => {
+            let flag = words.next().ok_or(UsageError::NoRoot)?;
+            if flag != "--root" {
+                return Err(UsageError::Unexpected(flag));
+            }
+            Command::Serve { root: words.next().ok_or(UsageError::NoRoot)?.into() }
+        }
+        Some("--version" | "-V") => Command::Version,
+        Some("--help" | "-h") => Command::Help,
+        Some(_) | None => return Err(UsageError::Unexpected(first)),
+    };
+    match words.next() {
+        Some(word) => Err(UsageError::Unexpected(word)),
+        None => Ok(command),
+    }
+}
+
+fn serve_until_closed(root: PathBuf) -> ExitCode {
+    prepare_process();
+    match serve::serve(root) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Event::PipeFailed { cause: &error }.emit();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends at once on SIGTERM, keeps other processes of the sandbox out of our memory, and keeps the heap small.
+fn prepare_process() {
+    extern "C" fn end(_: libc::c_int) {
+        // SAFETY: `_exit` is async-signal-safe, and nothing here needs to be flushed.
+        unsafe { libc::_exit(0) }
+    }
+    let handler: extern "C" fn(libc::c_int) = end;
+    // SAFETY: the handler has the C signature that `signal` expects and calls only `_exit`.
+    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    #[cfg(target_os = "linux")]
+    // SAFETY: PR_SET_DUMPABLE takes plain integers and touches no memory of ours.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0)
+    };
+    // A fixed threshold means that a large line lives in its own mapping and leaves with it, instead of
+    // teaching the allocator to keep large blocks on the heap.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `mallopt` takes plain integers; no other thread exists.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 64 * 1024);
+        libc::mallopt(libc::M_TOP_PAD, 4 * 1024)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Command, UsageError> {
+        command(words.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn serve_takes_a_root_and_nothing_else() {
+        assert_eq!(parse(&["serve", "--root", "r"]), Ok(Command::Serve { root: "r".into() }));
+        assert_eq!(parse(&["serve"]), Err(UsageError::NoRoot));
+        assert_eq!(parse(&["serve", "--root"]), Err(UsageError::NoRoot));
+        assert_eq!(parse(&["serve", "--port", "1"]), Err(UsageError::Unexpected("--port".into())));
+        assert_eq!(parse(&["serve", "--root", "r", "x"]), Err(UsageError::Unexpected("x".into())));
+        assert_eq!(parse(&[]), Err(UsageError::NoCommand));
+        assert_eq!(parse(&["--version"]), Ok(Command::Version));
+    }
+}

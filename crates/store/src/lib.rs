@@ -1,1 +1,20 @@
+//! The only door to SQLite.
+//!
+//! Owns: the schema, the pragmas, the one writer, the readers. Never: decisions (see `core`), and never a type of
+//! the API.
 
+mod load;
+mod open;
+mod read;
+mod rows;
+mod schema;
+mod write;
+
+pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
+pub use read::{AgentFound, AgentSummary, ReadError, Reader, SessionSummary, TurnFull};
+pub use write::{Committed, WriteError, Writer};
+
+const _: () = assert!(
+    rusqlite::ffi::SQLITE_VERSION_NUMBER >= 3_051_003,
+    "older SQLite can corrupt a WAL database when two connections checkpoint at once"
+);

@@ -1,0 +1,180 @@
+//! Starting a daemon when none answers, and waiting until it does.
+//!
+//! Owns: finding `lodged`, detaching it, reading its log when it fails. Never: deciding whether to start one.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use lodge_proto::client::{Client, ClientError};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use crate::connect::{Address, is_absent};
+use crate::failure::{Exit, Failure, io_words};
+use crate::words::Words;
+
+/// How long a daemon may take from its start until it answers.
+const START_MAX: Duration = Duration::from_secs(15);
+/// How long we still hope for another daemon after ours ended for a reason of its own.
+const LOSER_GRACE: Duration = Duration::from_secs(2);
+/// A daemon that lost the lock is started again this often, in case the winner was about to exit.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(10);
+const DIAL_PAUSE_MAX: Duration = Duration::from_millis(100);
+/// What of the log is shown when the daemon did not come up.
+const LOG_LINES_SHOWN: usize = 8;
+const LOG_BYTES_READ: u64 = 16 * 1024;
+/// How `lodged` exits when another one holds the state directory.
+const LODGED_ALREADY_RUNNING: i32 = 4;
+
+/// Starts a daemon for this address and returns a connection to it, or to the one that was faster.
+pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Failure> {
+    let deadline = Instant::now() + START_MAX;
+    let mut daemon = Started::spawn(&address.state_dir)?;
+    let mut give_up = deadline;
+    let mut pause = DIAL_PAUSE_MIN;
+    loop {
+        let dialled = address.dial().await;
+        let ended = daemon.ended()?;
+        match dialled {
+            Ok(client) => {
+                if ended.is_none() {
+                    words.say(&format!("started lodged (pid {})", daemon.pid));
+                }
+                return Ok(client);
+            }
+            Err(error) if !may_come_up(&error, address) => return Err(error.into()),
+            Err(error) if Instant::now() >= give_up => return Err(daemon.failure(ended, error)),
+            Err(_) => {}
+        }
+        match ended {
+            Some(LODGED_ALREADY_RUNNING) if daemon.born.elapsed() >= RESTART_PAUSE => {
+                daemon = Started::spawn(&address.state_dir)?;
+            }
+            Some(LODGED_ALREADY_RUNNING) | None => {}
+            Some(_) => give_up = give_up.min(Instant::now() + LOSER_GRACE),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(DIAL_PAUSE_MAX);
+    }
+}
+
+/// Whether a refusal may be over in a moment: not listening yet, or listening before its token was written.
+fn may_come_up(error: &ClientError, address: &Address) -> bool {
+    match error {
+        ClientError::Handshake { status: Some(401), .. } => address.token().is_none(),
+        ClientError::Handshake { status: Some(503) | None, .. } | ClientError::Lost => true,
+        ClientError::NoDaemon { .. } => is_absent(error),
+        ClientError::Handshake { .. } | ClientError::Refused(_) | ClientError::Garbled { .. } => false,
+    }
+}
+
+/// A daemon that we started.
+struct Started {
+    /// Kept so that the runtime collects it when it ends: nobody shall see it as a zombie.
+    child: Child,
+    pid: u32,
+    born: Instant,
+    log: PathBuf,
+    /// Where its own lines begin.
+    log_start: u64,
+}
+
+impl Started {
+    fn spawn(state_dir: &Path) -> Result<Started, Failure> {
+        let (log, file) = open_log(state_dir).map_err(|cause| {
+            let log = state_dir.join("logs/lodged.log");
+            could_not_start(format!("no log can be written at {}", log.display())).because(io_words(&cause))
+        })?;
+        let program = find_lodged();
+        let spawned = file.metadata().and_then(|meta| {
+            let child = detached(&program, state_dir, file)?.spawn()?;
+            Ok((child, meta.len()))
+        });
+        let (child, log_start) = spawned.map_err(|cause| {
+            could_not_start(format!("`{}` cannot be run", program.display())).because(io_words(&cause)).hint(
+                "put `lodged` beside `lodge` or on the PATH, or start it yourself and use `--no-autostart`",
+            )
+        })?;
+        let pid = child.id().unwrap_or_default();
+        Ok(Started { child, pid, born: Instant::now(), log, log_start })
+    }
+
+    /// Its exit code, when it has ended; -1 when a signal ended it.
+    fn ended(&mut self) -> Result<Option<i32>, Failure> {
+        match self.child.try_wait() {
+            Ok(status) => Ok(status.map(|status| status.code().unwrap_or(-1))),
+            Err(cause) => Err(could_not_start("its state is unknown").because(cause)),
+        }
+    }
+
+    fn failure(&self, ended: Option<i32>, last: ClientError) -> Failure {
+        let failure = match (ended, last) {
+            (Some(code), _) if code >= 0 => could_not_start(format!("lodged exited with code {code}")),
+            (Some(_), _) => could_not_start("lodged was killed"),
+            (None, ClientError::NoDaemon { target, .. }) => {
+                could_not_start(format!("lodged does not answer at {target} after {} s", START_MAX.as_secs()))
+            }
+            (None, other) => could_not_start(other),
+        };
+        failure
+            .because(tail(&self.log, self.log_start).unwrap_or_default())
+            .hint(format!("see {}, or run `lodged serve` to watch it", self.log.display()))
+    }
+}
+
+fn could_not_start(cause: impl ToString) -> Failure {
+    Failure::new(Exit::NoDaemon, "could not start the daemon").because(cause)
+}
+
+/// The `lodged` beside this program, else whatever the PATH has.
+fn find_lodged() -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("lodged")));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
+}
+
+fn open_log(state_dir: &Path) -> io::Result<(PathBuf, File)> {
+    let dir = state_dir.join("logs");
+    DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+    let path = dir.join("lodged.log");
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
+    Ok((path, file))
+}
+
+fn detached(program: &Path, state_dir: &Path, log: File) -> io::Result<Command> {
+    let mut command = Command::new(program);
+    command
+        .arg("serve")
+        // The daemon must keep its state where we look for its socket, whatever else the environment says.
+        .env_remove("LODGED_DATA_DIR")
+        .env("LODGE_HOME", state_dir)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .kill_on_drop(false);
+    // SAFETY: between fork and exec only setsid runs, which is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            // It can only fail for a process that leads a group already, which a fresh child does not.
+            if libc::setsid() == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+    }
+    Ok(command)
+}
+
+/// The last lines written after `start`.
+fn tail(log: &Path, start: u64) -> io::Result<String> {
+    let mut file = File::open(log)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(start.max(end.saturating_sub(LOG_BYTES_READ)).min(end)))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES_READ).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    Ok(lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n"))
+}

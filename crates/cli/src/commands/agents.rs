@@ -1,0 +1,309 @@
+//! `ps`, `inspect`, `start`, `stop`, `rm`.
+
+use lodge_proto::{
+    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, PAGE_MAX,
+};
+use serde::Serialize;
+
+use super::{Context, map, request_id};
+use crate::args::{ListArgs, Refs};
+use crate::failure::{Exit, Failure};
+use crate::follow::{Daemon, Scope, Seen};
+use crate::render::{self, ago, now_s, or_dash, table};
+use crate::words::{Words, put};
+
+pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let labels = map(args.label);
+    let mut agents: Vec<AgentView> = Vec::new();
+    let mut after = None;
+    loop {
+        let params = AgentListParams { all: args.all, labels: labels.clone(), after, limit: Some(PAGE_MAX) };
+        let page: AgentList = daemon.call("agent/list", params).await?;
+        agents.extend(page.agents);
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    if context.words.json {
+        return context.words.json(&agents);
+    }
+    if context.words.quiet {
+        return put(&agents.iter().map(|agent| format!("{}\n", agent.id)).collect::<String>());
+    }
+    let now = now_s();
+    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, now)).collect();
+    put(&table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows))
+}
+
+fn row(agent: &AgentView, now: i64) -> Vec<String> {
+    let status = match &agent.failure_reason {
+        Some(reason) if agent.status == "failed" => format!("failed ({reason})"),
+        _ => agent.status.clone(),
+    };
+    vec![
+        agent.id.clone(),
+        agent.name.clone(),
+        or_dash(Some(&agent.image)),
+        or_dash(Some(&agent.model)),
+        status,
+        or_dash(Some(&agent.context_state)),
+        ago(&agent.created_at, now),
+    ]
+}
+
+pub(super) async fn inspect(context: &Context, refs: Refs) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut batch = Batch::new(&context.words, refs.agents.len());
+    for agent in refs.agents {
+        let params = AgentRef { agent, request_id: None };
+        match daemon.call::<_, AgentDetail>("agent/get", params).await {
+            Ok(detail) => batch.done(&detail, || detail_text(&detail))?,
+            Err(failure) => batch.failed(failure)?,
+        }
+    }
+    batch.finish()
+}
+
+fn detail_text(detail: &AgentDetail) -> String {
+    let agent = &detail.agent;
+    let labels: Vec<String> = agent.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let mut rows = vec![
+        ("id", agent.id.clone()),
+        ("name", agent.name.clone()),
+        ("status", agent.status.clone()),
+        (
+            "failure",
+            [&agent.failure_reason, &agent.failure_detail]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(": "),
+        ),
+        ("model", agent.model.clone()),
+        ("image", agent.image.clone()),
+        ("digest", agent.image_digest.clone()),
+        ("created", agent.created_at.clone()),
+        ("started", agent.started_at.clone().unwrap_or_default()),
+        ("liveness", agent.liveness.clone().unwrap_or_default()),
+        ("heartbeat", agent.last_heartbeat_at.clone().unwrap_or_default()),
+        ("pid", agent.pid.map(|pid| pid.to_string()).unwrap_or_default()),
+        ("context", agent.context_state.clone()),
+        ("sessions", detail.sessions.to_string()),
+        ("lineage", agent.lineage.clone()),
+        ("sandbox", agent.sandbox.clone()),
+        ("root", detail.root.clone()),
+        ("labels", labels.join(" ")),
+        ("environment", detail.env_keys.join(" ")),
+    ];
+    rows.retain(|(_, value)| !value.is_empty());
+    rows.extend(agent.mounts.iter().map(|mount| {
+        let mode = if mount.read_only { " (read-only)" } else { "" };
+        ("mount", format!("{} at {}{mode}", mount.host, mount.target))
+    }));
+    rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
+    rows.extend(detail.tools.iter().map(|tool| {
+        let note = tool.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        ("tool", format!("{} from {}{note}", tool.name, tool.source))
+    }));
+    rows.extend(agent.isolation.iter().map(|layer| {
+        let why = layer.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        (
+            "isolation",
+            format!("{} {}{why}", layer.name, if layer.in_force { "holds" } else { "does not hold" }),
+        )
+    }));
+    render::pairs(&rows)
+}
+
+/// What to do with each of several agents.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Verb {
+    Start,
+    Stop,
+    Remove { force: bool },
+}
+
+/// Does it to each agent; one that fails does not keep the others from it.
+pub(super) async fn each(context: &Context, refs: Refs, verb: Verb) -> Result<(), Failure> {
+    let mut batch = Batch::new(&context.words, refs.agents.len());
+    for agent in refs.agents {
+        match one(context, &agent, verb).await {
+            Ok(view) => batch.done(&view, || format!("{}\n", view.name))?,
+            Err(failure) if failure.exit() == Exit::NoDaemon => return Err(failure),
+            Err(failure) => batch.failed(failure)?,
+        }
+    }
+    batch.finish()
+}
+
+async fn one(context: &Context, agent: &str, verb: Verb) -> Result<AgentView, Failure> {
+    let mut daemon = context.daemon().await?;
+    // Attached before the change, so that its events cannot be missed. By id, for a name may go to another.
+    let state = daemon.watch(Scope::Agent(agent.to_owned()), None).await?;
+    let id = state.agents.first().map_or_else(|| agent.to_owned(), |view| view.id.clone());
+    let request_id = Some(request_id()?);
+    let (view, goal): (AgentView, Goal) = match verb {
+        Verb::Start => (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, Goal::Ready),
+        Verb::Stop => (daemon.call("agent/stop", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
+        Verb::Remove { force } => {
+            let params = AgentRemoveParams { agent: id, force, request_id };
+            (daemon.call("agent/remove", params).await?, Goal::Removed)
+        }
+    };
+    settle(&mut daemon, view, goal, &context.words).await
+}
+
+/// The state to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    Ready,
+    Stopped,
+    Removed,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Reached,
+    Wait,
+    Missed,
+}
+
+impl Goal {
+    fn judge(self, status: &str) -> Verdict {
+        match (self, status) {
+            (Goal::Ready, "ready" | "working") => Verdict::Reached,
+            (Goal::Ready, "failed" | "stopped" | "removing" | "removed") => Verdict::Missed,
+            (Goal::Stopped, "stopped" | "failed" | "removed") => Verdict::Reached,
+            (Goal::Removed, "removed") => Verdict::Reached,
+            _ => Verdict::Wait,
+        }
+    }
+}
+
+/// Waits until the agent is where it shall be, by its events. `view` is its state after the change was accepted.
+pub(super) async fn settle(
+    daemon: &mut Daemon<'_>,
+    mut view: AgentView,
+    goal: Goal,
+    words: &Words,
+) -> Result<AgentView, Failure> {
+    loop {
+        match goal.judge(&view.status) {
+            Verdict::Reached => return Ok(view),
+            Verdict::Missed => return Err(missed(&view)),
+            Verdict::Wait => words.progress(&format!("{}: {}", view.name, view.status)),
+        }
+        view.status = loop {
+            let event = match daemon.next().await {
+                Ok(Seen::Event(event)) => event,
+                Ok(Seen::Preview(_)) => continue,
+                // A daemon that came back with the removal done does not know the agent any more.
+                Err(failure) if goal == Goal::Removed && failure.is("agent.not_found") => {
+                    break "removed".to_owned();
+                }
+                Err(failure) => return Err(failure),
+            };
+            let Some(status) = event.kind.strip_prefix("agent.") else { continue };
+            if event.stream != view.id || status == view.status || !STATUSES.contains(&status) {
+                continue;
+            }
+            let text =
+                |field: &str| event.data.get(field).and_then(|value| value.as_str()).map(str::to_owned);
+            view.failure_reason = text("reason");
+            view.failure_detail = text("detail");
+            break status.to_owned();
+        };
+    }
+}
+
+/// The kinds of agent events that are states; others only tell something about an agent.
+const STATUSES: [&str; 8] =
+    ["pulling", "starting", "ready", "working", "stopped", "failed", "removing", "removed"];
+
+fn missed(view: &AgentView) -> Failure {
+    let what = match view.status.as_str() {
+        "failed" => format!("{} did not become ready", view.name),
+        status => format!("{} did not become ready: it is {status}", view.name),
+    };
+    let failure = Failure::refused(what);
+    let failure = match &view.failure_reason {
+        Some(reason) => failure.because(reason),
+        None => failure,
+    };
+    let failure = match &view.failure_detail {
+        Some(detail) => failure.because(detail),
+        None => failure,
+    };
+    match view.status.as_str() {
+        "removing" | "removed" => failure,
+        _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
+    }
+}
+
+/// Printing the outcome of several: as they come, or as one array at the end.
+struct Batch<'a> {
+    words: &'a Words,
+    asked: usize,
+    things: Vec<serde_json::Value>,
+    failed: bool,
+    first: bool,
+}
+
+impl<'a> Batch<'a> {
+    fn new(words: &'a Words, asked: usize) -> Self {
+        Batch { words, asked, things: Vec::new(), failed: false, first: true }
+    }
+
+    fn done<T: Serialize>(&mut self, thing: &T, text: impl Fn() -> String) -> Result<(), Failure> {
+        if !self.words.json {
+            let text = text();
+            let apart = !std::mem::take(&mut self.first) && text.lines().count() > 1;
+            return put(&format!("{}{text}", if apart { "\n" } else { "" }));
+        }
+        if self.asked == 1 {
+            return self.words.json(thing);
+        }
+        let value = serde_json::to_value(thing)
+            .map_err(|cause| Failure::refused("could not write the output").because(cause))?;
+        self.things.push(value);
+        Ok(())
+    }
+
+    /// The only one that was asked for fails the command; of several, each is told.
+    fn failed(&mut self, failure: Failure) -> Result<(), Failure> {
+        match failure {
+            Failure::Told(report) if self.asked > 1 => {
+                render::error(&report);
+                self.failed = true;
+                Ok(())
+            }
+            other => Err(other),
+        }
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        if self.words.json && self.asked > 1 {
+            self.words.json(&self.things)?;
+        }
+        if self.failed { Err(Failure::Silent(Exit::Refused)) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_goal_is_reached_missed_or_still_ahead() {
+        assert_eq!(Goal::Ready.judge("working"), Verdict::Reached);
+        assert_eq!(Goal::Ready.judge("failed"), Verdict::Missed);
+        assert_eq!(Goal::Ready.judge("starting"), Verdict::Wait);
+        assert_eq!(Goal::Stopped.judge("working"), Verdict::Wait);
+        assert_eq!(Goal::Stopped.judge("stopped"), Verdict::Reached);
+        assert_eq!(Goal::Removed.judge("stopped"), Verdict::Wait);
+        assert_eq!(Goal::Removed.judge("removed"), Verdict::Reached);
+    }
+}

@@ -1,0 +1,92 @@
+//! `info` and `shutdown`.
+
+use std::time::Duration;
+
+use lodge_proto::{Done, Empty, Info, ShutdownParams};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::Context;
+use crate::connect::{Address, Autostart};
+use crate::failure::{Exit, Failure};
+use crate::follow::Daemon;
+use crate::render::{or_dash, pairs, table};
+use crate::words::put;
+
+/// How long a daemon may take to end before we stop watching it.
+const END_MAX: Duration = Duration::from_secs(30);
+
+pub(super) async fn info(context: &Context) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let info: Info = daemon.call("info", Empty {}).await?;
+    if context.words.json { context.words.json(&info) } else { put(&info_text(&info)) }
+}
+
+fn info_text(info: &Info) -> String {
+    let agents = &info.agents;
+    let counts = format!("{} ({} running, {} working)", agents.total, agents.running, agents.working);
+    let mut rows = vec![
+        ("version", info.version.clone()),
+        ("pid", info.pid.to_string()),
+        ("started", info.started_at.clone()),
+        ("epoch", info.epoch.to_string()),
+        ("executor", info.executor.clone()),
+        ("socket", info.socket.clone()),
+        ("http", or_dash(info.http_addr.as_deref())),
+        ("state", info.data_dir.clone()),
+        ("config file", or_dash(info.config_file.as_deref())),
+        ("agents", counts),
+    ];
+    rows.extend(info.isolation.iter().map(|layer| {
+        let why = layer.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        (
+            "isolation",
+            format!("{} {}{why}", layer.name, if layer.in_force { "holds" } else { "does not hold" }),
+        )
+    }));
+    rows.extend(info.warnings.iter().map(|warning| ("warning", warning.clone())));
+    let config: Vec<Vec<String>> = info
+        .config
+        .iter()
+        .map(|(key, setting)| vec![key.clone(), value_text(&setting.value), setting.source.clone()])
+        .collect();
+    let mut text = pairs(&rows);
+    if !config.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&["SETTING", "VALUE", "SOURCE"], &config));
+    }
+    text
+}
+
+fn value_text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Failure> {
+    // Nobody starts a daemon in order to end it.
+    let address = Address { autostart: Autostart::Forbidden, ..context.address.clone() };
+    let mut daemon = Daemon::open(&address, &context.words).await.map_err(|failure| match failure {
+        Failure::Told(report) if report.exit == Exit::NoDaemon => {
+            Failure::new(Exit::NoDaemon, report.what).because(report.because.join("\n"))
+        }
+        other => other,
+    })?;
+    let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents }).await?;
+    if timeout(END_MAX, daemon.gone()).await.is_err() {
+        let failure = Failure::refused(format!("the daemon is still there after {} s", END_MAX.as_secs()));
+        return Err(failure.hint("see `lodge info`"));
+    }
+    if context.words.json {
+        return context.words.json(&done);
+    }
+    context.words.say(if agents {
+        "the daemon and its agents ended"
+    } else {
+        "the daemon ended; its agents live on"
+    });
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! `logs`.
+
+use std::time::Duration;
+
+use lodge_proto::{AgentLogs, AgentLogsParams};
+use tokio::time::sleep;
+
+use super::Context;
+use crate::args::LogsArgs;
+use crate::failure::Failure;
+use crate::words::put;
+
+/// How often a growing log is looked at.
+const LOOK_PAUSE: Duration = Duration::from_millis(300);
+
+pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
+    let mut part: AgentLogs = daemon.call("agent/logs", params).await?;
+    if !args.follow {
+        return if context.words.json {
+            context.words.json(&part)
+        } else {
+            put(&context.words.shown(&part.text))
+        };
+    }
+    loop {
+        if !part.text.is_empty() {
+            if context.words.json {
+                context.words.json_line(&part)?;
+            } else {
+                put(&context.words.shown(&part.text))?;
+            }
+        } else {
+            sleep(LOOK_PAUSE).await;
+        }
+        let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
+        part = match daemon.call("agent/logs", params).await {
+            Ok(part) => part,
+            // The agent was removed meanwhile: its log is at its end.
+            Err(failure) if failure.is("agent.not_found") => return Ok(()),
+            Err(failure) => return Err(failure),
+        };
+    }
+}

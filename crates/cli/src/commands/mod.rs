@@ -1,0 +1,147 @@
+//! The commands: each asks the daemon, waits if it must, and prints.
+//!
+//! Owns: which command is which, and what several of them need. Never: transport or looks.
+
+mod agents;
+mod daemon;
+mod events;
+mod logs;
+mod prompt;
+mod providers;
+mod run;
+mod sessions;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use clap::CommandFactory;
+use lodge_proto::{AgentRemoveParams, AgentView};
+
+use crate::args::{AgentCommand, Cli, Command};
+use crate::connect::Address;
+use crate::failure::{Exit, Failure};
+use crate::follow::Daemon;
+use crate::words::{Words, put, tell};
+
+/// What every command gets.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub address: Address,
+    pub words: Words,
+    on_interrupt: RefCell<OnInterrupt>,
+}
+
+/// What Ctrl-C leaves behind.
+#[derive(Debug, Default)]
+struct OnInterrupt {
+    say: Option<String>,
+    remove: Option<String>,
+}
+
+impl Context {
+    pub(crate) fn new(address: Address, words: Words) -> Self {
+        Context { address, words, on_interrupt: RefCell::default() }
+    }
+
+    pub(crate) async fn daemon(&self) -> Result<Daemon<'_>, Failure> {
+        Daemon::open(&self.address, &self.words).await
+    }
+
+    /// What Ctrl-C says from now on.
+    fn say_on_interrupt(&self, line: String) {
+        self.on_interrupt.borrow_mut().say = Some(line);
+    }
+
+    /// The agent that Ctrl-C removes from now on.
+    fn remove_on_interrupt(&self, agent: &str) {
+        self.on_interrupt.borrow_mut().remove = Some(agent.to_owned());
+    }
+}
+
+pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::run(context, args).await,
+        Command::Ps(args) | Command::Agent { command: AgentCommand::Ls(args) } => {
+            agents::list(context, args).await
+        }
+        Command::Inspect(refs) | Command::Agent { command: AgentCommand::Inspect(refs) } => {
+            agents::inspect(context, refs).await
+        }
+        Command::Start(refs) | Command::Agent { command: AgentCommand::Start(refs) } => {
+            agents::each(context, refs, agents::Verb::Start).await
+        }
+        Command::Stop(refs) | Command::Agent { command: AgentCommand::Stop(refs) } => {
+            agents::each(context, refs, agents::Verb::Stop).await
+        }
+        Command::Rm(args) | Command::Agent { command: AgentCommand::Rm(args) } => {
+            agents::each(context, args.refs, agents::Verb::Remove { force: args.force }).await
+        }
+        Command::Logs(args) | Command::Agent { command: AgentCommand::Logs(args) } => {
+            logs::logs(context, args).await
+        }
+        Command::Prompt(args) => prompt::prompt(context, args).await,
+        Command::Session { command } => sessions::session(context, command).await,
+        Command::Provider { command } => providers::provider(context, command).await,
+        Command::Info => daemon::info(context).await,
+        Command::Events(args) => events::events(context, args).await,
+        Command::Shutdown { agents } => daemon::shutdown(context, agents).await,
+        Command::Completions { shell } => completions(shell),
+    }
+}
+
+/// The last words after Ctrl-C. A second one ends the clearing up.
+pub(crate) async fn interrupted(context: &Context) -> Failure {
+    let OnInterrupt { say, remove } = context.on_interrupt.take();
+    match remove {
+        Some(agent) => {
+            context.words.say(&format!("interrupted; removing {agent}"));
+            tokio::select! {
+                removed = remove_agent(context, &agent) => {
+                    if let Err(Failure::Told(report)) = removed {
+                        crate::render::error(&report);
+                    }
+                }
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        }
+        None => tell(say.as_deref().unwrap_or("interrupted")),
+    }
+    Failure::Silent(Exit::Interrupted)
+}
+
+async fn remove_agent(context: &Context, agent: &str) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let params = AgentRemoveParams { agent: agent.to_owned(), force: true, request_id: Some(request_id()?) };
+    daemon.call::<_, AgentView>("agent/remove", params).await.map(drop)
+}
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "lodge", &mut script);
+    put(&String::from_utf8_lossy(&script))
+}
+
+/// A fresh id for one change, so that sending it again is still one change.
+fn request_id() -> Result<String, Failure> {
+    let mut bytes = [0_u8; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|cause| Failure::refused("could not read /dev/urandom").because(cause))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// All of stdin. On its own thread, so that Ctrl-C is heard meanwhile.
+async fn read_stdin(what: &str) -> Result<String, Failure> {
+    let could_not =
+        |cause: String| Failure::refused(format!("could not read {what} from stdin")).because(cause);
+    let read = tokio::task::spawn_blocking(|| {
+        let mut text = String::new();
+        std::io::stdin().lock().read_to_string(&mut text).map(|_| text)
+    });
+    read.await.map_err(|cause| could_not(cause.to_string()))?.map_err(|cause| could_not(cause.to_string()))
+}
+
+fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
+    pairs.into_iter().collect()
+}

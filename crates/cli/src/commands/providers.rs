@@ -1,0 +1,101 @@
+//! `provider add`, `ls`, `rm` and `test`.
+
+use lodge_proto::{
+    Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested, ProviderView,
+};
+
+use super::{Context, read_stdin};
+use crate::args::ProviderCommand;
+use crate::failure::Failure;
+use crate::render::{or_dash, table};
+use crate::words::{put, tell};
+
+pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Result<(), Failure> {
+    match command {
+        ProviderCommand::Add { name, kind, base_url, api_key, models } => {
+            let api_key = match api_key.as_deref() {
+                Some("-") => Some(key_from_stdin().await?),
+                _ => api_key,
+            };
+            let kind = kind.name().to_owned();
+            let models = models.into_iter().filter(|model| !model.is_empty()).collect();
+            add(context, ProviderAddParams { name, kind, base_url, api_key, models }).await
+        }
+        ProviderCommand::Ls { reveal } => list(context, reveal).await,
+        ProviderCommand::Rm { names } => remove(context, names).await,
+        ProviderCommand::Test { name } => test(context, name).await,
+    }
+}
+
+async fn key_from_stdin() -> Result<String, Failure> {
+    let text = read_stdin("the key").await?;
+    match text.trim() {
+        "" => Err(Failure::usage("stdin has no key")),
+        key => Ok(key.to_owned()),
+    }
+}
+
+async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let added: ProviderView = daemon.call_once("provider/add", params).await?;
+    if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
+}
+
+async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let list: ProviderList = daemon.call("provider/list", ProviderListParams { reveal }).await?;
+    if let Some(error) = &list.error {
+        tell(&format!("warning: providers.yaml is not in effect: {error}"));
+    }
+    if context.words.json {
+        return context.words.json(&list.providers);
+    }
+    if context.words.quiet {
+        return put(&list
+            .providers
+            .iter()
+            .map(|provider| format!("{}\n", provider.name))
+            .collect::<String>());
+    }
+    let row = |provider: &ProviderView| {
+        let models = if provider.models.is_empty() { "any".to_owned() } else { provider.models.join(",") };
+        vec![
+            provider.name.clone(),
+            provider.kind.clone(),
+            or_dash(provider.base_url.as_deref()),
+            or_dash(provider.api_key.as_deref()),
+            models,
+        ]
+    };
+    let rows: Vec<Vec<String>> = list.providers.iter().map(row).collect();
+    put(&table(&["NAME", "KIND", "BASE URL", "KEY", "MODELS"], &rows))
+}
+
+async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut removed: Vec<String> = Vec::new();
+    for name in names {
+        let _: Done = daemon.call_once("provider/remove", ProviderRef { name: name.clone() }).await?;
+        if !context.words.json {
+            put(&format!("{name}\n"))?;
+        }
+        removed.push(name);
+    }
+    if context.words.json { context.words.json(&serde_json::json!({ "removed": removed })) } else { Ok(()) }
+}
+
+async fn test(context: &Context, name: String) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let tested: ProviderTested = daemon.call("provider/test", ProviderRef { name: name.clone() }).await?;
+    if context.words.json {
+        context.words.json(&tested)?;
+    } else if tested.ok {
+        context.words.say(&format!("{name} answered in {} ms", tested.ms));
+        put(&tested.models.iter().map(|model| format!("{model}\n")).collect::<String>())?;
+    }
+    if tested.ok {
+        return Ok(());
+    }
+    Err(Failure::refused(format!("{name} did not answer as it should"))
+        .hint("check its address and key with `lodge provider ls`"))
+}

@@ -1,0 +1,210 @@
+//! Where the daemon is, how to prove who we are, and dialling it.
+//!
+//! Owns: addresses, the state directory, the token. Never: following events (see `follow`).
+
+use std::path::{Path, PathBuf};
+
+use lodge_proto::client::{Client, ClientError, Target};
+use serde::Deserialize;
+
+use crate::args::Global;
+use crate::autostart;
+use crate::failure::{Exit, Failure};
+use crate::parse::{daemon_url, is_loopback};
+use crate::words::Words;
+
+const SOCKET_NAME: &str = "lodge.sock";
+const CREDENTIALS_NAME: &str = "credentials.json";
+
+/// Whether a missing daemon may be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Autostart {
+    Allowed,
+    Forbidden,
+}
+
+/// Everything needed to reach the daemon, decided before anything is dialled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub target: Target,
+    pub state_dir: PathBuf,
+    pub autostart: Autostart,
+}
+
+/// `credentials.json`, as the daemon writes it.
+#[derive(Debug, Deserialize)]
+struct Credentials {
+    token: String,
+    #[serde(default)]
+    http: Option<String>,
+}
+
+impl Address {
+    /// Decides from the flags, then the environment, then the state directory.
+    pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Address, Failure> {
+        let env = |name: &str| env(name).filter(|value| !value.is_empty());
+        let state_dir = state_dir(&env)?;
+        let default_socket = state_dir.join(SOCKET_NAME);
+        let socket = global.socket.clone();
+        let target = if let Some(path) = socket {
+            Target::Unix(absolute(&path)?)
+        } else if let Some(url) = &global.daemon {
+            tcp(url, "--daemon")?
+        } else if let Some(path) = env("LODGE_SOCKET") {
+            Target::Unix(absolute(Path::new(&path))?)
+        } else if let Some(url) = env("LODGE_DAEMON") {
+            tcp(&url, "LODGE_DAEMON")?
+        } else {
+            Target::Unix(default_socket.clone())
+        };
+        let forbidden = global.no_autostart || env("LODGE_NO_AUTOSTART").is_some_and(|value| value != "0");
+        let ours = target == Target::Unix(default_socket);
+        let autostart = if ours && !forbidden { Autostart::Allowed } else { Autostart::Forbidden };
+        Ok(Address { target, state_dir, autostart })
+    }
+
+    /// Whether the daemon sees the same files as we do.
+    pub(crate) fn is_this_machine(&self) -> bool {
+        match &self.target {
+            Target::Unix(_) => true,
+            Target::Tcp(addr) => is_loopback(addr),
+        }
+    }
+
+    /// Dials once. The token is read anew each time: a daemon that started meanwhile may have written another.
+    pub(crate) async fn dial(&self) -> Result<Client, ClientError> {
+        Client::connect(&self.target, &self.token().unwrap_or_default()).await
+    }
+
+    /// Dials, and starts a daemon when there is none and that is allowed.
+    pub(crate) async fn connect(&self, words: &Words) -> Result<Client, Failure> {
+        match self.dial().await {
+            Ok(client) => Ok(client),
+            Err(error) if self.autostart == Autostart::Allowed && is_absent(&error) => {
+                autostart::start(self, words).await
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The token for this target, from the environment or from the daemon's own file.
+    ///
+    /// The file's token goes to no other machine, unless the file itself names that address.
+    pub(crate) fn token(&self) -> Option<String> {
+        if let Ok(token) = std::env::var("LODGE_TOKEN")
+            && !token.is_empty()
+        {
+            return Some(token);
+        }
+        let beside_socket = match &self.target {
+            Target::Unix(path) => path.parent().and_then(credentials),
+            Target::Tcp(_) => None,
+        };
+        let found = beside_socket.or_else(|| credentials(&self.state_dir))?;
+        let named = found.http.as_deref().and_then(|url| daemon_url(url).ok());
+        let may_have_it = match &self.target {
+            Target::Unix(_) => true,
+            Target::Tcp(addr) => is_loopback(addr) || named.as_deref() == Some(addr),
+        };
+        may_have_it.then_some(found.token)
+    }
+}
+
+/// Whether nobody listens there, as opposed to somebody who does not want us or is too slow.
+pub(crate) fn is_absent(error: &ClientError) -> bool {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound};
+    match error {
+        ClientError::NoDaemon { cause, .. } => {
+            matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset | ConnectionAborted)
+        }
+        ClientError::Handshake { .. }
+        | ClientError::Lost
+        | ClientError::Refused(_)
+        | ClientError::Garbled { .. } => false,
+    }
+}
+
+fn credentials(dir: &Path) -> Option<Credentials> {
+    let text = std::fs::read_to_string(dir.join(CREDENTIALS_NAME)).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn state_dir(env: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
+    if let Some(home) = env("LODGE_HOME") {
+        return absolute(Path::new(&home));
+    }
+    match env("HOME") {
+        Some(home) => absolute(&Path::new(&home).join(".lodge")),
+        None => Err(Failure::usage("there is no state directory: neither `LODGE_HOME` nor `HOME` is set")
+            .hint("set `LODGE_HOME` to a directory of yours")),
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|cause| Failure::usage(format!("`{}` is not a usable path", path.display())).because(cause))
+}
+
+fn tcp(url: &str, given_by: &str) -> Result<Target, Failure> {
+    daemon_url(url).map(Target::Tcp).map_err(|why| {
+        Failure::new(Exit::Usage, format!("`{url}` given by {given_by} is not a daemon's URL"))
+            .because(why)
+            .hint("write it as `http://127.0.0.1:5500`")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(global: &Global, env: &[(&str, &str)]) -> Result<Address, Failure> {
+        let pairs: Vec<(String, String)> =
+            env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Address::resolve(global, |name| {
+            pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
+        })
+    }
+
+    fn unix(path: &str) -> Target {
+        Target::Unix(path.into())
+    }
+
+    #[test]
+    fn the_state_directory_is_lodge_home_and_else_below_home() {
+        let address = resolve(&Global::default(), &[("HOME", "/h")]).unwrap();
+        assert_eq!(address.target, unix("/h/.lodge/lodge.sock"));
+        let address = resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_HOME", "/s")]).unwrap();
+        assert_eq!(address.target, unix("/s/lodge.sock"));
+        assert_eq!(address.autostart, Autostart::Allowed);
+    }
+
+    #[test]
+    fn a_flag_beats_the_environment_and_an_empty_variable_counts_for_nothing() {
+        let global = Global { daemon: Some("http://127.0.0.1:5500".into()), ..Global::default() };
+        let address = resolve(&global, &[("HOME", "/h"), ("LODGE_SOCKET", "/other.sock")]).unwrap();
+        assert_eq!(address.target, Target::Tcp("127.0.0.1:5500".into()));
+        let address = resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_SOCKET", "")]).unwrap();
+        assert_eq!(address.target, unix("/h/.lodge/lodge.sock"));
+    }
+
+    #[test]
+    fn only_the_state_directorys_own_socket_is_started_for() {
+        let check = |env: &[(&str, &str)], expected: Autostart| {
+            assert_eq!(resolve(&Global::default(), env).unwrap().autostart, expected, "{env:?}");
+        };
+        check(&[("LODGE_HOME", "/s"), ("LODGE_SOCKET", "/s/lodge.sock")], Autostart::Allowed);
+        check(&[("LODGE_HOME", "/s"), ("LODGE_SOCKET", "/t/lodge.sock")], Autostart::Forbidden);
+        check(&[("LODGE_HOME", "/s"), ("LODGE_DAEMON", "http://127.0.0.1:1")], Autostart::Forbidden);
+        check(&[("LODGE_HOME", "/s"), ("LODGE_NO_AUTOSTART", "1")], Autostart::Forbidden);
+        check(&[("LODGE_HOME", "/s"), ("LODGE_NO_AUTOSTART", "0")], Autostart::Allowed);
+    }
+
+    #[test]
+    fn a_bad_url_is_bad_usage() {
+        let failure =
+            resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_DAEMON", "nonsense")]).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Usage);
+        let failure = resolve(&Global::default(), &[]).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Usage);
+    }
+}

@@ -1,0 +1,173 @@
+//! What can go wrong for the person at the prompt, and the exit code it ends with.
+//!
+//! Owns: the exit codes, the translation of the client's errors. Never: printing (see `render`).
+
+use std::io;
+
+use lodge_proto::ErrorBody;
+use lodge_proto::client::{ClientError, Target};
+
+/// The exit codes that scripts rely on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done = 0,
+    Refused = 1,
+    Usage = 2,
+    NoDaemon = 3,
+    Interrupted = 130,
+}
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// To be told: what failed, why, and the way out.
+    Told(Box<Report>),
+    /// Everything was said already; only the exit code is left.
+    Silent(Exit),
+    /// Whoever read our output has stopped reading: nothing is wrong.
+    PipeClosed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub exit: Exit,
+    pub what: String,
+    pub because: Vec<String>,
+    pub hint: Option<String>,
+    /// The daemon's dotted code, when the daemon refused.
+    pub code: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Self {
+        Failure::Told(Box::new(Report {
+            exit,
+            what: what.into(),
+            because: Vec::new(),
+            hint: None,
+            code: None,
+        }))
+    }
+
+    pub(crate) fn refused(what: impl Into<String>) -> Self {
+        Failure::new(Exit::Refused, what)
+    }
+
+    pub(crate) fn usage(what: impl Into<String>) -> Self {
+        Failure::new(Exit::Usage, what)
+    }
+
+    /// Adds causes, one for each line of `cause`.
+    #[must_use]
+    pub(crate) fn because(mut self, cause: impl ToString) -> Self {
+        if let Failure::Told(report) = &mut self {
+            let cause = cause.to_string();
+            report.because.extend(cause.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
+        }
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        if let Failure::Told(report) = &mut self {
+            report.hint = Some(hint.into());
+        }
+        self
+    }
+
+    /// Whether the daemon refused with this code.
+    pub(crate) fn is(&self, code: &str) -> bool {
+        matches!(self, Failure::Told(report) if report.code.as_deref() == Some(code))
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Failure::Told(report) => report.exit,
+            Failure::Silent(exit) => *exit,
+            Failure::PipeClosed => Exit::Done,
+        }
+    }
+
+    /// A failure to write the output.
+    pub(crate) fn output(cause: io::Error) -> Self {
+        match cause.kind() {
+            io::ErrorKind::BrokenPipe => Failure::PipeClosed,
+            _ => Failure::refused("could not write the output").because(cause),
+        }
+    }
+
+    fn from_body(body: ErrorBody) -> Self {
+        Failure::Told(Box::new(Report {
+            exit: Exit::Refused,
+            what: body.message,
+            because: body.data.cause.iter().flat_map(|cause| cause.lines()).map(str::to_owned).collect(),
+            hint: body.data.hint,
+            code: Some(body.data.code),
+        }))
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        let what = error.to_string();
+        match error {
+            ClientError::NoDaemon { target, cause } => {
+                let hint = match target {
+                    Target::Unix(_) => "start one with `lodged serve`, or leave out `--no-autostart`",
+                    Target::Tcp(_) => "check the address given by `--daemon` or `LODGE_DAEMON`",
+                };
+                Failure::new(Exit::NoDaemon, what).because(io_words(&cause)).hint(hint)
+            }
+            ClientError::Handshake { body: Some(body), .. } => Failure::from_body(*body),
+            ClientError::Handshake { body: None, detail, status, .. } => {
+                let failure = Failure::refused(what).because(detail);
+                match status {
+                    Some(401 | 403) => failure.hint("set `LODGE_TOKEN`, or use the state directory of that daemon"),
+                    _ => failure.hint("perhaps another program listens there"),
+                }
+            }
+            ClientError::Lost => Failure::new(Exit::NoDaemon, what).hint("run the command again"),
+            ClientError::Refused(body) => Failure::from_body(*body),
+            ClientError::Garbled { cause } => Failure::refused(what)
+                .because(cause)
+                .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`"),
+        }
+    }
+}
+
+/// The reason in words, without the system's number.
+pub(crate) fn io_words(cause: &io::Error) -> String {
+    match cause.kind() {
+        io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::TimedOut => "it took too long to answer".to_owned(),
+        _ => cause.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemons_refusal_keeps_its_message_cause_hint_and_code() {
+        let body =
+            ErrorBody::new("agent.not_found", "no agent `x`").because("one\ntwo").hint("run `lodge ps -a`");
+        let failure = Failure::from(ClientError::Refused(Box::new(body)));
+        assert!(failure.is("agent.not_found"));
+        let Failure::Told(report) = failure else { panic!("not told") };
+        assert_eq!(report.what, "no agent `x`");
+        assert_eq!(report.because, ["one", "two"]);
+        assert_eq!(report.hint.as_deref(), Some("run `lodge ps -a`"));
+        assert_eq!(report.exit, Exit::Refused);
+    }
+
+    #[test]
+    fn an_absent_daemon_ends_with_three_and_a_closed_pipe_with_zero() {
+        let cause = io::Error::from(io::ErrorKind::NotFound);
+        let absent = ClientError::NoDaemon { target: Target::Unix("/x".into()), cause };
+        assert_eq!(Failure::from(absent).exit(), Exit::NoDaemon);
+        assert_eq!(Failure::output(io::Error::from(io::ErrorKind::BrokenPipe)).exit(), Exit::Done);
+    }
+}

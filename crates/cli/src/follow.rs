@@ -1,0 +1,235 @@
+//! A connection that survives the daemon: calls that are resent, events that go on where they stopped.
+//!
+//! Owns: the cursor, reconnecting. Never: what events mean (see `answer` and `commands`).
+
+use std::time::Duration;
+
+use lodge_proto::client::{Client, ClientError};
+use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep};
+
+use crate::connect::Address;
+use crate::failure::{Exit, Failure};
+use crate::words::Words;
+
+/// How long we try to get a daemon back.
+const RECONNECT_MAX: Duration = Duration::from_secs(60);
+/// How long somebody else may take to restart the daemon before we do it.
+const RESTART_GRACE: Duration = Duration::from_millis(300);
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// What happened, each event once and in order.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    Event(Event),
+    Preview(Delta),
+}
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub(crate) enum Scope {
+    Agent(String),
+    All,
+}
+
+/// Where an attachment stands.
+#[derive(Debug)]
+struct Watch {
+    scope: Scope,
+    cursor: u64,
+    log: String,
+}
+
+/// The daemon, as one command sees it.
+#[derive(Debug)]
+pub(crate) struct Daemon<'a> {
+    address: &'a Address,
+    words: &'a Words,
+    client: Client,
+    watch: Option<Watch>,
+}
+
+impl<'a> Daemon<'a> {
+    pub(crate) async fn open(address: &'a Address, words: &'a Words) -> Result<Daemon<'a>, Failure> {
+        let client = address.connect(words).await?;
+        Ok(Daemon { address, words, client, watch: None })
+    }
+
+    /// Calls once: for changes that may not happen twice.
+    pub(crate) async fn call_once<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+    ) -> Result<R, Failure> {
+        Ok(self.client.call(method, params).await?)
+    }
+
+    /// Calls until there is an answer: for reading, and for changes that carry a `request_id`.
+    pub(crate) async fn call<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+    ) -> Result<R, Failure> {
+        loop {
+            match self.client.call(method, &params).await {
+                Ok(answer) => return Ok(answer),
+                Err(ClientError::Lost) => self.reconnect().await?,
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// Attaches, and returns what is there now. Everything after that comes from `next`.
+    pub(crate) async fn watch(&mut self, scope: Scope, since: Option<u64>) -> Result<AttachState, Failure> {
+        loop {
+            let params = attach_params(&scope, since, None);
+            match self.client.call::<_, Attached>("client/attach", params).await {
+                Ok(attached) => {
+                    self.watch = Some(Watch { scope, cursor: attached.seq, log: attached.log });
+                    return Ok(attached.state);
+                }
+                Err(ClientError::Lost) => self.reconnect().await?,
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// The next event after the cursor, or a preview. Waits for as long as nothing happens.
+    pub(crate) async fn next(&mut self) -> Result<Seen, Failure> {
+        loop {
+            match self.client.next().await {
+                Ok(note) => {
+                    let cursor = self.watch.as_mut().map(|watch| &mut watch.cursor);
+                    if let Some(seen) = understand(note, cursor)? {
+                        return Ok(seen);
+                    }
+                }
+                Err(ClientError::Lost) => self.reconnect().await?,
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// Waits until the daemon has closed the connection.
+    pub(crate) async fn gone(&mut self) {
+        while self.client.next().await.is_ok() {}
+    }
+
+    async fn reconnect(&mut self) -> Result<(), Failure> {
+        self.words.say("daemon went away; reconnecting");
+        let lost_at = Instant::now();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let waited = lost_at.elapsed();
+            let dialled = if waited < RESTART_GRACE {
+                self.address.dial().await.map_err(Failure::from)
+            } else {
+                self.address.connect(self.words).await
+            };
+            match dialled {
+                Ok(client) => {
+                    self.client = client;
+                    if self.reattach().await? {
+                        return Ok(());
+                    }
+                }
+                Err(failure) if waited >= RECONNECT_MAX => return Err(given_up(failure)),
+                // No daemon yet, or one that is still coming up or going down: worth another try.
+                Err(failure) if failure.exit() == Exit::NoDaemon || failure.is("daemon.shutting_down") => {}
+                Err(failure) if waited < RESTART_GRACE => drop(failure),
+                Err(failure) => return Err(failure),
+            }
+            if lost_at.elapsed() >= RECONNECT_MAX {
+                return Err(Failure::new(Exit::NoDaemon, "the daemon did not come back"));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Goes on from the cursor. False when the connection was lost again.
+    async fn reattach(&mut self) -> Result<bool, Failure> {
+        let Some(watch) = &mut self.watch else { return Ok(true) };
+        let params = attach_params(&watch.scope, Some(watch.cursor), Some(watch.log.clone()));
+        match self.client.call::<_, Attached>("client/attach", params).await {
+            Ok(attached) => {
+                watch.log = attached.log;
+                Ok(true)
+            }
+            Err(ClientError::Lost) => Ok(false),
+            Err(other) => Err(other.into()),
+        }
+    }
+}
+
+fn given_up(failure: Failure) -> Failure {
+    let given_up = Failure::new(Exit::NoDaemon, "the daemon did not come back");
+    match failure {
+        Failure::Told(report) => {
+            let because = [vec![report.what], report.because].concat().join("\n");
+            let told = given_up.because(because);
+            match report.hint {
+                Some(hint) => told.hint(hint),
+                None => told,
+            }
+        }
+        Failure::Silent(_) | Failure::PipeClosed => given_up,
+    }
+}
+
+fn attach_params(scope: &Scope, since: Option<u64>, log: Option<String>) -> AttachParams {
+    let base = AttachParams { since, log, ..AttachParams::default() };
+    match scope {
+        Scope::Agent(agent) => AttachParams { agent: Some(agent.clone()), ..base },
+        Scope::All => AttachParams { all: true, ..base },
+    }
+}
+
+/// Reads a notification and moves the cursor; nothing comes of an event that was seen before.
+fn understand(note: Notification, cursor: Option<&mut u64>) -> Result<Option<Seen>, Failure> {
+    let garbled = |cause| Failure::from(ClientError::Garbled { cause });
+    match note.method.as_str() {
+        "event" => {
+            let event: Event = serde_json::from_value(note.params).map_err(garbled)?;
+            match cursor {
+                Some(cursor) if event.seq <= *cursor => return Ok(None),
+                Some(cursor) => *cursor = event.seq,
+                None => {}
+            }
+            Ok(Some(Seen::Event(event)))
+        }
+        "delta" => Ok(Some(Seen::Preview(serde_json::from_value(note.params).map_err(garbled)?))),
+        // A gap only means lost previews, which the events make up for; unknown kinds are for newer clients.
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn event(seq: u64) -> Notification {
+        let params = json!({"seq": seq, "stream": "agt_1", "stream_seq": 1, "at": "", "kind": "agent.ready", "data": {}});
+        Notification::new("event", params)
+    }
+
+    #[test]
+    fn an_event_that_was_seen_before_is_not_seen_again() {
+        let mut cursor = 4;
+        assert!(understand(event(4), Some(&mut cursor)).unwrap().is_none());
+        assert!(understand(event(5), Some(&mut cursor)).unwrap().is_some());
+        assert!(understand(event(5), Some(&mut cursor)).unwrap().is_none());
+        assert_eq!(cursor, 5);
+    }
+
+    #[test]
+    fn an_unknown_notification_is_no_error_and_a_broken_event_is_one() {
+        assert!(understand(Notification::new("gap", json!({"dropped": 3})), None).unwrap().is_none());
+        assert!(understand(Notification::new("news", json!(1)), None).unwrap().is_none());
+        assert!(understand(Notification::new("event", json!({})), None).is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! The two outputs: data on stdout, words on stderr.
+//!
+//! Owns: colour, quietness, what a terminal may be shown. Never: what is said.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// How to speak on stderr, and how to print on stdout.
+#[derive(Debug, Clone)]
+pub(crate) struct Words {
+    pub quiet: bool,
+    pub json: bool,
+    stdout_is_terminal: bool,
+    stderr_is_terminal: bool,
+    colour: bool,
+}
+
+impl Words {
+    pub(crate) fn new(quiet: bool, json: bool) -> Self {
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Words {
+            quiet,
+            json,
+            stdout_is_terminal: io::stdout().is_terminal(),
+            stderr_is_terminal: io::stderr().is_terminal(),
+            colour: !set("NO_COLOR") && !dumb,
+        }
+    }
+
+    /// Something worth knowing; not with `-q`.
+    pub(crate) fn say(&self, line: &str) {
+        if !self.quiet {
+            tell(line);
+        }
+    }
+
+    /// Like `say`, and set back from the data.
+    pub(crate) fn murmur(&self, line: &str) {
+        self.say(&self.dim(line));
+    }
+
+    /// Progress: only for a person who watches.
+    pub(crate) fn progress(&self, line: &str) {
+        if self.watched() {
+            tell(&self.dim(line));
+        }
+    }
+
+    /// Whether a person watches stderr and wants to hear.
+    pub(crate) fn watched(&self) -> bool {
+        self.stderr_is_terminal && !self.quiet
+    }
+
+    fn dim<'a>(&self, line: &'a str) -> Cow<'a, str> {
+        if self.stderr_is_terminal && self.colour {
+            format!("\x1b[2m{line}\x1b[0m").into()
+        } else {
+            line.into()
+        }
+    }
+
+    /// A heading on stdout.
+    pub(crate) fn bold<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.stdout_is_terminal && self.colour {
+            format!("\x1b[1m{text}\x1b[0m").into()
+        } else {
+            text.into()
+        }
+    }
+
+    /// Text of unknown origin as stdout may show it: a terminal gets no control characters.
+    pub(crate) fn shown<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.stdout_is_terminal { printable(text) } else { text.into() }
+    }
+
+    pub(crate) fn stdout_is_terminal(&self) -> bool {
+        self.stdout_is_terminal
+    }
+
+    /// Prints one thing as JSON.
+    pub(crate) fn json<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(thing).map_err(unencodable)?;
+        put(&format!("{text}\n"))
+    }
+
+    /// Prints one line of JSON Lines.
+    pub(crate) fn json_line<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
+        let text = serde_json::to_string(thing).map_err(unencodable)?;
+        put(&format!("{text}\n"))
+    }
+}
+
+fn unencodable(cause: serde_json::Error) -> Failure {
+    Failure::refused("could not write the output").because(cause)
+}
+
+/// Writes to stdout at once.
+pub(crate) fn put(text: &str) -> Result<(), Failure> {
+    put_bytes(text.as_bytes())
+}
+
+pub(crate) fn put_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(Failure::output)
+}
+
+/// One line on stderr. A closed stderr is no reason to stop.
+pub(crate) fn tell(line: &str) {
+    drop(writeln!(io::stderr().lock(), "{line}"));
+}
+
+/// Without control characters, except line ends and tabs: text from a model must not steer a terminal.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let steers = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
+    if text.chars().any(steers) {
+        text.chars().filter(|letter| !steers(*letter)).collect()
+    } else {
+        text.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_taken_out_and_lines_and_letters_stay() {
+        assert_eq!(printable("a\x1b[31mb\tc\nd\u{9b}é\r"), "a[31mb\tc\ndé");
+        assert_eq!(printable("plain é\n"), "plain é\n");
+    }
+}

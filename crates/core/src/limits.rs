@@ -1,0 +1,24 @@
+//! Every bound that a decision enforces, in one place.
+
+/// The longest message a person may send in one turn.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
+/// Turns that may wait in one session behind the one that runs.
+pub const SESSION_QUEUE_MAX: usize = 64;
+/// Turns that may be queued or running in the whole daemon.
+pub const LIVE_TURNS_MAX: usize = 4_096;
+/// The longest agent name; names become file and host names.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Tool output that goes into the conversation: this much from the start …
+pub const RESULT_HEAD_BYTES: usize = 48 * 1024;
+/// … and this much from the end.
+pub const RESULT_TAIL_BYTES: usize = 16 * 1024;
+/// Output of one stream of a tool call that is kept on disk.
+pub const OUTPUT_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Text shown with an event about a tool's result.
+pub const PREVIEW_BYTES_MAX: usize = 512;
+/// Answers to requests that the engine remembers; older ones are found in the store.
+pub const RECENT_REQUESTS_MAX: usize = 4_096;
+/// How long a `request_id` is one change with one answer.
+pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
+/// How often one model call is tried before its turn fails.
+pub const MODEL_ATTEMPTS_MAX: u32 = 4;

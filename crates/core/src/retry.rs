@@ -1,0 +1,48 @@
+//! Whether and when to try again.
+
+use crate::limits::MODEL_ATTEMPTS_MAX;
+
+/// What to do about a model call that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    After { delay_ms: u64 },
+    GiveUp,
+}
+
+const MODEL_BASE_MS: u64 = 250;
+const MODEL_CAP_MS: u64 = 8_000;
+
+/// Decides after attempt number `attempt` failed. `asked_ms` is the provider's own wish, when it gave one.
+pub fn model(attempt: u32, retryable: bool, asked_ms: Option<u64>) -> Again {
+    if !retryable || attempt >= MODEL_ATTEMPTS_MAX {
+        return Again::GiveUp;
+    }
+    let doubled = MODEL_BASE_MS.saturating_mul(1 << attempt.saturating_sub(1).min(16));
+    Again::After { delay_ms: asked_ms.unwrap_or(doubled).min(MODEL_CAP_MS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_call_is_tried_a_bounded_number_of_times_with_growing_pauses() {
+        let delays: Vec<Again> = (1..=5).map(|attempt| model(attempt, true, None)).collect();
+        assert_eq!(
+            delays,
+            [
+                Again::After { delay_ms: 250 },
+                Again::After { delay_ms: 500 },
+                Again::After { delay_ms: 1_000 },
+                Again::GiveUp,
+                Again::GiveUp
+            ]
+        );
+    }
+
+    #[test]
+    fn a_final_failure_is_not_tried_again_and_a_provider_cannot_stall_a_turn_for_long() {
+        assert_eq!(model(1, false, None), Again::GiveUp);
+        assert_eq!(model(1, true, Some(3_600_000)), Again::After { delay_ms: 8_000 });
+    }
+}

@@ -1,0 +1,288 @@
+//! Tool calls: the intent is durable before the program starts, the outcome before anything depends on it.
+
+use lodge_core::limits::PREVIEW_BYTES_MAX;
+use lodge_core::record::{ExecRequest, MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::turn::{StepEvent, StepState};
+use lodge_core::{AgentId, EventData, EventKind, ExecId, StepId, Timestamp, TurnId};
+use serde_json::{Value, json};
+
+use super::state::{Call, Phase};
+use super::{Batch, Effect, Engine, ExecEnd, ExecHow, failure};
+
+/// A program the runtime wants to be run.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub turn: TurnId,
+    pub step: u32,
+    pub call: String,
+    pub bin: String,
+    pub args: Vec<String>,
+    pub stdin: Vec<u8>,
+}
+
+impl Engine {
+    pub(super) fn ask_exec(&mut self, batch: &mut Batch, id: Value, wanted: &Wanted, now: Timestamp) {
+        batch.urgent = true;
+        let Some(turn) = self.turns.get(&wanted.turn) else { return };
+        let agent = turn.row.agent.clone();
+        let tool = self.agents.get(&agent).and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
+        let Some(safe) = tool.map(|tool| tool.safe) else {
+            let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
+            batch.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            return;
+        };
+        let (ids, boot) = (&mut self.ids, self.host.boot.clone());
+        let Some((ordinal, call)) = open_call(self.turns.get_mut(&wanted.turn), wanted.step, &wanted.call) else {
+            let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
+            batch.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            return;
+        };
+        if let Some(result) = &call.result {
+            batch.act(Effect::Answer { agent, id, answer: Ok(result.clone()) });
+            return;
+        }
+        call.waiter = Some(id);
+        if call.step.is_some() {
+            // Asked again after a reconnect: it is under way.
+            return;
+        }
+        let exec = ExecId::new(ids, now);
+        let request =
+            ExecRequest { bin: wanted.bin.clone(), args: wanted.args.clone(), stdin: wanted.stdin.clone(), boot };
+        let row = StepRow {
+            id: StepId::new(ids, now),
+            turn: wanted.turn.clone(),
+            step: wanted.step,
+            ordinal,
+            kind: StepKind::Tool,
+            name: wanted.bin.clone(),
+            state: StepState::Intent,
+            attempt: 1,
+            call: Some(wanted.call.clone()),
+            exec: Some(exec.clone()),
+            request: Some(request.clone()),
+            exit_code: None,
+            signal: None,
+            started_at: now,
+            ended_at: None,
+        };
+        call.step = Some(row.clone());
+        self.execs.insert(exec.clone(), wanted.turn.clone());
+        batch.write(Write::Step(row));
+        self.tool_started(batch, wanted, now);
+        batch.act(Effect::StartExec { agent, exec, request, safe, resumed: false });
+    }
+
+    fn tool_started(&mut self, batch: &mut Batch, wanted: &Wanted, now: Timestamp) {
+        let data = EventData {
+            step: Some(wanted.step),
+            kind: Some(StepKind::Tool.word().to_owned()),
+            name: Some(wanted.bin.clone()),
+            call: Some(wanted.call.clone()),
+            ..EventData::default()
+        };
+        self.turn_event(batch, &wanted.turn, EventKind::TurnStepStarted, data, now);
+    }
+
+    /// After a reconnect: every call whose intent is recorded and whose outcome is not is asked for again. The
+    /// keeper knows what it did under that id, so asking twice starts nothing twice.
+    pub(super) fn resume_execs(&mut self, batch: &mut Batch, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let Phase::Tools { calls } = &turn.phase else { return };
+        let Some(agent) = self.agents.get(&turn.row.agent) else { return };
+        for call in calls.iter().filter(|call| call.result.is_none()) {
+            let Some(step) = &call.step else { continue };
+            let (Some(exec), Some(request)) = (&step.exec, &step.request) else { continue };
+            let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
+            batch.act(Effect::StartExec {
+                agent: agent.row.id.clone(),
+                exec: exec.clone(),
+                request: request.clone(),
+                safe,
+                resumed: true,
+            });
+        }
+    }
+
+    pub(super) fn exec_ended(&mut self, batch: &mut Batch, exec: &ExecId, end: ExecEnd, now: Timestamp) {
+        // An exec that is not known any more ended once already, or its turn did.
+        let Some(id) = self.execs.remove(exec) else { return };
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        let agent = turn.row.agent.clone();
+        let Phase::Tools { calls } = &mut turn.phase else { return };
+        let is_it = |call: &&mut Call| call.step.as_ref().and_then(|step| step.exec.as_ref()) == Some(exec);
+        let Some(call) = calls.iter_mut().find(is_it) else { return };
+        let Some(step) = &mut call.step else { return };
+        let (event, code, signal) = match end.how {
+            ExecHow::Exited { code } => (StepEvent::Succeeded, Some(code), None),
+            ExecHow::Killed { signal } => (StepEvent::Succeeded, None, Some(signal)),
+            ExecHow::NotStarted => (StepEvent::Failed, None, None),
+            ExecHow::Lost => (StepEvent::Lost, None, None),
+        };
+        let Ok(state) = step.state.next(event) else { return };
+        (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(now));
+        let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
+        let result = result_of(Some(&row));
+        call.result = Some(result.clone());
+        batch.write(Write::StepState {
+            turn: id.clone(),
+            step: row.step,
+            ordinal: row.ordinal,
+            state,
+            attempt: row.attempt,
+            exit_code: code,
+            signal,
+            ended_at: Some(now),
+        });
+        let bytes = end.stdout_bytes + end.stderr_bytes;
+        self.tool_result(batch, &id, &row, &record.id, bytes, end.text, now);
+        if let Some(waiter) = waiter {
+            batch.act(Effect::Answer { agent: agent.clone(), id: waiter, answer: Ok(result) });
+        }
+        if end.whole {
+            batch.act(Effect::ForgetExec { agent, exec: exec.clone() });
+        }
+    }
+
+    /// Stores what the model is told of a call, and says so.
+    fn tool_result(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        row: &StepRow,
+        call: &str,
+        bytes: u64,
+        text: String,
+        now: Timestamp,
+    ) {
+        let data = EventData {
+            step: Some(row.step),
+            call: Some(call.to_owned()),
+            name: Some(row.name.clone()),
+            status: Some(row.state.word().to_owned()),
+            exit_code: row.exit_code,
+            signal: row.signal,
+            bytes: Some(bytes),
+            preview: Some(preview(&text)),
+            ..EventData::default()
+        };
+        let body = MessageBody { text, calls: Vec::new(), call: Some(call.to_owned()) };
+        self.message(batch, id, Role::Tool, body, now);
+        self.turn_event(batch, id, EventKind::TurnToolResult, data, now);
+        self.step_finished(batch, id, row.step, StepKind::Tool, row.state, now);
+    }
+
+    /// A result that needed no program: the runtime wrote it.
+    #[expect(clippy::too_many_arguments, reason = "one argument per field of the message")]
+    pub(super) fn tool_answered(
+        &mut self,
+        batch: &mut Batch,
+        id: Value,
+        turn: &TurnId,
+        step: u32,
+        call: &str,
+        text: String,
+        error: bool,
+        now: Timestamp,
+    ) {
+        batch.urgent = true;
+        let ids = &mut self.ids;
+        let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
+        let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
+            let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
+            batch.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            return;
+        };
+        if open.result.is_none() && open.step.is_none() {
+            let row = StepRow {
+                id: StepId::new(ids, now),
+                turn: turn.clone(),
+                step,
+                ordinal,
+                kind: StepKind::Tool,
+                name: open.record.name.clone(),
+                state: if error { StepState::Failed } else { StepState::Done },
+                attempt: 1,
+                call: Some(call.to_owned()),
+                exec: None,
+                request: None,
+                exit_code: None,
+                signal: None,
+                started_at: now,
+                ended_at: Some(now),
+            };
+            open.step = Some(row.clone());
+            open.result = Some(json!({}));
+            batch.write(Write::Step(row.clone()));
+            let bytes = text.len() as u64;
+            self.tool_result(batch, turn, &row, call, bytes, text, now);
+        }
+        batch.act(Effect::Answer { agent, id, answer: Ok(json!({})) });
+    }
+
+    /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
+    pub(super) fn cut_calls(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        agent: &AgentId,
+        calls: Vec<Call>,
+        state: StepState,
+        now: Timestamp,
+    ) {
+        for call in calls.into_iter().filter(|call| call.result.is_none()) {
+            let text = "[the turn was broken off before this call had a result]".to_owned();
+            match call.step {
+                Some(mut row) => {
+                    if let Some(exec) = &row.exec {
+                        self.execs.remove(exec);
+                        batch.act(Effect::KillExec { agent: agent.clone(), exec: exec.clone() });
+                    }
+                    row.state = state;
+                    batch.write(Write::StepState {
+                        turn: id.clone(),
+                        step: row.step,
+                        ordinal: row.ordinal,
+                        state,
+                        attempt: row.attempt,
+                        exit_code: None,
+                        signal: None,
+                        ended_at: Some(now),
+                    });
+                    self.tool_result(batch, id, &row, &call.record.id, 0, text, now);
+                }
+                None => {
+                    let body = MessageBody { text, calls: Vec::new(), call: Some(call.record.id) };
+                    self.message(batch, id, Role::Tool, body, now);
+                }
+            }
+        }
+    }
+}
+
+/// The named call of the newest answer, with its place in it.
+fn open_call<'t>(turn: Option<&'t mut super::state::Turn>, step: u32, call: &str) -> Option<(u32, &'t mut Call)> {
+    let turn = turn?;
+    if turn.step != step {
+        return None;
+    }
+    let Phase::Tools { calls } = &mut turn.phase else { return None };
+    let at = calls.iter().position(|open| open.record.id == call)?;
+    Some((u32::try_from(at).ok()? + 1, &mut calls[at]))
+}
+
+/// What the runtime is told of a finished call.
+pub(super) fn result_of(step: Option<&StepRow>) -> Value {
+    match step {
+        None => json!({}),
+        Some(step) => json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal}),
+    }
+}
+
+fn preview(text: &str) -> String {
+    let mut end = text.len().min(PREVIEW_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}

@@ -1,0 +1,231 @@
+//! What goes into the engine and what comes out of it.
+
+use lodge_core::record::{
+    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, SessionFact, Usage, Write,
+};
+use lodge_core::{AgentId, ExecId, SandboxId, SessionId, TurnId};
+use lodge_proto::ErrorBody;
+use serde_json::Value;
+
+/// Names a caller that waits for an answer.
+pub type Ticket = u64;
+
+/// One thing that arrived.
+#[derive(Debug)]
+pub enum Input {
+    Api { ticket: Ticket, request: Option<RequestKey>, command: Command },
+    Seen(Seen),
+}
+
+/// A client-chosen id under which a change happens once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestKey {
+    pub caller: String,
+    pub request_id: String,
+    pub digest: [u8; 32],
+}
+
+/// What a client asks for.
+#[derive(Debug)]
+pub enum Command {
+    CreateAgent(Box<NewAgent>),
+    StartAgent { id: AgentId },
+    StopAgent { id: AgentId },
+    RemoveAgent { id: AgentId, force: bool },
+    SendTurn(Box<NewTurn>),
+    InterruptTurn { id: TurnId },
+}
+
+#[derive(Debug)]
+pub struct NewAgent {
+    pub name: NameChoice,
+    pub image: String,
+    pub image_digest: String,
+    pub record: ImageRecord,
+    pub spec: AgentSpec,
+}
+
+#[derive(Debug)]
+pub enum NameChoice {
+    /// Exactly this one, or refuse.
+    Exactly(String),
+    /// This one, or the next free with a number.
+    Like(String),
+}
+
+#[derive(Debug)]
+pub struct NewTurn {
+    pub agent: AgentId,
+    pub session: SessionChoice,
+    pub sender: Option<String>,
+    pub text: String,
+}
+
+#[derive(Debug)]
+pub enum SessionChoice {
+    /// A new one with a generated id.
+    Fresh,
+    /// This one; `fact` is what the store knows of it, and the engine's own memory goes before it.
+    Named { id: SessionId, fact: Option<SessionFact> },
+}
+
+/// What was observed.
+#[derive(Debug)]
+pub enum Seen {
+    /// The runtime answered its probe. `running` are the turns it has in hand.
+    RuntimeReady { agent: AgentId, incarnation: u32, adopted: bool, running: Vec<TurnId> },
+    SpawnFailed { agent: AgentId, incarnation: u32, detail: String },
+    ProbeTimedOut { agent: AgentId, incarnation: u32 },
+    /// The runtime ended, or the keeper and with it everything.
+    Exited { agent: AgentId, incarnation: u32, clean: bool, detail: String },
+    /// The sandbox is gone, as asked.
+    Down { agent: AgentId },
+    /// Its files are gone, as asked.
+    Cleared { agent: AgentId },
+    Asked { agent: AgentId, id: Value, ask: Ask },
+    ExecEnded { exec: ExecId, end: ExecEnd },
+    ModelText { turn: TurnId, step: u32, attempt: u32, offset: u64, text: String },
+    ModelAnswered { turn: TurnId, step: u32, attempt: u32, answer: ModelAnswer },
+    ModelFailed { turn: TurnId, step: u32, attempt: u32, failure: ModelFailure },
+}
+
+/// What a runtime asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    Model { turn: TurnId, step: u32, context: String, from_turn: u32 },
+    Exec { turn: TurnId, step: u32, call: String, bin: String, args: Vec<String>, stdin: Vec<u8> },
+    /// A tool result that needed no program.
+    Answer { turn: TurnId, step: u32, call: String, text: String, error: bool },
+    Finish { turn: TurnId, code: String, message: String },
+}
+
+impl Ask {
+    pub fn turn(&self) -> &TurnId {
+        match self {
+            Ask::Model { turn, .. } | Ask::Exec { turn, .. } | Ask::Answer { turn, .. } | Ask::Finish { turn, .. } => turn,
+        }
+    }
+}
+
+/// How a tool call ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecEnd {
+    pub how: ExecHow,
+    /// What the model is told.
+    pub text: String,
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+    /// Whether `text` holds all there was, so that the files can go.
+    pub whole: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecHow {
+    Exited { code: i32 },
+    Killed { signal: i32 },
+    NotStarted,
+    /// Nobody knows.
+    Lost,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelAnswer {
+    pub text: String,
+    pub calls: Vec<CallRecord>,
+    pub usage: Usage,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFailure {
+    pub record: FailureRecord,
+    pub retryable: bool,
+    pub after_ms: Option<u64>,
+}
+
+/// Something to do in the world.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    /// Make the agent's sandbox and runtime be there.
+    Up { row: Box<AgentRow>, how: Up },
+    /// Make the sandbox be gone.
+    Down { agent: AgentId, sandbox: SandboxId },
+    /// Remove what is left of an agent on disk, after its sandbox is gone.
+    Clear { agent: AgentId, sandbox: SandboxId },
+    RunTurn { agent: AgentId, turn: TurnId, session: SessionId, number: u32, step: u32, calls: Vec<CallRecord> },
+    DropTurn { agent: AgentId, turn: TurnId },
+    /// Answer what the runtime asked.
+    Answer { agent: AgentId, id: Value, answer: Result<Value, FailureRecord> },
+    CallModel(Box<ModelOrder>),
+    CancelModel { turn: TurnId },
+    StartExec { agent: AgentId, exec: ExecId, request: ExecRequest, safe: bool, resumed: bool },
+    KillExec { agent: AgentId, exec: ExecId },
+    ForgetExec { agent: AgentId, exec: ExecId },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Up {
+    /// A new incarnation.
+    Start,
+    /// Whatever lives there is ours; report what is found.
+    Adopt,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelOrder {
+    pub agent: AgentId,
+    pub model: String,
+    pub session: SessionId,
+    pub turn: TurnId,
+    pub number: u32,
+    pub step: u32,
+    pub attempt: u32,
+    pub from_turn: u32,
+    pub context: String,
+    pub delay_ms: u64,
+}
+
+/// Something that leaves the daemon once the batch is on disk.
+#[derive(Debug)]
+pub enum Out {
+    Reply { ticket: Ticket, reply: Result<Value, ErrorBody> },
+    Act(Effect),
+}
+
+/// What one step decided.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub writes: Vec<Write>,
+    /// Whether somebody waits for these writes. Others ride on the next commit.
+    pub urgent: bool,
+    /// May be done before the commit: repeating them after a crash does no harm.
+    pub now: Vec<Effect>,
+    /// Must wait for the commit, in this order.
+    pub after: Vec<Out>,
+}
+
+impl Batch {
+    pub fn events(&self) -> impl Iterator<Item = &EventRow> {
+        self.writes.iter().filter_map(|write| match write {
+            Write::Event(event) => Some(event),
+            Write::Image { .. }
+            | Write::Agent(_)
+            | Write::AgentState { .. }
+            | Write::Session(_)
+            | Write::Turn(_)
+            | Write::TurnState { .. }
+            | Write::Step(_)
+            | Write::StepState { .. }
+            | Write::Message(_)
+            | Write::Request(_) => None,
+        })
+    }
+
+    pub(crate) fn write(&mut self, write: Write) {
+        self.writes.push(write);
+        self.urgent = true;
+    }
+
+    pub(crate) fn act(&mut self, effect: Effect) {
+        self.after.push(Out::Act(effect));
+    }
+}

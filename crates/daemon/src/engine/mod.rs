@@ -1,0 +1,264 @@
+//! The engine: one synchronous step from inputs to what is recorded and what is done about it.
+//!
+//! Owns: the memory of everything live, and the order of events. Never: I/O, clocks, tasks; tokio is its shell.
+//! Decides ahead of the disk; whatever leaves the daemon waits for the commit of its batch.
+
+mod agents;
+mod execs;
+mod io;
+mod models;
+mod state;
+mod turns;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use lodge_core::limits::RECENT_REQUESTS_MAX;
+use lodge_core::record::{EventRow, Loaded, RequestRow, Write};
+use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TurnId};
+use lodge_proto::ErrorBody;
+use serde_json::Value;
+
+pub use io::*;
+use state::{Agent, Session, Turn};
+
+/// The stream of events that belong to no agent.
+pub const DAEMON_STREAM: &str = "daemon";
+
+/// What the engine must be told about the host it runs on.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// Names the boot in which intents are written.
+    pub boot: String,
+    /// Whether every sandbox gets a user of its own.
+    pub own_uids: bool,
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    epoch: u64,
+    host: Host,
+    ids: IdSource,
+    seq: u64,
+    streams: BTreeMap<String, u64>,
+    agents: BTreeMap<AgentId, Agent>,
+    names: HashMap<String, AgentId>,
+    sessions: HashMap<SessionId, Session>,
+    turns: HashMap<TurnId, Turn>,
+    execs: HashMap<ExecId, TurnId>,
+    recent: HashMap<(String, String), Recent>,
+    recent_order: VecDeque<(String, String)>,
+}
+
+/// A request that was decided since the daemon started.
+#[derive(Debug)]
+struct Recent {
+    digest: [u8; 32],
+    answer: Option<Value>,
+}
+
+/// Who waits for the answer to a command.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    ticket: Ticket,
+    request: Option<RequestKey>,
+}
+
+type Refusal = Box<ErrorBody>;
+
+impl Engine {
+    /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
+    pub fn boot(loaded: Loaded, host: Host, ids: IdSource, version: &str, now: Timestamp) -> (Engine, Batch) {
+        let mut engine = Engine {
+            epoch: loaded.epoch,
+            host,
+            ids,
+            seq: loaded.seq,
+            streams: loaded.streams,
+            agents: BTreeMap::new(),
+            names: HashMap::new(),
+            sessions: HashMap::new(),
+            turns: HashMap::new(),
+            execs: HashMap::new(),
+            recent: HashMap::new(),
+            recent_order: VecDeque::new(),
+        };
+        for fact in loaded.sessions {
+            engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
+        }
+        for row in loaded.agents {
+            engine.names.insert(row.name.clone(), row.id.clone());
+            engine.agents.insert(row.id.clone(), Agent::new(row));
+        }
+        for live in loaded.turns {
+            engine.take_over(live);
+        }
+        let mut batch = Batch::default();
+        let data = EventData { epoch: Some(engine.epoch), version: Some(version.to_owned()), ..EventData::default() };
+        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
+        engine.adopt_all(&mut batch, now);
+        (engine, batch)
+    }
+
+    /// The whole of deciding: inputs in, one batch out.
+    pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>, now: Timestamp) -> Batch {
+        let mut batch = Batch::default();
+        for input in inputs {
+            match input {
+                Input::Api { ticket, request, command } => {
+                    self.command(&mut batch, Caller { ticket, request }, command, now);
+                }
+                Input::Seen(seen) => self.observe(&mut batch, seen, now),
+            }
+        }
+        batch
+    }
+
+    /// Turns that are queued or running.
+    pub fn live_turns(&self) -> usize {
+        self.turns.len()
+    }
+
+    fn command(&mut self, batch: &mut Batch, caller: Caller, command: Command, now: Timestamp) {
+        // Somebody waits for the answer, whatever it is.
+        batch.urgent = true;
+        if let Some(key) = &caller.request
+            && let Some(known) = self.recent.get(&(key.caller.clone(), key.request_id.clone()))
+        {
+            let reply = match &known.answer {
+                _ if known.digest != key.digest => Err(reused(&key.request_id)),
+                Some(answer) => Ok(answer.clone()),
+                None => Err(Box::new(
+                    ErrorBody::new("daemon.busy", "that request is still being worked on").hint("ask again in a moment"),
+                )),
+            };
+            batch.after.push(Out::Reply { ticket: caller.ticket, reply: reply.map_err(|error| *error) });
+            return;
+        }
+        let ticket = caller.ticket;
+        let refused = match command {
+            Command::CreateAgent(new) => self.create_agent(batch, caller, *new, now),
+            Command::StartAgent { id } => self.start_agent(batch, caller, &id, now),
+            Command::StopAgent { id } => self.stop_agent(batch, caller, &id, now),
+            Command::RemoveAgent { id, force } => self.remove_agent(batch, caller, &id, force, now),
+            Command::SendTurn(new) => self.send_turn(batch, caller, *new, now),
+            Command::InterruptTurn { id } => self.interrupt_turn(batch, caller, &id, now),
+        };
+        if let Err(refusal) = refused {
+            batch.after.push(Out::Reply { ticket, reply: Err(*refusal) });
+        }
+    }
+
+    fn observe(&mut self, batch: &mut Batch, seen: Seen, now: Timestamp) {
+        match seen {
+            Seen::RuntimeReady { agent, incarnation, adopted, running } => {
+                self.runtime_ready(batch, &agent, incarnation, adopted, &running, now);
+            }
+            Seen::SpawnFailed { agent, incarnation, detail } => {
+                self.agent_failed(batch, &agent, incarnation, lodge_core::agent::AgentEvent::SpawnFailed, detail, now);
+            }
+            Seen::ProbeTimedOut { agent, incarnation } => {
+                let detail = "the runtime did not answer its readiness probe in time".to_owned();
+                self.agent_failed(batch, &agent, incarnation, lodge_core::agent::AgentEvent::ProbeTimedOut, detail, now);
+            }
+            Seen::Exited { agent, incarnation, clean, detail } => {
+                self.agent_exited(batch, &agent, incarnation, clean, detail, now);
+            }
+            Seen::Down { agent } => self.agent_down(batch, &agent, now),
+            Seen::Cleared { agent } => self.agent_cleared(batch, &agent, now),
+            Seen::Asked { agent, id, ask } => self.asked(batch, &agent, id, ask, now),
+            Seen::ExecEnded { exec, end } => self.exec_ended(batch, &exec, end, now),
+            Seen::ModelText { turn, step, attempt, offset, text } => {
+                self.model_text(batch, &turn, (step, attempt), offset, text, now);
+            }
+            Seen::ModelAnswered { turn, step, attempt, answer } => {
+                self.model_answered(batch, &turn, (step, attempt), answer, now);
+            }
+            Seen::ModelFailed { turn, step, attempt, failure } => {
+                self.model_failed(batch, &turn, (step, attempt), failure, now);
+            }
+        }
+    }
+
+    /// Routes what a runtime asks, when the turn is still its business.
+    fn asked(&mut self, batch: &mut Batch, agent: &AgentId, id: Value, ask: Ask, now: Timestamp) {
+        let live = self.turns.get(ask.turn()).is_some_and(|turn| turn.row.agent == *agent && turn.is_running());
+        if !live {
+            let gone = failure("turn.gone", "that turn is over");
+            batch.act(Effect::Answer { agent: agent.clone(), id, answer: Err(gone) });
+            batch.urgent = true;
+            return;
+        }
+        match ask {
+            Ask::Model { turn, step, context, from_turn } => {
+                self.ask_model(batch, &turn, step, state::Wish { id, context, from_turn }, now);
+            }
+            Ask::Exec { turn, step, call, bin, args, stdin } => {
+                self.ask_exec(batch, id, &execs::Wanted { turn, step, call, bin, args, stdin }, now);
+            }
+            Ask::Answer { turn, step, call, text, error } => {
+                self.tool_answered(batch, id, &turn, step, &call, text, error, now);
+            }
+            Ask::Finish { turn, code, message } => {
+                self.fail_turn(batch, &turn, failure(&code, &message), now);
+                batch.act(Effect::Answer { agent: agent.clone(), id, answer: Ok(Value::Object(serde_json::Map::new())) });
+            }
+        }
+    }
+
+    /// Appends an event, numbered globally and within its stream.
+    fn event(&mut self, batch: &mut Batch, stream: &str, kind: EventKind, data: EventData, now: Timestamp) {
+        self.seq += 1;
+        let head = match self.streams.get_mut(stream) {
+            Some(head) => head,
+            None => self.streams.entry(stream.to_owned()).or_insert(0),
+        };
+        *head += 1;
+        let (seq, stream_seq) = (self.seq, *head);
+        let row = EventRow { seq, stream: stream.to_owned(), stream_seq, at: now, kind, data };
+        batch.writes.push(Write::Event(row));
+    }
+
+    /// Answers a caller once the batch is on disk, and keeps the answer with its `request_id`.
+    fn reply(&mut self, batch: &mut Batch, caller: Caller, answer: Value, now: Timestamp) {
+        batch.urgent = true;
+        if let Some(key) = caller.request {
+            batch.write(Write::Request(RequestRow {
+                caller: key.caller.clone(),
+                request_id: key.request_id.clone(),
+                digest: key.digest,
+                answer: answer.to_string().into_bytes(),
+                at: now,
+            }));
+            self.remember(key, Some(answer.clone()));
+        }
+        batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
+    }
+
+    /// Keeps a request in memory, for resends that arrive before its commit is readable.
+    fn remember(&mut self, key: RequestKey, answer: Option<Value>) {
+        let name = (key.caller, key.request_id);
+        if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
+            self.recent_order.push_back(name);
+        }
+        while self.recent_order.len() > RECENT_REQUESTS_MAX {
+            if let Some(oldest) = self.recent_order.pop_front() {
+                self.recent.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// The refusal of a `request_id` that came with other parameters before.
+pub(crate) fn reused(request_id: &str) -> Refusal {
+    Box::new(
+        ErrorBody::new("request.reused", format!("the request_id `{request_id}` was used with other parameters"))
+            .hint("choose a new request_id for a new request"),
+    )
+}
+
+pub(crate) fn failure(code: &str, message: &str) -> lodge_core::record::FailureRecord {
+    lodge_core::record::FailureRecord { code: code.to_owned(), message: message.to_owned(), hint: None }
+}

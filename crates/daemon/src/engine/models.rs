@@ -1,0 +1,305 @@
+//! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
+
+use lodge_core::record::{MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::retry::{self, Again};
+use lodge_core::turn::{StepEvent, StepState, TurnEvent};
+use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
+use serde_json::json;
+
+use super::state::{Call, Phase, Wish};
+use super::{Batch, Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, failure};
+
+/// Step and attempt.
+type Try = (u32, u32);
+
+impl Engine {
+    pub(super) fn ask_model(&mut self, batch: &mut Batch, id: &TurnId, step: u32, wish: Wish, now: Timestamp) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let agent = turn.row.agent.clone();
+        match &mut turn.phase {
+            Phase::Model { wish: waiting, .. } if step == turn.step => {
+                // The same question again, after a reconnect: one call, one answer.
+                *waiting = wish;
+                return;
+            }
+            Phase::Tools { calls } if step == turn.step => {
+                let answer = model_result(calls);
+                batch.act(Effect::Answer { agent, id: wish.id, answer: Ok(answer) });
+                batch.urgent = true;
+                return;
+            }
+            Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
+                let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
+                batch.act(Effect::Answer { agent, id: wish.id, answer: Err(open) });
+                batch.urgent = true;
+                return;
+            }
+            Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
+        }
+        if step != turn.step + 1 {
+            let expected = turn.step + 1;
+            let wrong = failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
+            batch.act(Effect::Answer { agent, id: wish.id, answer: Err(wrong) });
+            batch.urgent = true;
+            return;
+        }
+        let cut = turn.cut.take().filter(|cut| cut.step == step);
+        turn.step = step;
+        let attempt = cut.as_ref().map_or(1, |cut| cut.attempt + 1);
+        turn.phase = Phase::Model { attempt, wish, stored: 0 };
+        match cut {
+            Some(_) => self.restart_event(batch, id, (step, attempt), now),
+            None => self.intend_model(batch, id, step, now),
+        }
+        self.call_model(batch, id, attempt, 0);
+    }
+
+    /// Records the intent. Nobody waits for it: it rides on the next commit.
+    fn intend_model(&mut self, batch: &mut Batch, id: &TurnId, step: u32, now: Timestamp) {
+        let model = self.model_of(id);
+        let row = StepRow {
+            id: StepId::new(&mut self.ids, now),
+            turn: id.clone(),
+            step,
+            ordinal: 0,
+            kind: StepKind::Model,
+            name: model.clone(),
+            state: StepState::Intent,
+            attempt: 1,
+            call: None,
+            exec: None,
+            request: None,
+            exit_code: None,
+            signal: None,
+            started_at: now,
+            ended_at: None,
+        };
+        batch.writes.push(Write::Step(row));
+        let data = EventData {
+            step: Some(step),
+            kind: Some(StepKind::Model.word().to_owned()),
+            name: Some(model),
+            attempt: Some(1),
+            ..EventData::default()
+        };
+        self.turn_event(batch, id, EventKind::TurnStepStarted, data, now);
+    }
+
+    fn restart_event(&mut self, batch: &mut Batch, id: &TurnId, (step, attempt): Try, now: Timestamp) {
+        self.step_state(batch, id, (step, attempt), StepState::Intent, None);
+        let data = EventData { step: Some(step), attempt: Some(attempt), ..EventData::default() };
+        self.turn_event(batch, id, EventKind::TurnStepRestarted, data, now);
+    }
+
+    fn call_model(&mut self, batch: &mut Batch, id: &TurnId, attempt: u32, delay_ms: u64) {
+        let model = self.model_of(id);
+        let Some(turn) = self.turns.get(id) else { return };
+        let Phase::Model { wish, .. } = &turn.phase else { return };
+        batch.now.push(Effect::CallModel(Box::new(ModelOrder {
+            agent: turn.row.agent.clone(),
+            model,
+            session: turn.row.session.clone(),
+            turn: id.clone(),
+            number: turn.row.number,
+            step: turn.step,
+            attempt,
+            from_turn: wish.from_turn,
+            context: wish.context.clone(),
+            delay_ms,
+        })));
+    }
+
+    fn model_of(&self, id: &TurnId) -> String {
+        let agent = self.turns.get(id).and_then(|turn| self.agents.get(&turn.row.agent));
+        agent.map(|agent| agent.row.spec.model.clone()).unwrap_or_default()
+    }
+
+    /// Text that people have seen already becomes an event, and forces no commit.
+    pub(super) fn model_text(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        at: Try,
+        offset: u64,
+        text: String,
+        now: Timestamp,
+    ) {
+        let Some(stored) = self.stored_text(id, at) else { return };
+        // Only what continues the stored text: anything else was stored before.
+        if offset != *stored || text.is_empty() {
+            return;
+        }
+        *stored += text.len() as u64;
+        self.text_event(batch, id, at, offset, text, now);
+    }
+
+    fn stored_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut u64> {
+        let turn = self.turns.get_mut(id)?;
+        if turn.step != step {
+            return None;
+        }
+        match &mut turn.phase {
+            Phase::Model { attempt: current, stored, .. } if *current == attempt => Some(stored),
+            Phase::Model { .. } | Phase::Thinking | Phase::Tools { .. } => None,
+        }
+    }
+
+    fn text_event(&mut self, batch: &mut Batch, id: &TurnId, at: Try, offset: u64, text: String, now: Timestamp) {
+        let data = EventData {
+            step: Some(at.0),
+            attempt: Some(at.1),
+            offset: Some(offset),
+            text: Some(text),
+            ..EventData::default()
+        };
+        self.turn_event(batch, id, EventKind::TurnText, data, now);
+    }
+
+    pub(super) fn model_answered(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        at: Try,
+        answer: ModelAnswer,
+        now: Timestamp,
+    ) {
+        let Some(stored) = self.stored_text(id, at).copied() else { return };
+        let rest = usize::try_from(stored).ok().and_then(|from| answer.text.get(from..)).unwrap_or_default();
+        if !rest.is_empty() {
+            self.text_event(batch, id, at, stored, rest.to_owned(), now);
+        }
+        self.step_state(batch, id, at, StepState::Done, Some(now));
+        self.step_finished(batch, id, at.0, StepKind::Model, StepState::Done, now);
+        let body = MessageBody { text: answer.text, calls: answer.calls.clone(), call: None };
+        self.message(batch, id, Role::Assistant, body, now);
+        for call in &answer.calls {
+            let data = EventData {
+                step: Some(at.0),
+                call: Some(call.id.clone()),
+                name: Some(call.name.clone()),
+                arguments: Some(call.arguments.clone()),
+                ..EventData::default()
+            };
+            self.turn_event(batch, id, EventKind::TurnToolCall, data, now);
+        }
+        self.take_answer(batch, id, answer.calls, answer.usage, now);
+    }
+
+    /// Moves the turn on: to its tools, or to its end.
+    fn take_answer(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        records: Vec<lodge_core::record::CallRecord>,
+        usage: lodge_core::record::Usage,
+        now: Timestamp,
+    ) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        turn.row.usage.input_tokens += usage.input_tokens;
+        turn.row.usage.output_tokens += usage.output_tokens;
+        let agent = turn.row.agent.clone();
+        let calls: Vec<Call> = records
+            .into_iter()
+            .map(|record| Call { record, step: None, waiter: None, result: None })
+            .collect();
+        let answer = model_result(&calls);
+        let over = calls.is_empty();
+        let Phase::Model { wish, .. } = std::mem::replace(&mut turn.phase, Phase::Tools { calls }) else { return };
+        if over {
+            self.end_turn(batch, id, TurnEvent::Answered, None, now);
+        }
+        batch.act(Effect::Answer { agent, id: wish.id, answer: Ok(answer) });
+        batch.urgent = true;
+    }
+
+    pub(super) fn model_failed(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        at: Try,
+        failed: ModelFailure,
+        now: Timestamp,
+    ) {
+        if self.stored_text(id, at).is_none() {
+            return;
+        }
+        match retry::model(at.1, failed.retryable, failed.after_ms) {
+            Again::After { delay_ms } => {
+                let next = at.1 + 1;
+                if let Some(turn) = self.turns.get_mut(id)
+                    && let Phase::Model { attempt, stored, .. } = &mut turn.phase
+                {
+                    (*attempt, *stored) = (next, 0);
+                }
+                self.restart_event(batch, id, (at.0, next), now);
+                self.call_model(batch, id, next, delay_ms);
+            }
+            Again::GiveUp => {
+                let Some(turn) = self.turns.get(id) else { return };
+                let Phase::Model { wish, .. } = &turn.phase else { return };
+                let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
+                self.fail_turn(batch, id, failed.record, now);
+                let over = failure("turn.failed", "the model gave no answer");
+                batch.act(Effect::Answer { agent, id: wish, answer: Err(over) });
+            }
+        }
+    }
+
+    pub(super) fn step_state(&mut self, batch: &mut Batch, id: &TurnId, at: Try, state: StepState, ended: Option<Timestamp>) {
+        batch.writes.push(Write::StepState {
+            turn: id.clone(),
+            step: at.0,
+            ordinal: 0,
+            state,
+            attempt: at.1,
+            exit_code: None,
+            signal: None,
+            ended_at: ended,
+        });
+    }
+
+    pub(super) fn step_finished(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        step: u32,
+        kind: StepKind,
+        state: StepState,
+        now: Timestamp,
+    ) {
+        let data = EventData {
+            step: Some(step),
+            kind: Some(kind.word().to_owned()),
+            status: Some(state.word().to_owned()),
+            ..EventData::default()
+        };
+        self.turn_event(batch, id, EventKind::TurnStepFinished, data, now);
+    }
+
+    /// Ends the steps in flight of a turn that is ending: the model call is cancelled, programs are killed.
+    pub(super) fn cut_steps(&mut self, batch: &mut Batch, id: &TurnId, event: StepEvent, now: Timestamp) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let agent = turn.row.agent.clone();
+        let step = turn.step;
+        let phase = std::mem::replace(&mut turn.phase, Phase::Thinking);
+        let Ok(state) = StepState::Intent.next(event) else { return };
+        match phase {
+            Phase::Thinking => {}
+            Phase::Model { attempt, .. } => {
+                batch.act(Effect::CancelModel { turn: id.clone() });
+                self.step_state(batch, id, (step, attempt), state, Some(now));
+                self.step_finished(batch, id, step, StepKind::Model, state, now);
+            }
+            Phase::Tools { calls } => self.cut_calls(batch, id, &agent, calls, state, now),
+        }
+    }
+}
+
+/// What the runtime is told of an answer.
+fn model_result(calls: &[Call]) -> serde_json::Value {
+    let list: Vec<serde_json::Value> = calls
+        .iter()
+        .map(|call| json!({"id": call.record.id, "name": call.record.name, "arguments": call.record.arguments}))
+        .collect();
+    json!({"finished": calls.is_empty(), "calls": list})
+}

@@ -1,0 +1,335 @@
+//! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
+
+use lodge_core::agent::AgentState;
+use lodge_core::limits::{LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX};
+use lodge_core::record::{FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write};
+use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
+use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
+use lodge_proto::ErrorBody;
+
+use super::agents::no_agent;
+use super::state::{Phase, Session, Turn};
+use super::{Batch, Caller, Effect, Engine, NewTurn, Refusal, SessionChoice};
+use crate::view;
+
+impl Engine {
+    pub(super) fn send_turn(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        new: NewTurn,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        self.admit(&new)?;
+        let session = self.open_session(batch, &new, now)?;
+        let turn = self.accept(batch, &session, &new, now);
+        self.start_next(batch, &session, now);
+        if let Some(turn) = self.turns.get(&turn) {
+            let answer = view::json(&view::turn(&turn.row, &[], String::new(), true));
+            self.reply(batch, caller, answer, now);
+        }
+        Ok(())
+    }
+
+    /// Everything that can be refused before anything is changed.
+    fn admit(&self, new: &NewTurn) -> Result<(), Refusal> {
+        let agent = self.agents.get(&new.agent).ok_or_else(|| no_agent(new.agent.as_str()))?;
+        if new.text.trim().is_empty() {
+            return Err(Box::new(ErrorBody::new("turn.empty", "the message is empty")));
+        }
+        if new.text.len() > MESSAGE_BYTES_MAX {
+            let size = new.text.len();
+            return Err(Box::new(
+                ErrorBody::new("turn.too_large", format!("the message has {size} bytes; {MESSAGE_BYTES_MAX} is the most"))
+                    .hint("put large material into the agent's workspace and name the file"),
+            ));
+        }
+        if !agent.row.state.takes_turns() {
+            let (name, word) = (&agent.row.name, agent.row.state.word());
+            return Err(Box::new(
+                ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}"))
+                    .hint(format!("start it with `lodge start {name}`")),
+            ));
+        }
+        if self.turns.len() >= LIVE_TURNS_MAX {
+            return Err(Box::new(ErrorBody::new("daemon.busy", format!("{LIVE_TURNS_MAX} turns are in flight")).hint("send it again in a moment")));
+        }
+        Ok(())
+    }
+
+    /// The session a turn goes to, created when it is new.
+    fn open_session(&mut self, batch: &mut Batch, new: &NewTurn, now: Timestamp) -> Result<SessionId, Refusal> {
+        let id = match &new.session {
+            SessionChoice::Fresh => SessionId::new(&mut self.ids, now),
+            SessionChoice::Named { id, fact } => {
+                if !self.sessions.contains_key(id)
+                    && let Some(fact) = fact
+                {
+                    self.sessions.insert(id.clone(), Session::from_fact(fact));
+                }
+                id.clone()
+            }
+        };
+        if let Some(session) = self.sessions.get(&id) {
+            if session.row.agent != new.agent {
+                return Err(Box::new(
+                    ErrorBody::new("session.other_agent", format!("session `{id}` belongs to {}", session.row.agent))
+                        .hint("name that agent, or choose another session id"),
+                ));
+            }
+            if session.live.len() > SESSION_QUEUE_MAX {
+                return Err(Box::new(
+                    ErrorBody::new("session.queue_full", format!("{SESSION_QUEUE_MAX} turns wait in session `{id}`"))
+                        .hint("wait for its turns to finish"),
+                ));
+            }
+            return Ok(id);
+        }
+        let row = SessionRow { id: id.clone(), agent: new.agent.clone(), sender: new.sender.clone(), created_at: now };
+        batch.write(Write::Session(row.clone()));
+        self.sessions.insert(id.clone(), Session::new(row));
+        Ok(id)
+    }
+
+    fn accept(&mut self, batch: &mut Batch, id: &SessionId, new: &NewTurn, now: Timestamp) -> TurnId {
+        let turn = TurnId::new(&mut self.ids, now);
+        let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
+        let (mut number, mut first_message) = (1, 1);
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.turns += 1;
+            session.messages += 1;
+            session.live.push_back(turn.clone());
+            (number, first_message) = (session.turns, session.messages);
+        }
+        let row = TurnRow {
+            id: turn.clone(),
+            session: id.clone(),
+            agent: new.agent.clone(),
+            number,
+            state: TurnState::Queued,
+            first_event,
+            first_message,
+            created_at: now,
+            ended_at: None,
+            usage: Usage::default(),
+            failure: None,
+        };
+        batch.write(Write::Turn(row.clone()));
+        batch.write(Write::Message(MessageRow {
+            session: id.clone(),
+            seq: first_message,
+            turn: turn.clone(),
+            number,
+            step: 0,
+            role: Role::User,
+            at: now,
+            body: MessageBody { text: new.text.clone(), calls: Vec::new(), call: None },
+        }));
+        self.turns.insert(turn.clone(), Turn::new(row));
+        let data = EventData { sender: new.sender.clone(), ..EventData::default() };
+        self.turn_event(batch, &turn, EventKind::TurnAccepted, data, now);
+        turn
+    }
+
+    /// Starts the first turn of a session when its agent is ready and nothing of the session runs.
+    pub(super) fn start_next(&mut self, batch: &mut Batch, session: &SessionId, now: Timestamp) {
+        let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else { return };
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        let Some(agent) = self.agents.get_mut(&turn.row.agent) else { return };
+        if agent.row.state != AgentState::Ready {
+            return;
+        }
+        let Ok(next) = turn.row.state.next(TurnEvent::Started) else { return };
+        turn.row.state = next;
+        agent.running += 1;
+        let first = agent.running == 1;
+        let agent = agent.row.id.clone();
+        self.write_turn(batch, &id);
+        self.turn_event(batch, &id, EventKind::TurnStarted, EventData::default(), now);
+        if first {
+            self.agent_event(batch, &agent, EventKind::AgentWorking, EventData::default(), now);
+        }
+        self.run(batch, &id);
+    }
+
+    /// After the runtime answered its probe: it gets every running turn it does not have, and queued ones start.
+    pub(super) fn resume_turns(&mut self, batch: &mut Batch, agent: &AgentId, has: &[TurnId], now: Timestamp) {
+        let mut turns: Vec<TurnId> =
+            self.turns.values().filter(|turn| turn.row.agent == *agent).map(|turn| turn.row.id.clone()).collect();
+        turns.sort();
+        for id in &turns {
+            let Some(turn) = self.turns.get(id) else { continue };
+            if turn.is_running() {
+                self.resume_execs(batch, id);
+                if !has.contains(id) {
+                    self.run(batch, id);
+                }
+            } else {
+                let session = turn.row.session.clone();
+                self.start_next(batch, &session, now);
+            }
+        }
+        // What the runtime has and nobody wants any more.
+        for id in has.iter().filter(|id| !self.turns.contains_key(id)) {
+            batch.act(Effect::DropTurn { agent: agent.clone(), turn: id.clone() });
+        }
+    }
+
+    /// Hands a running turn to the runtime, from where its ledger stands.
+    fn run(&mut self, batch: &mut Batch, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let (step, calls) = turn.resume_point();
+        batch.act(Effect::RunTurn {
+            agent: turn.row.agent.clone(),
+            turn: id.clone(),
+            session: turn.row.session.clone(),
+            number: turn.row.number,
+            step,
+            calls,
+        });
+    }
+
+    /// Puts a turn that was live in an earlier daemon back where it stood.
+    pub(super) fn take_over(&mut self, live: LiveTurn) {
+        let turn = Turn::from_live(live);
+        let id = turn.row.id.clone();
+        if let Some(session) = self.sessions.get_mut(&turn.row.session) {
+            session.live.push_back(id.clone());
+        }
+        if turn.is_running()
+            && let Some(agent) = self.agents.get_mut(&turn.row.agent)
+        {
+            agent.running += 1;
+        }
+        if let Phase::Tools { calls } = &turn.phase {
+            for exec in calls.iter().filter(|call| call.result.is_none()).filter_map(|call| call.step.as_ref()?.exec.clone()) {
+                self.execs.insert(exec, id.clone());
+            }
+        }
+        self.turns.insert(id, turn);
+    }
+
+    pub(super) fn interrupt_turn(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        id: &TurnId,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let Some(turn) = self.turns.get(id) else {
+            return Err(Box::new(ErrorBody::new("turn.over", format!("turn {id} is over or was never there"))));
+        };
+        let (agent, mut row) = (turn.row.agent.clone(), turn.row.clone());
+        let was_running = turn.is_running();
+        self.interrupt(batch, id, now);
+        if was_running {
+            batch.act(Effect::DropTurn { agent, turn: id.clone() });
+        }
+        row.state = TurnState::Interrupted;
+        row.ended_at = Some(now);
+        let answer = view::json(&view::turn(&row, &[], String::new(), true));
+        self.reply(batch, caller, answer, now);
+        Ok(())
+    }
+
+    /// Breaks a turn off: its model call is cancelled, its programs are killed, what it had is kept.
+    pub(super) fn interrupt(&mut self, batch: &mut Batch, id: &TurnId, now: Timestamp) {
+        self.cut_steps(batch, id, StepEvent::Interrupted, now);
+        self.end_turn(batch, id, TurnEvent::InterruptAsked, None, now);
+    }
+
+    pub(super) fn fail_turn(&mut self, batch: &mut Batch, id: &TurnId, failure: FailureRecord, now: Timestamp) {
+        self.cut_steps(batch, id, StepEvent::Failed, now);
+        self.end_turn(batch, id, TurnEvent::Failed, Some(failure), now);
+    }
+
+    /// Ends a turn in the given way, frees its session and its agent.
+    pub(super) fn end_turn(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        event: TurnEvent,
+        failure: Option<FailureRecord>,
+        now: Timestamp,
+    ) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let was_running = turn.is_running();
+        let Ok(next) = turn.row.state.next(event) else { return };
+        turn.row.state = next;
+        turn.row.ended_at = Some(now);
+        turn.row.failure.clone_from(&failure);
+        let (agent, session, usage) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.usage);
+        self.write_turn(batch, id);
+        let kind = match next {
+            TurnState::Done => EventKind::TurnFinished,
+            TurnState::Failed => EventKind::TurnFailed,
+            TurnState::Interrupted => EventKind::TurnInterrupted,
+            TurnState::Queued | TurnState::Running | TurnState::Waiting => return,
+        };
+        let mut data = EventData {
+            input_tokens: Some(usage.input_tokens),
+            output_tokens: Some(usage.output_tokens),
+            ..EventData::default()
+        };
+        if let Some(failure) = failure {
+            (data.code, data.message, data.hint) = (Some(failure.code), Some(failure.message), failure.hint);
+        }
+        self.turn_event(batch, id, kind, data, now);
+        self.turns.remove(id);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.live.retain(|live| live != id);
+        }
+        if was_running && let Some(agent) = self.agents.get_mut(&agent) {
+            agent.running -= 1;
+        }
+        self.start_next(batch, &session, now);
+        let idle = self.agents.get(&agent).is_some_and(|agent| agent.running == 0 && agent.row.state == AgentState::Ready);
+        if was_running && idle {
+            self.agent_event(batch, &agent, EventKind::AgentReady, EventData::default(), now);
+        }
+    }
+
+    fn write_turn(&mut self, batch: &mut Batch, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        batch.write(Write::TurnState {
+            id: id.clone(),
+            state: turn.row.state,
+            ended_at: turn.row.ended_at,
+            usage: turn.row.usage,
+            failure: turn.row.failure.clone(),
+        });
+    }
+
+    /// Appends an event about a turn, in its agent's stream.
+    pub(super) fn turn_event(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        kind: EventKind,
+        mut data: EventData,
+        now: Timestamp,
+    ) {
+        let Some(turn) = self.turns.get(id) else { return };
+        data.turn = Some(id.as_str().to_owned());
+        data.session = Some(turn.row.session.as_str().to_owned());
+        let stream = turn.row.agent.as_str().to_owned();
+        self.event(batch, &stream, kind, data, now);
+    }
+
+    /// Appends a message to a turn's session.
+    pub(super) fn message(&mut self, batch: &mut Batch, id: &TurnId, role: Role, body: MessageBody, now: Timestamp) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
+        session.messages += 1;
+        batch.write(Write::Message(MessageRow {
+            session: turn.row.session.clone(),
+            seq: session.messages,
+            turn: id.clone(),
+            number: turn.row.number,
+            step: turn.step,
+            role,
+            at: now,
+            body,
+        }));
+    }
+}

@@ -1,0 +1,239 @@
+//! From what is recorded to what clients see: the one file that knows both shapes.
+
+use lodge_core::record::{AgentRow, EventRow, MessageRow, SessionRow, StepRow, TurnRow};
+use lodge_core::{EventData, Timestamp};
+use lodge_proto::{
+    AgentView, Event, LayerView, MessageView, Mount, SessionView, StepView, ToolCallView, ToolView, TurnError, TurnView,
+    UsageView,
+};
+use lodge_store::{SessionSummary, TurnFull};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// What is asked from the host about a live sandbox, never stored.
+#[derive(Debug, Clone, Default)]
+pub struct Living {
+    pub pid: Option<u32>,
+    pub layers: Vec<LayerView>,
+}
+
+/// A shape as JSON. The shapes of the API have string keys and finite numbers, so this cannot fail.
+pub fn json<T: Serialize>(shape: &T) -> Value {
+    serde_json::to_value(shape).unwrap_or(Value::Null)
+}
+
+pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentView {
+    let status = match row.state {
+        lodge_core::agent::AgentState::Ready if working => "working",
+        state => state.word(),
+    };
+    let reason = match row.state {
+        lodge_core::agent::AgentState::Failed(reason) => Some(reason.word().to_owned()),
+        lodge_core::agent::AgentState::Pulling
+        | lodge_core::agent::AgentState::Starting
+        | lodge_core::agent::AgentState::Ready
+        | lodge_core::agent::AgentState::Stopped
+        | lodge_core::agent::AgentState::Removing
+        | lodge_core::agent::AgentState::Removed => None,
+    };
+    AgentView {
+        id: row.id.to_string(),
+        name: row.name.clone(),
+        image: row.image.clone(),
+        image_digest: row.image_digest.clone(),
+        model: row.spec.model.clone(),
+        status: status.to_owned(),
+        failure_reason: reason,
+        failure_detail: row.failure_detail.clone(),
+        lineage: row.lineage.to_string(),
+        context_state: "HEALTHY".to_owned(),
+        liveness: living.map(|_| "active".to_owned()),
+        last_heartbeat_at: None,
+        pid: living.and_then(|living| living.pid),
+        started_at: row.started_at.map(|at| at.to_string()),
+        created_at: row.created_at.to_string(),
+        labels: row.spec.labels.clone(),
+        mounts: row
+            .spec
+            .mounts
+            .iter()
+            .map(|mount| Mount { host: mount.host.clone(), target: mount.target.clone(), read_only: mount.read_only })
+            .collect(),
+        sandbox: row.sandbox.to_string(),
+        isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
+    }
+}
+
+pub fn tools(row: &AgentRow) -> Vec<ToolView> {
+    row.spec
+        .tools
+        .iter()
+        .map(|tool| ToolView {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            source: tool.source.clone(),
+            path: Some(tool.path.clone()),
+            digest: Some(tool.digest.clone()),
+            safe: tool.safe,
+            note: Some("a host program: a convenience, not a boundary".to_owned()),
+        })
+        .collect()
+}
+
+pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> TurnView {
+    TurnView {
+        id: row.id.to_string(),
+        session: row.session.to_string(),
+        agent: row.agent.to_string(),
+        status: row.state.word().to_owned(),
+        text,
+        partial,
+        steps: steps.iter().map(step).collect(),
+        usage: UsageView {
+            input_tokens: row.usage.input_tokens,
+            output_tokens: row.usage.output_tokens,
+            cost_usd: None,
+        },
+        error: row.failure.as_ref().map(|failure| TurnError {
+            code: failure.code.clone(),
+            message: failure.message.clone(),
+            hint: failure.hint.clone(),
+        }),
+        created_at: row.created_at.to_string(),
+        ended_at: row.ended_at.map(|at| at.to_string()),
+    }
+}
+
+pub fn full_turn(full: TurnFull) -> TurnView {
+    turn(&full.row, &full.steps, full.text, full.partial)
+}
+
+fn step(row: &StepRow) -> StepView {
+    StepView {
+        id: row.id.to_string(),
+        kind: row.kind.word().to_owned(),
+        name: row.name.clone(),
+        status: row.state.word().to_owned(),
+        attempt: row.attempt,
+        exit_code: row.exit_code,
+        signal: row.signal,
+        started_at: row.started_at.to_string(),
+        ended_at: row.ended_at.map(|at| at.to_string()),
+    }
+}
+
+pub fn session(summary: &SessionSummary) -> SessionView {
+    let SessionRow { id, agent, sender, created_at } = &summary.row;
+    SessionView {
+        id: id.to_string(),
+        agent: agent.to_string(),
+        sender: sender.clone(),
+        turns: summary.turns.into(),
+        last_active: summary.last_active.to_string(),
+        created_at: created_at.to_string(),
+        context_state: "HEALTHY".to_owned(),
+        context_used_pct: 0,
+        generation: 1,
+        epoch: 1,
+    }
+}
+
+pub fn message(row: MessageRow) -> MessageView {
+    MessageView {
+        seq: row.seq,
+        turn: row.turn.to_string(),
+        role: row.role.word().to_owned(),
+        text: row.body.text,
+        calls: row
+            .body
+            .calls
+            .into_iter()
+            .map(|call| ToolCallView { id: call.id, name: call.name, arguments: call.arguments })
+            .collect(),
+        call: row.body.call,
+        at: row.at.to_string(),
+    }
+}
+
+pub fn event(row: &EventRow) -> Event {
+    Event {
+        seq: row.seq,
+        stream: row.stream.clone(),
+        stream_seq: row.stream_seq,
+        at: at(row.at),
+        kind: row.kind.word().to_owned(),
+        data: data(&row.data, &row.stream),
+    }
+}
+
+fn at(time: Timestamp) -> String {
+    time.to_string()
+}
+
+fn data(data: &EventData, stream: &str) -> Map<String, Value> {
+    let mut map = Map::new();
+    if stream != crate::engine::DAEMON_STREAM {
+        map.insert("agent".to_owned(), Value::from(stream));
+    }
+    let EventData {
+        session,
+        turn,
+        step,
+        attempt,
+        name,
+        kind,
+        call,
+        arguments,
+        status,
+        exit_code,
+        signal,
+        bytes,
+        preview,
+        offset,
+        text,
+        code,
+        message,
+        hint,
+        reason,
+        detail,
+        epoch,
+        version,
+        input_tokens,
+        output_tokens,
+        incarnation,
+        sender,
+    } = data;
+    let mut put = |key: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            map.insert(key.to_owned(), value);
+        }
+    };
+    let word = |text: &Option<String>| text.clone().map(Value::from);
+    put("session", word(session));
+    put("turn", word(turn));
+    put("step", step.map(Value::from));
+    put("attempt", attempt.map(Value::from));
+    put("name", word(name));
+    put("kind", word(kind));
+    put("call", word(call));
+    put("arguments", word(arguments));
+    put("status", word(status));
+    put("exit_code", exit_code.map(Value::from));
+    put("signal", signal.map(Value::from));
+    put("bytes", bytes.map(Value::from));
+    put("preview", word(preview));
+    put("offset", offset.map(Value::from));
+    put("text", word(text));
+    put("code", word(code));
+    put("message", word(message));
+    put("hint", word(hint));
+    put("reason", word(reason));
+    put("detail", word(detail));
+    put("epoch", epoch.map(Value::from));
+    put("version", word(version));
+    put("input_tokens", input_tokens.map(Value::from));
+    put("output_tokens", output_tokens.map(Value::from));
+    put("incarnation", incarnation.map(Value::from));
+    put("sender", word(sender));
+    map
+}

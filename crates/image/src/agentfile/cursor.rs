@@ -1,0 +1,215 @@
+//! Walking over the words of one instruction, noting what is wrong on the way.
+//!
+//! Owns: the difference between a mistake that ends the line (`None`) and one that does not. Never: knows what
+//! a word means.
+
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
+use super::keyword::Keyword;
+use super::lex::{Fault, Kind, Token};
+use super::mistake::{FormMistake, Mistake};
+
+pub(super) struct Cursor {
+    pub(super) keyword: Keyword,
+    tokens: Peekable<IntoIter<Token>>,
+    end: usize,
+    faults: Vec<Fault>,
+}
+
+/// A word and where it stands.
+pub(super) struct Spot {
+    pub(super) at: usize,
+    pub(super) text: String,
+}
+
+/// `key`, `key=value` or `key="value"`.
+pub(super) struct Pair {
+    pub(super) key: Spot,
+    pub(super) value: Option<PairValue>,
+}
+
+pub(super) enum PairValue {
+    Bare(String),
+    Quoted(String),
+}
+
+impl PairValue {
+    pub(super) fn into_string(self) -> String {
+        match self {
+            PairValue::Bare(text) | PairValue::Quoted(text) => text,
+        }
+    }
+}
+
+impl Cursor {
+    /// `tokens` are those after the keyword; `end` is the length of the line.
+    pub(super) fn new(keyword: Keyword, tokens: IntoIter<Token>, end: usize) -> Self {
+        Self { keyword, tokens: tokens.peekable(), end, faults: Vec::new() }
+    }
+
+    pub(super) fn fault(&mut self, at: usize, mistake: impl Into<Mistake>) {
+        self.faults.push((at, mistake.into()));
+    }
+
+    /// Whether the rest of the line has anything left.
+    pub(super) fn is_empty(&mut self) -> bool {
+        self.tokens.peek().is_none()
+    }
+
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        self.faults
+    }
+
+    /// Refuses whatever is left on the line.
+    pub(super) fn finish(&mut self) {
+        if let Some(token) = self.next() {
+            self.unexpected::<()>(token);
+        }
+    }
+
+    /// The next token must be an unquoted word.
+    pub(super) fn word(&mut self, what: &'static str) -> Option<Spot> {
+        match self.next() {
+            Some(Token { at, kind: Kind::Word(text), .. }) => Some(Spot { at, text }),
+            Some(other) => self.unexpected(other),
+            None => self.missing(what),
+        }
+    }
+
+    /// The next token must be a word, quoted or not.
+    pub(super) fn word_or_text(&mut self, what: &'static str) -> Option<Spot> {
+        match self.next() {
+            Some(Token { at, kind: Kind::Word(text) | Kind::Text(text), .. }) => Some(Spot { at, text }),
+            Some(other) => self.unexpected(other),
+            None => self.missing(what),
+        }
+    }
+
+    /// The next token must be a quoted text or a heredoc.
+    pub(super) fn text_or_body(&mut self, what: &'static str) -> Option<Spot> {
+        match self.next() {
+            Some(Token { at, kind: Kind::Text(text) | Kind::Body(text), .. }) => Some(Spot { at, text }),
+            Some(other) => self.unexpected(other),
+            None => self.missing(what),
+        }
+    }
+
+    /// An unquoted word, if one is next.
+    pub(super) fn word_if_any(&mut self) -> Option<Spot> {
+        match self.next_if(|kind| matches!(kind, Kind::Word(_)))? {
+            Token { at, kind: Kind::Word(text), .. } => Some(Spot { at, text }),
+            _ => None,
+        }
+    }
+
+    /// Takes the next word when it is exactly `word`.
+    pub(super) fn flag(&mut self, word: &str) -> bool {
+        self.next_if(|kind| matches!(kind, Kind::Word(text) if text == word)).is_some()
+    }
+
+    /// A description, if one is next.
+    pub(super) fn description(&mut self) -> Option<String> {
+        match self.next_if(|kind| matches!(kind, Kind::Text(_)))?.kind {
+            Kind::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A heredoc, if one is next.
+    pub(super) fn body(&mut self) -> Option<Spot> {
+        match self.next_if(|kind| matches!(kind, Kind::Body(_)))? {
+            Token { at, kind: Kind::Body(text), .. } => Some(Spot { at, text }),
+            _ => None,
+        }
+    }
+
+    /// The next token must start a pair; a value right after `=` may be quoted.
+    pub(super) fn pair(&mut self, what: &'static str) -> Option<Pair> {
+        let word = self.word(what)?;
+        let keyword = self.keyword;
+        let Some((key, bare)) = word.text.split_once('=') else {
+            if let Some(next) = self.tokens.peek()
+                && matches!(&next.kind, Kind::Word(text) if text.starts_with('='))
+            {
+                let at = next.at;
+                self.fault(at, FormMistake::SpacesAroundEquals { keyword });
+                return None;
+            }
+            return Some(Pair { key: word, value: None });
+        };
+        let key = Spot { at: word.at, text: key.to_owned() };
+        let quoted = match self.tokens.peek() {
+            Some(Token { glued: true, kind: Kind::Text(_), .. }) if bare.is_empty() => self.tokens.next(),
+            _ => None,
+        };
+        let value = match quoted {
+            Some(Token { kind: Kind::Text(text), .. }) => PairValue::Quoted(text),
+            _ => PairValue::Bare(bare.to_owned()),
+        };
+        Some(Pair { key, value: Some(value) })
+    }
+
+    /// All words that are left, joined where no space stands between them, as a shell would.
+    pub(super) fn arguments(&mut self) -> Option<Vec<String>> {
+        let mut arguments: Vec<String> = Vec::new();
+        while let Some(token) = self.tokens.next() {
+            let glued = token.glued;
+            let text = match &token.kind {
+                Kind::Word(text) if glued || !text.starts_with('#') => text,
+                Kind::Text(text) => text,
+                Kind::Word(_) | Kind::Heredoc(_) | Kind::Body(_) => return self.unexpected(token),
+            };
+            match arguments.last_mut() {
+                Some(last) if glued => last.push_str(text),
+                _ => arguments.push(text.clone()),
+            }
+        }
+        Some(arguments)
+    }
+
+    /// All tokens that are left, for an instruction with a grammar of its own.
+    pub(super) fn rest(&mut self) -> Vec<Token> {
+        self.tokens.by_ref().collect()
+    }
+
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    pub(super) fn missing<T>(&mut self, what: &'static str) -> Option<T> {
+        let keyword = self.keyword;
+        self.fault(self.end, FormMistake::Missing { keyword, what });
+        None
+    }
+
+    fn unexpected<T>(&mut self, token: Token) -> Option<T> {
+        let found = match token.kind {
+            Kind::Word(text) => text,
+            Kind::Text(text) => format!("\"{text}\""),
+            Kind::Heredoc(marker) => format!("<<{marker}"),
+            Kind::Body(_) => "<<".to_owned(),
+        };
+        let keyword = self.keyword;
+        // A token that lacked its space was reported for that; once is enough.
+        if self.faults.last().is_none_or(|(at, _)| *at != token.at) {
+            self.fault(token.at, FormMistake::Unexpected { keyword, found });
+        }
+        None
+    }
+
+    fn next(&mut self) -> Option<Token> {
+        let token = self.tokens.next()?;
+        if token.glued {
+            let found = match &token.kind {
+                Kind::Word(text) | Kind::Text(text) | Kind::Heredoc(text) | Kind::Body(text) => text.clone(),
+            };
+            self.fault(token.at, FormMistake::MissingSpace { found });
+        }
+        Some(token)
+    }
+
+    fn next_if(&mut self, wanted: impl Fn(&Kind) -> bool) -> Option<Token> {
+        if wanted(&self.tokens.peek()?.kind) { self.next() } else { None }
+    }
+}

@@ -1,0 +1,317 @@
+//! The instructions every Agentfile dialect has: FROM to CAPABILITY.
+//!
+//! Owns: what each takes and what it does to the document. Never: lexes, or looks beyond its own line.
+//!
+//! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
+
+use super::bounds::LINE_MAX;
+use super::cursor::{Cursor, Pair, PairValue, Spot};
+use super::document::{
+    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
+    Parent, put,
+};
+use super::env_key::check_env_key;
+use super::expand::Scope;
+use super::lex::Kind;
+use super::mistake::{FormMistake, ValueMistake};
+use super::names;
+
+pub(super) fn from(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("an image, or `scratch`")?;
+    let value = if word.text == "scratch" { Parent::Scratch } else { Parent::Image(image_ref(cursor, word)) };
+    doc.from = At { line, value };
+    Some(())
+}
+
+pub(super) fn runtime(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("an image or `host:program`")?;
+    let value = bin_source(cursor, word);
+    doc.runtime = Some(At { line, value });
+    // Settings belong to the runtime they were written for.
+    doc.configs.clear();
+    Some(())
+}
+
+pub(super) fn model(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Spot { at, text } = cursor.word("a model")?;
+    match text.split_once('/') {
+        Some((provider, name)) if !provider.is_empty() && !name.is_empty() && !text.contains("${") => {
+            let value = Model { provider: provider.to_owned(), name: name.to_owned() };
+            doc.model = Some(At { line, value });
+        }
+        Some(_) | None => cursor.fault(at, ValueMistake::Model { found: text }),
+    }
+    Some(())
+}
+
+pub(super) fn name(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("a name")?;
+    let value = path_name(cursor, word, "an agent");
+    doc.name = Some(At { line, value });
+    Some(())
+}
+
+pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("a name")?;
+    let at = word.at;
+    let name = path_name(cursor, word, "a context");
+    if names::reserved_context(&name) {
+        cursor.fault(at, ValueMistake::ReservedContext { found: name.clone() });
+    }
+    let description = cursor.description();
+    let file = match cursor.word_if_any() {
+        Some(word) if word.text.starts_with("file://") => Some(file_path(cursor, word)),
+        Some(word) => {
+            let (keyword, found) = (cursor.keyword, word.text);
+            cursor.fault(word.at, FormMistake::Unexpected { keyword, found });
+            return None;
+        }
+        None => None,
+    };
+    let source = match (cursor.body(), file) {
+        (Some(body), None) => ContextSource::Inline(body.text),
+        (None, Some(path)) => ContextSource::File(path),
+        (Some(body), Some(_)) => {
+            cursor.fault(body.at, FormMistake::ContextWithTwoTexts { name });
+            return None;
+        }
+        (None, None) if cursor.is_empty() => {
+            cursor.fault(cursor.end(), FormMistake::ContextWithoutText { name });
+            return None;
+        }
+        // Something else stands where the text should be, and `finish` says what.
+        (None, None) => return Some(()),
+    };
+    put(&mut doc.contexts, Context { line, name, description, source });
+    Some(())
+}
+
+pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Pair { key: Spot { at, text }, value } = cursor.pair("a key")?;
+    let (key, required) = match text.strip_suffix('!') {
+        Some(key) => (key.to_owned(), true),
+        None => (text, false),
+    };
+    if !names::dns_label(&key) {
+        cursor.fault(at, ValueMistake::ConfigKey { found: key.clone() });
+    }
+    if required && value.is_some() {
+        cursor.fault(at, ValueMistake::RequiredWithDefault { key: key.clone() });
+    }
+    let value = value.map(|value| match value {
+        PairValue::Bare(text) => typed(text),
+        PairValue::Quoted(text) => ConfigValue::String(text),
+    });
+    let description = cursor.description();
+    put(&mut doc.configs, Config { line, key, value, required, description });
+    Some(())
+}
+
+pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let (key, value) = full_pair(cursor, "`KEY=value`")?;
+    if let Err(refused) = check_env_key(&key.text) {
+        cursor.fault(key.at, refused);
+    }
+    let description = cursor.description();
+    put(&mut doc.envs, Env { line, key: key.text, value, description });
+    Some(())
+}
+
+pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("a name")?;
+    let name = path_name(cursor, word, "a tool");
+    let word = cursor.word("an image or `host:program`")?;
+    let source = bin_source(cursor, word);
+    let safe = cursor.flag("safe");
+    let description = cursor.description();
+    let usage = cursor.body().map(|body| body.text);
+    put(&mut doc.bins, Bin { line, name, source, safe, description, usage });
+    Some(())
+}
+
+pub(super) fn exec(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    #[derive(PartialEq)]
+    enum Next {
+        Open,
+        StringOrClose,
+        String,
+        CommaOrClose,
+        Nothing,
+    }
+    let mut next = Next::Open;
+    let mut value = Vec::new();
+    for token in cursor.rest() {
+        match token.kind {
+            Kind::Text(text) if matches!(next, Next::StringOrClose | Next::String) => {
+                value.push(text);
+                next = Next::CommaOrClose;
+            }
+            Kind::Word(word) => {
+                for (offset, c) in word.char_indices() {
+                    next = match (next, c) {
+                        (Next::Open, '[') => Next::StringOrClose,
+                        (Next::StringOrClose | Next::CommaOrClose, ']') => Next::Nothing,
+                        (Next::CommaOrClose, ',') => Next::String,
+                        _ => {
+                            cursor.fault(token.at + offset, ValueMistake::Exec);
+                            return None;
+                        }
+                    };
+                }
+            }
+            Kind::Text(_) | Kind::Heredoc(_) | Kind::Body(_) => {
+                cursor.fault(token.at, ValueMistake::Exec);
+                return None;
+            }
+        }
+    }
+    if next != Next::Nothing {
+        cursor.fault(cursor.end(), ValueMistake::Exec);
+    }
+    doc.exec = Some(At { line, value });
+    Some(())
+}
+
+pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word_or_text("a path")?;
+    let at = word.at;
+    let src = file_path(cursor, word);
+    // `/dst/name` is an older form whose directory means nothing; `/dst/` keeps the file's own name.
+    let given = cursor.word_if_any().map(|word| Spot { at: word.at, text: last_part(&word.text).to_owned() });
+    let name = match given {
+        Some(given) if !given.text.is_empty() => given,
+        Some(_) | None => Spot { at, text: last_part(src.trim_end_matches('/')).to_owned() },
+    };
+    // A path that was refused has no name worth judging.
+    let name = match names::relative_path(&src) {
+        Ok(()) => path_name(cursor, name, "an added file"),
+        Err(_) => name.text,
+    };
+    let description = cursor.description();
+    put(&mut doc.adds, Add { line, src, name, description });
+    Some(())
+}
+
+pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let (key, value) = full_pair(cursor, "`key=value`")?;
+    if !names::label_key(&key.text) {
+        cursor.fault(key.at, ValueMistake::LabelKey { found: key.text.clone() });
+    }
+    put(&mut doc.labels, Label { line, key: key.text, value });
+    Some(())
+}
+
+pub(super) fn arg(doc: &mut Agentfile, scope: &mut Scope<'_>, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Pair { key: Spot { at, text: key }, value } = cursor.pair("a key")?;
+    if !names::arg_key(&key) {
+        cursor.fault(at, ValueMistake::ArgKey { found: key });
+        return Some(());
+    }
+    let default = value.map(PairValue::into_string);
+    let one_line =
+        |text: &str| text.len() <= LINE_MAX && !text.contains(|c: char| c.is_control() && c != '\t');
+    if scope.given(&key).is_some_and(|given| !one_line(given)) {
+        cursor.fault(at, ValueMistake::BuildArg { key: key.clone() });
+        return Some(());
+    }
+    let value = scope.given(&key).map(str::to_owned).or_else(|| default.clone());
+    scope.declare(&key, value.as_deref());
+    put(&mut doc.args, Arg { line, key, default, value });
+    Some(())
+}
+
+pub(super) fn capability(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let mut word = cursor.word("a capability name")?;
+    loop {
+        if word.text.starts_with('#') {
+            let (keyword, found) = (cursor.keyword, word.text);
+            cursor.fault(word.at, FormMistake::Unexpected { keyword, found });
+            return None;
+        }
+        if !names::capability(&word.text) {
+            cursor.fault(word.at, ValueMistake::Capability { found: word.text.clone() });
+        }
+        if !doc.capabilities.iter().any(|known| known.value == word.text) {
+            doc.capabilities.push(At { line, value: word.text });
+        }
+        match cursor.word_if_any() {
+            Some(next) => word = next,
+            None => return Some(()),
+        }
+    }
+}
+
+pub(super) fn path_name(cursor: &mut Cursor, word: Spot, what: &'static str) -> String {
+    if !names::path_name(&word.text) {
+        cursor.fault(word.at, ValueMistake::Name { what, found: word.text.clone() });
+    }
+    word.text
+}
+
+pub(super) fn image_ref(cursor: &mut Cursor, word: Spot) -> String {
+    if !names::image_ref(&word.text) {
+        cursor.fault(word.at, ValueMistake::ImageRef { found: word.text.clone() });
+    }
+    word.text
+}
+
+pub(super) fn bin_source(cursor: &mut Cursor, word: Spot) -> BinSource {
+    let Some(program) = word.text.strip_prefix("host:") else {
+        return BinSource::Image(image_ref(cursor, word));
+    };
+    let program = program.to_owned();
+    if !names::host_program(&program) {
+        cursor.fault(word.at, ValueMistake::HostProgram { found: word.text });
+    }
+    BinSource::Host(program)
+}
+
+fn file_path(cursor: &mut Cursor, word: Spot) -> String {
+    let path = word.text.strip_prefix("file://").unwrap_or(&word.text).to_owned();
+    if let Err(fault) = names::relative_path(&path) {
+        cursor.fault(word.at, ValueMistake::Path { found: path.clone(), fault });
+    }
+    path
+}
+
+fn last_part(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+/// A pair whose `=` may not be left out.
+fn full_pair(cursor: &mut Cursor, what: &'static str) -> Option<(Spot, String)> {
+    let pair = cursor.pair(what)?;
+    match pair.value {
+        Some(value) => Some((pair.key, value.into_string())),
+        None => {
+            let keyword = cursor.keyword;
+            let at = pair.key.at + pair.key.text.len();
+            cursor.fault(at, FormMistake::Missing { keyword, what: "`=` and a value" });
+            None
+        }
+    }
+}
+
+/// An unquoted literal. Numbers keep their type only in the form they would be printed in, so `007`, `+1` and
+/// numbers too large to hold stay the text they were.
+fn typed(text: String) -> ConfigValue {
+    match text.as_str() {
+        "true" => return ConfigValue::Bool(true),
+        "false" => return ConfigValue::Bool(false),
+        _ => {}
+    }
+    let digits = text.strip_prefix('-').unwrap_or(&text);
+    let whole = digits.bytes().all(|b| b.is_ascii_digit());
+    let padded = digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit();
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) || padded {
+        return ConfigValue::String(text);
+    }
+    if whole {
+        return text.parse().map_or_else(|_| ConfigValue::String(text.clone()), ConfigValue::Int);
+    }
+    let numeric = digits.bytes().all(|b| b.is_ascii_digit() || b".eE+-".contains(&b)) && !text.ends_with('.');
+    match text.parse::<f64>() {
+        Ok(value) if numeric && value.is_finite() => ConfigValue::Float(value),
+        Ok(_) | Err(_) => ConfigValue::String(text),
+    }
+}

@@ -1,0 +1,282 @@
+//! What an Agentfile says, as plain data.
+//!
+//! Owns: the shape. Never: reads text or files; a value of these types built by `parse` has been checked.
+
+use std::fmt;
+
+use super::limit::Limit;
+
+/// A value and the line that gave it. After a merge the line is that of the file the value came from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct At<T> {
+    pub line: u32,
+    pub value: T,
+}
+
+/// One Agentfile, or several flattened by `merge`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Agentfile {
+    pub from: At<Parent>,
+    pub runtime: Option<At<BinSource>>,
+    pub model: Option<At<Model>>,
+    pub name: Option<At<String>>,
+    pub contexts: Vec<Context>,
+    pub configs: Vec<Config>,
+    pub envs: Vec<Env>,
+    pub bins: Vec<Bin>,
+    /// Argument prefix of the runtime; `None` when the file has no EXEC.
+    pub exec: Option<At<Vec<String>>>,
+    pub adds: Vec<Add>,
+    pub labels: Vec<Label>,
+    pub args: Vec<Arg>,
+    pub capabilities: Vec<At<String>>,
+    pub limits: Vec<At<Limit>>,
+    pub network: Option<At<Network>>,
+    pub mcps: Vec<Mcp>,
+    pub skills: Vec<At<String>>,
+    pub services: Vec<Service>,
+    pub schedules: Vec<Schedule>,
+    pub ons: Vec<On>,
+}
+
+impl Agentfile {
+    /// The CONFIG keys that are required and have no value. Ask it of the flattened file: a child may set them.
+    pub fn required_but_unset(&self) -> Vec<&str> {
+        self.configs
+            .iter()
+            .filter(|config| config.required && config.value.is_none())
+            .map(|config| config.key.as_str())
+            .collect()
+    }
+}
+
+/// What FROM names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Parent {
+    #[default]
+    Scratch,
+    Image(String),
+}
+
+/// `provider/model`; only the first `/` splits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    pub provider: String,
+    pub name: String,
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.provider, self.name)
+    }
+}
+
+/// One section of the system prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Context {
+    pub line: u32,
+    pub name: String,
+    pub description: Option<String>,
+    pub source: ContextSource,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContextSource {
+    /// The heredoc's body, byte for byte, without its trailing newlines.
+    Inline(String),
+    /// A path below the Agentfile's directory.
+    File(String),
+}
+
+/// One setting of the runtime. `value` is `None` when the key is declared and not set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    pub line: u32,
+    pub key: String,
+    pub value: Option<ConfigValue>,
+    pub required: bool,
+    pub description: Option<String>,
+}
+
+/// A CONFIG value. Quoted values are always strings, and so is a number that would not survive a round trip.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ConfigValue {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    String(String),
+}
+
+impl fmt::Display for ConfigValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigValue::Bool(value) => value.fmt(f),
+            ConfigValue::Int(value) => value.fmt(f),
+            ConfigValue::Float(value) => value.fmt(f),
+            ConfigValue::String(value) => f.write_str(value),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Env {
+    pub line: u32,
+    pub key: String,
+    pub value: String,
+    pub description: Option<String>,
+}
+
+/// One tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bin {
+    pub line: u32,
+    pub name: String,
+    pub source: BinSource,
+    /// The author says that running it twice does no harm.
+    pub safe: bool,
+    pub description: Option<String>,
+    pub usage: Option<String>,
+}
+
+/// Where a program comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BinSource {
+    /// `host:program`: a bare name to look up on the host, or an absolute path.
+    Host(String),
+    Image(String),
+}
+
+impl fmt::Display for BinSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BinSource::Host(program) => write!(f, "host:{program}"),
+            BinSource::Image(reference) => f.write_str(reference),
+        }
+    }
+}
+
+/// One file baked into the image under `name`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Add {
+    pub line: u32,
+    /// A path below the Agentfile's directory.
+    pub src: String,
+    pub name: String,
+    pub description: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    pub line: u32,
+    pub key: String,
+    pub value: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arg {
+    pub line: u32,
+    pub key: String,
+    pub default: Option<String>,
+    /// The build argument if one was given, else the default.
+    pub value: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    None,
+    Host,
+    /// Hosts that may be reached: a name, `*.name`, an address or a range, each with an optional port.
+    Allow(Vec<String>),
+}
+
+/// One MCP server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mcp {
+    pub line: u32,
+    pub name: String,
+    pub source: McpSource,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum McpSource {
+    Url(String),
+    Program { program: BinSource, args: Vec<String> },
+}
+
+/// One container beside the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    pub line: u32,
+    pub name: String,
+    pub image: String,
+    pub need: ServiceNeed,
+    pub envs: Vec<(String, String)>,
+    pub healthcheck: Option<String>,
+}
+
+/// Whether the sandbox can do without a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceNeed {
+    Required,
+    Optional,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    pub line: u32,
+    pub cron: String,
+    pub prompt: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct On {
+    pub line: u32,
+    pub pattern: String,
+    pub prompt: String,
+}
+
+/// Items of which a list holds one per key.
+pub(super) trait Keyed {
+    fn key(&self) -> &str;
+    fn line(&self) -> u32;
+}
+
+macro_rules! keyed {
+    ($($item:ty: $field:ident,)*) => {$(
+        impl Keyed for $item {
+            fn key(&self) -> &str { &self.$field }
+            fn line(&self) -> u32 { self.line }
+        }
+    )*};
+}
+
+keyed!(Context: name, Config: key, Env: key, Bin: name, Add: name, Label: key, Arg: key,
+    Mcp: name, Service: name, At<String>: value,);
+
+impl Keyed for At<Limit> {
+    fn key(&self) -> &str {
+        self.value.key()
+    }
+    fn line(&self) -> u32 {
+        self.line
+    }
+}
+
+/// Replaces the item with the same key where it stands, so an override keeps its place in the prompt.
+pub(super) fn put<T: Keyed>(list: &mut Vec<T>, item: T) {
+    match list.iter_mut().find(|old| old.key() == item.key()) {
+        Some(old) => *old = item,
+        None => list.push(item),
+    }
+}
+
+/// Adds an item unless its key is there; returns the line of the one that was there first.
+pub(super) fn put_once<T: Keyed>(list: &mut Vec<T>, item: T) -> Result<(), u32> {
+    match list.iter().find(|old| old.key() == item.key()) {
+        Some(first) => Err(first.line()),
+        None => {
+            list.push(item);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A mistake with its place, and the report of all of them.
+//!
+//! Owns: how a report reads. Never: decides what is a mistake.
+
+use std::fmt;
+
+use super::mistake::Mistake;
+
+const SHOWN_MAX: usize = 60;
+
+/// One mistake and where it stands. Lines and columns count from 1; columns count characters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub file: String,
+    pub line: u32,
+    pub column: u32,
+    pub mistake: Mistake,
+}
+
+impl Error {
+    pub fn code(&self) -> &'static str {
+        self.mistake.code()
+    }
+
+    pub fn hint(&self) -> String {
+        self.mistake.hint()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}:{}:{}: {}", shown(&self.file), self.line, self.column, self.mistake)?;
+        writeln!(f, "  expected {}", self.mistake.expected())?;
+        write!(f, "  hint: {}", self.hint())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Every mistake found in one Agentfile, in the order of its lines. Never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Errors {
+    first: Error,
+    rest: Vec<Error>,
+}
+
+impl Errors {
+    pub(super) fn one(error: Error) -> Self {
+        Self { first: error, rest: Vec::new() }
+    }
+
+    /// `None` when there is nothing to report.
+    pub(super) fn collect(mut errors: Vec<Error>) -> Option<Self> {
+        errors.sort_by_key(|error| (error.line, error.column));
+        let mut errors = errors.into_iter();
+        let first = errors.next()?;
+        Some(Self { first, rest: errors.collect() })
+    }
+
+    pub fn first(&self) -> &Error {
+        &self.first
+    }
+
+    pub fn count(&self) -> usize {
+        1 + self.rest.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Error> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        self.rest.iter().try_for_each(|error| write!(f, "\n{error}"))
+    }
+}
+
+impl std::error::Error for Errors {}
+
+/// A stranger's text made fit for a terminal: short, on one line, with invisible characters spelled out.
+pub(super) fn shown(text: &str) -> String {
+    let mut out = String::new();
+    for (index, c) in text.chars().enumerate() {
+        if index == SHOWN_MAX {
+            out.push('…');
+            break;
+        }
+        match c {
+            '"' | '\'' | '\\' => out.push(c),
+            _ => out.extend(c.escape_debug()),
+        }
+    }
+    out
+}

@@ -1,0 +1,112 @@
+//! `${key}` replaced by what ARG said, with the way back to the columns of the source.
+//!
+//! Owns: the values in scope and what their use may cost. Never: looks at its own output again, so a value
+//! that contains `${…}` cannot grow.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::bounds::{EXPANSION_MAX, LINE_MAX};
+use super::names;
+
+/// The values `${key}` stands for on the lines below.
+pub(super) struct Scope<'a> {
+    given: &'a BTreeMap<String, String>,
+    values: BTreeMap<String, String>,
+    spent: usize,
+}
+
+/// Why a line could not be expanded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TooMuch {
+    Line,
+    File,
+}
+
+/// One line after replacement.
+pub(super) struct Expanded<'a> {
+    source: &'a str,
+    pub(super) text: Cow<'a, str>,
+    /// Where pieces start, in order; empty when nothing was replaced.
+    pieces: Vec<Piece>,
+}
+
+struct Piece {
+    out: usize,
+    source: usize,
+    replaced: bool,
+}
+
+impl<'a> Scope<'a> {
+    pub(super) fn new(given: &'a BTreeMap<String, String>) -> Self {
+        Self { given, values: BTreeMap::new(), spent: 0 }
+    }
+
+    /// The build argument of that name, if one was given.
+    pub(super) fn given(&self, key: &str) -> Option<&'a str> {
+        self.given.get(key).map(String::as_str)
+    }
+
+    /// Declares `key` for the lines below; without a value `${key}` stays as it is.
+    pub(super) fn declare(&mut self, key: &str, value: Option<&str>) {
+        match value {
+            Some(value) => self.values.insert(key.to_owned(), value.to_owned()),
+            None => self.values.remove(key),
+        };
+    }
+
+    pub(super) fn expand<'l>(&mut self, line: &'l str) -> Result<Expanded<'l>, TooMuch> {
+        let mut out = String::new();
+        let mut pieces = Vec::new();
+        let (mut copied, mut from) = (0, 0);
+        while let Some(open) = line[from..].find("${").map(|found| from + found) {
+            let Some((value, end)) = self.value_at(line, open) else {
+                from = open + 2;
+                continue;
+            };
+            pieces.push(Piece { out: out.len(), source: copied, replaced: false });
+            out.push_str(&line[copied..open]);
+            pieces.push(Piece { out: out.len(), source: open, replaced: true });
+            out.push_str(value);
+            if out.len() > LINE_MAX {
+                return Err(TooMuch::Line);
+            }
+            (copied, from) = (end, end);
+        }
+        if pieces.is_empty() {
+            return Ok(Expanded { source: line, text: Cow::Borrowed(line), pieces });
+        }
+        pieces.push(Piece { out: out.len(), source: copied, replaced: false });
+        out.push_str(&line[copied..]);
+        self.spent += out.len();
+        if self.spent > EXPANSION_MAX {
+            Err(TooMuch::File)
+        } else if out.len() > LINE_MAX {
+            Err(TooMuch::Line)
+        } else {
+            Ok(Expanded { source: line, text: Cow::Owned(out), pieces })
+        }
+    }
+
+    /// The value of the `${key}` that opens at `open`, and where it ends.
+    fn value_at(&self, line: &str, open: usize) -> Option<(&str, usize)> {
+        // Keys are short, so the search for `}` is too: a line of `${${${` costs no more than its length.
+        let rest = &line.as_bytes()[open + 2..];
+        let close = rest.iter().take(64).position(|b| *b == b'}')?;
+        let key = std::str::from_utf8(&rest[..close]).ok().filter(|key| names::arg_key(key))?;
+        Some((self.values.get(key)?, open + 2 + close + 1))
+    }
+}
+
+impl Expanded<'_> {
+    /// The column in the source of a byte in the expanded text.
+    pub(super) fn column(&self, at: usize) -> u32 {
+        let source = match self.pieces.iter().rev().find(|piece| piece.out <= at) {
+            Some(piece) if piece.replaced => piece.source,
+            Some(piece) => piece.source + (at - piece.out),
+            None => at,
+        };
+        let before = self.source.char_indices().take_while(|(index, _)| *index < source).count();
+        u32::try_from(before + 1).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,178 @@
+//! The instructions Lodge adds: LIMIT, NETWORK, MCP, SKILL, SERVICE, SCHEDULE and ON.
+//!
+//! Owns: what each takes and what it does to the document. Never: decides whether what it asks for is granted.
+
+use super::cursor::{Cursor, Pair, PairValue, Spot};
+use super::directives::{bin_source, image_ref, path_name};
+use super::document::{
+    Agentfile, At, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
+};
+use super::env_key;
+use super::limit;
+use super::mistake::{FormMistake, ValueMistake};
+use super::names;
+
+pub(super) fn limit(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Spot { at, text } = cursor.word("a key")?;
+    let Some(key) = limit::known_key(&text) else {
+        cursor.fault(at, ValueMistake::UnknownLimit { found: text });
+        return None;
+    };
+    let value = cursor.word_or_text("a value")?;
+    match limit::read(key, &value.text) {
+        Ok(limit) => {
+            let repeated = put_once(&mut doc.limits, At { line, value: limit });
+            refuse_second(cursor, at, Some(key), repeated);
+        }
+        Err(mistake) => cursor.fault(value.at, mistake),
+    }
+    Some(())
+}
+
+pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let first = cursor.word("`none`, `host` or a list of hosts")?;
+    let first_at = first.at;
+    let mut words = vec![first];
+    while let Some(word) = cursor.word_if_any() {
+        words.push(word);
+    }
+    let hosts = split_at_commas(words);
+    let value = match hosts.as_slice() {
+        [only] if only.text == "none" => Network::None,
+        [only] if only.text == "host" => Network::Host,
+        _ => {
+            for host in &hosts {
+                let found = host.text.clone();
+                if matches!(found.as_str(), "none" | "host") {
+                    cursor.fault(host.at, ValueMistake::NetworkMixed { found });
+                } else if found.starts_with('#') {
+                    let keyword = cursor.keyword;
+                    cursor.fault(host.at, FormMistake::Unexpected { keyword, found });
+                    return None;
+                } else if !names::network_host(&found) {
+                    cursor.fault(host.at, ValueMistake::NetworkHost { found });
+                }
+            }
+            Network::Allow(hosts.into_iter().map(|host| host.text).collect())
+        }
+    };
+    match &doc.network {
+        Some(first) => {
+            let repeated = Err(first.line);
+            refuse_second(cursor, first_at, None, repeated);
+        }
+        None => doc.network = Some(At { line, value }),
+    }
+    Some(())
+}
+
+pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("a name")?;
+    let at = word.at;
+    let name = path_name(cursor, word, "an MCP server");
+    let target = cursor.word("a URL, an image or `host:program`")?;
+    let source = if target.text.contains("://") {
+        if !names::http_url(&target.text) {
+            cursor.fault(target.at, ValueMistake::McpUrl { found: target.text.clone() });
+        }
+        McpSource::Url(target.text)
+    } else {
+        let program = bin_source(cursor, target);
+        McpSource::Program { program, args: cursor.arguments()? }
+    };
+    let repeated = put_once(&mut doc.mcps, Mcp { line, name: name.clone(), source });
+    refuse_second(cursor, at, Some(&name), repeated);
+    Some(())
+}
+
+pub(super) fn skill(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let word = cursor.word("a skill")?;
+    let value = image_ref(cursor, word);
+    put(&mut doc.skills, At { line, value });
+    Some(())
+}
+
+pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Spot { at, text: name } = cursor.word("a name")?;
+    if !names::dns_label(&name) {
+        cursor.fault(at, ValueMistake::ServiceName { found: name.clone() });
+    }
+    let word = cursor.word("an image")?;
+    let image = image_ref(cursor, word);
+    let need = if cursor.flag("optional") { ServiceNeed::Optional } else { ServiceNeed::Required };
+    let mut envs: Vec<(String, String)> = Vec::new();
+    let mut healthcheck = None;
+    while !cursor.is_empty() {
+        let Pair { key, value } = cursor.pair("`KEY=value`")?;
+        match value.map(PairValue::into_string) {
+            Some(value) if key.text == "healthcheck" && value.is_empty() => {
+                cursor.fault(key.at, ValueMistake::Empty { what: "healthcheck command" });
+            }
+            Some(value) if key.text == "healthcheck" => healthcheck = Some(value),
+            Some(value) if env_key::well_formed(&key.text) => {
+                match envs.iter_mut().find(|(k, _)| *k == key.text) {
+                    Some((_, old)) => *old = value,
+                    None => envs.push((key.text, value)),
+                }
+            }
+            Some(_) | None => {
+                cursor.fault(key.at, ValueMistake::ServiceOption { found: key.text });
+                return None;
+            }
+        }
+    }
+    let repeated =
+        put_once(&mut doc.services, Service { line, name: name.clone(), image, need, envs, healthcheck });
+    refuse_second(cursor, at, Some(&name), repeated);
+    Some(())
+}
+
+pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Spot { at, text: cron } = cursor.word_or_text("a cron expression")?;
+    if !names::cron(&cron) {
+        cursor.fault(at, ValueMistake::Cron { found: cron });
+        return None;
+    }
+    let prompt = not_empty(cursor, "prompt", "a prompt")?;
+    doc.schedules.push(Schedule { line, cron, prompt });
+    Some(())
+}
+
+pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+    let Spot { at, text: pattern } = cursor.word_or_text("a pattern")?;
+    if pattern.trim().is_empty() {
+        cursor.fault(at, ValueMistake::Empty { what: "pattern" });
+    }
+    let prompt = not_empty(cursor, "prompt", "a prompt")?;
+    doc.ons.push(On { line, pattern, prompt });
+    Some(())
+}
+
+fn not_empty(cursor: &mut Cursor, what: &'static str, missing: &'static str) -> Option<String> {
+    let Spot { at, text } = cursor.text_or_body(missing)?;
+    if text.trim().is_empty() {
+        cursor.fault(at, ValueMistake::Empty { what });
+    }
+    Some(text)
+}
+
+fn refuse_second(cursor: &mut Cursor, at: usize, key: Option<&str>, put: Result<(), u32>) {
+    if let Err(first_line) = put {
+        let keyword = cursor.keyword;
+        cursor.fault(at, FormMistake::Repeated { keyword, key: key.map(str::to_owned), first_line });
+    }
+}
+
+fn split_at_commas(words: Vec<Spot>) -> Vec<Spot> {
+    let mut hosts = Vec::new();
+    for word in words {
+        let mut at = word.at;
+        for part in word.text.split(',') {
+            if !part.is_empty() {
+                hosts.push(Spot { at, text: part.to_owned() });
+            }
+            at += part.len() + 1;
+        }
+    }
+    hosts
+}

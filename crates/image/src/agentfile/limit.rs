@@ -1,0 +1,173 @@
+//! The keys and values of LIMIT.
+//!
+//! Owns: their types and units. Never: enforces a limit.
+
+use std::time::Duration;
+
+use super::mistake::ValueMistake;
+
+const MICROS_PER_USD: u64 = 1_000_000;
+
+/// One limit, in its smallest unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Limit {
+    MemoryBytes(u64),
+    Pids(u32),
+    CpuTime(Duration),
+    OutputBytes(u64),
+    /// Millionths of a dollar, so that sums are exact.
+    BudgetMicroUsd(u64),
+    BudgetTokens(u64),
+    ContextTokens(u64),
+    RevivalPolicy(RevivalPolicy),
+}
+
+/// What happens to a lineage that lost its processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RevivalPolicy {
+    Revive,
+    Reap,
+    Ask,
+}
+
+impl Limit {
+    pub const KEYS: &'static [&'static str] = &[
+        "memory",
+        "pids",
+        "cpu-time",
+        "output",
+        "budget-usd",
+        "budget-tokens",
+        "context-tokens",
+        "revival-policy",
+    ];
+
+    pub fn key(&self) -> &'static str {
+        match self {
+            Limit::MemoryBytes(_) => "memory",
+            Limit::Pids(_) => "pids",
+            Limit::CpuTime(_) => "cpu-time",
+            Limit::OutputBytes(_) => "output",
+            Limit::BudgetMicroUsd(_) => "budget-usd",
+            Limit::BudgetTokens(_) => "budget-tokens",
+            Limit::ContextTokens(_) => "context-tokens",
+            Limit::RevivalPolicy(_) => "revival-policy",
+        }
+    }
+
+    /// A value a person could copy.
+    pub(super) fn example(key: &str) -> &'static str {
+        match key {
+            "memory" | "output" => "512m",
+            "pids" => "64",
+            "cpu-time" => "1h30m",
+            "budget-usd" => "2.50",
+            "revival-policy" => "ask",
+            _ => "200k",
+        }
+    }
+}
+
+/// Finds the limit a key names; `_` and `-` are the same.
+pub(super) fn known_key(found: &str) -> Option<&'static str> {
+    let dashed = found.replace('_', "-");
+    Limit::KEYS.iter().copied().find(|key| *key == dashed)
+}
+
+/// Reads the value of a known key.
+pub(super) fn read(key: &'static str, value: &str) -> Result<Limit, ValueMistake> {
+    const SIZE: &str = "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)";
+    const TOKENS: &str = "a whole number above 0, with an optional k or m (thousands, millions)";
+    let (limit, expected) = match key {
+        "memory" => (size(value).map(Limit::MemoryBytes), SIZE),
+        "output" => (size(value).map(Limit::OutputBytes), SIZE),
+        "pids" => {
+            let pids = whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+            (pids.map(Limit::Pids), "a whole number from 1 to 4294967295")
+        }
+        "cpu-time" => {
+            (duration(value).map(Limit::CpuTime), "a duration above 0 with units, such as `90s` or `1h30m`")
+        }
+        "budget-usd" => (micro_usd(value).map(Limit::BudgetMicroUsd), "dollars with at most 6 decimals"),
+        "budget-tokens" => (tokens(value).map(Limit::BudgetTokens), TOKENS),
+        "context-tokens" => (tokens(value).map(Limit::ContextTokens), TOKENS),
+        _ => (policy(value).map(Limit::RevivalPolicy), "`revive`, `reap` or `ask`"),
+    };
+    limit.ok_or_else(|| ValueMistake::LimitValue { key, expected, found: value.to_owned() })
+}
+
+fn policy(value: &str) -> Option<RevivalPolicy> {
+    match value {
+        "revive" => Some(RevivalPolicy::Revive),
+        "reap" => Some(RevivalPolicy::Reap),
+        "ask" => Some(RevivalPolicy::Ask),
+        _ => None,
+    }
+}
+
+/// Digits only: `parse` alone would let a `+` through.
+fn whole(value: &str) -> Option<u64> {
+    if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    value.parse().ok()
+}
+
+fn split_unit(value: &str) -> (&str, &str) {
+    value.split_at(value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len()))
+}
+
+fn size(value: &str) -> Option<u64> {
+    let (number, unit) = split_unit(value);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return None,
+    };
+    whole(number)?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
+}
+
+fn tokens(value: &str) -> Option<u64> {
+    let (number, unit) = split_unit(value);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" => 1,
+        "k" => 1_000,
+        "m" => 1_000_000,
+        _ => return None,
+    };
+    whole(number)?.checked_mul(factor).filter(|tokens| *tokens > 0)
+}
+
+fn duration(value: &str) -> Option<Duration> {
+    let mut rest = value;
+    let mut total_ms: u64 = 0;
+    while !rest.is_empty() {
+        let (number, after) = split_unit(rest);
+        let (unit, next) = after.split_at(after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len()));
+        let unit_ms = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        total_ms = total_ms.checked_add(whole(number)?.checked_mul(unit_ms)?)?;
+        rest = next;
+    }
+    (total_ms > 0).then(|| Duration::from_millis(total_ms))
+}
+
+fn micro_usd(value: &str) -> Option<u64> {
+    let value = value.strip_prefix('$').unwrap_or(value);
+    let (dollars, decimals) = match value.split_once('.') {
+        Some((dollars, decimals)) if (1..=6).contains(&decimals.len()) => (dollars, decimals),
+        Some(_) => return None,
+        None => (value, "0"),
+    };
+    let scale = 10_u64.pow(6 - u32::try_from(decimals.len()).ok()?);
+    whole(dollars)?.checked_mul(MICROS_PER_USD)?.checked_add(whole(decimals)? * scale)
+}

@@ -1,0 +1,245 @@
+//! Mistakes in values: names, references, paths and limits that break their rule.
+//!
+//! Owns: their words. Never: the rules themselves (see `names` and `limit`).
+
+use super::codes;
+use crate::agentfile::error::shown;
+use crate::agentfile::keyword::nearest;
+use crate::agentfile::limit::Limit;
+use crate::agentfile::names;
+
+/// An instruction's value is not one it takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueMistake {
+    #[error("`{}` cannot be the name of {what}", shown(found))]
+    Name { what: &'static str, found: String },
+    #[error("the context name `{}` is reserved", shown(found))]
+    ReservedContext { found: String },
+    #[error("`{}` is not a CONFIG key", shown(found))]
+    ConfigKey { found: String },
+    #[error("CONFIG `{}` is required and has a default", shown(key))]
+    RequiredWithDefault { key: String },
+    #[error("`{}` is not an ARG key", shown(found))]
+    ArgKey { found: String },
+    #[error("the value of build argument `{}` is not one line of text", shown(key))]
+    BuildArg { key: String },
+    #[error("`{}` is not a LABEL key", shown(found))]
+    LabelKey { found: String },
+    #[error("`{}` is not a capability name", shown(found))]
+    Capability { found: String },
+    #[error("`{}` is not a model", shown(found))]
+    Model { found: String },
+    #[error("`{}` is not an image reference", shown(found))]
+    ImageRef { found: String },
+    #[error("`{}` is not a program of the host", shown(found))]
+    HostProgram { found: String },
+    #[error("the path `{}` {fault}", shown(found))]
+    Path { found: String, fault: PathFault },
+    #[error("EXEC is not an array of strings")]
+    Exec,
+    #[error("unknown limit `{}`", shown(found))]
+    UnknownLimit { found: String },
+    #[error("`{}` is not a value for the limit {key}", shown(found))]
+    LimitValue { key: &'static str, expected: &'static str, found: String },
+    #[error("`{}` is not a host to allow", shown(found))]
+    NetworkHost { found: String },
+    #[error("NETWORK mixes `{}` with other words", shown(found))]
+    NetworkMixed { found: String },
+    #[error("`{}` is not a URL of an MCP server", shown(found))]
+    McpUrl { found: String },
+    #[error("`{}` cannot be the name of a service", shown(found))]
+    ServiceName { found: String },
+    #[error("unknown SERVICE option `{}`", shown(found))]
+    ServiceOption { found: String },
+    #[error("`{}` is not a cron expression", shown(found))]
+    Cron { found: String },
+    #[error("the {what} is empty")]
+    Empty { what: &'static str },
+}
+
+codes! { ValueMistake:
+    Name => "agentfile.bad_name",
+    ReservedContext => "agentfile.reserved_context",
+    ConfigKey => "agentfile.bad_config_key",
+    RequiredWithDefault => "agentfile.required_with_default",
+    ArgKey => "agentfile.bad_arg_key",
+    BuildArg => "agentfile.bad_build_arg",
+    LabelKey => "agentfile.bad_label_key",
+    Capability => "agentfile.bad_capability",
+    Model => "agentfile.bad_model",
+    ImageRef => "agentfile.bad_image_ref",
+    HostProgram => "agentfile.bad_host_program",
+    Path => "agentfile.bad_path",
+    Exec => "agentfile.bad_exec",
+    UnknownLimit => "agentfile.unknown_limit",
+    LimitValue => "agentfile.bad_limit",
+    NetworkHost => "agentfile.bad_network_host",
+    NetworkMixed => "agentfile.network_mixed",
+    McpUrl => "agentfile.bad_mcp_url",
+    ServiceName => "agentfile.bad_service_name",
+    ServiceOption => "agentfile.unknown_service_option",
+    Cron => "agentfile.bad_cron",
+    Empty => "agentfile.empty",
+}
+
+/// Why a path in an Agentfile is refused before anything is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PathFault {
+    #[error("is empty")]
+    Empty,
+    #[error("is absolute")]
+    Absolute,
+    #[error("leaves the directory with `..`")]
+    Parent,
+    #[error("is a URL")]
+    Url,
+    #[error("is too long")]
+    TooLong,
+}
+
+impl ValueMistake {
+    pub fn expected(&self) -> String {
+        match self {
+            ValueMistake::Name { .. } => {
+                "a letter or digit, then at most 62 letters, digits, `.`, `_` or `-`".to_owned()
+            }
+            ValueMistake::ReservedContext { .. } => "any name but AGENT, WORKSPACE and MOUNTS".to_owned(),
+            ValueMistake::ConfigKey { .. } | ValueMistake::ServiceName { .. } => {
+                "lower-case letters, digits and inner `-`, at most 63".to_owned()
+            }
+            ValueMistake::RequiredWithDefault { .. } => "either `key!` or `key=value`".to_owned(),
+            ValueMistake::ArgKey { .. } => {
+                "a letter or `_`, then at most 62 letters, digits, `_`, `.` or `-`".to_owned()
+            }
+            ValueMistake::BuildArg { .. } => "text without line breaks or control characters".to_owned(),
+            ValueMistake::LabelKey { .. } => {
+                "a letter or digit, then at most 254 letters, digits, `.`, `_`, `/` or `-`".to_owned()
+            }
+            ValueMistake::Capability { .. } => {
+                "lower-case letters, digits and inner `_` or `-`, at most 63".to_owned()
+            }
+            ValueMistake::Model { .. } => "`provider/model`, such as `openai/gpt-4o`".to_owned(),
+            ValueMistake::ImageRef { .. } => "`[host[:port]/]name[:tag][@sha256:…]`".to_owned(),
+            ValueMistake::HostProgram { .. } => "`host:name` or `host:/absolute/path`".to_owned(),
+            ValueMistake::Path { .. } => "a path below the Agentfile's directory".to_owned(),
+            ValueMistake::Exec => "`EXEC [\"word\", \"word\"]`".to_owned(),
+            ValueMistake::UnknownLimit { .. } => format!("one of {}", Limit::KEYS.join(", ")),
+            ValueMistake::LimitValue { expected, .. } => (*expected).to_owned(),
+            ValueMistake::NetworkHost { .. } => {
+                "a host name, `*.name`, an address or a range, with an optional port".to_owned()
+            }
+            ValueMistake::NetworkMixed { .. } => "`none` or `host` alone, or a list of hosts".to_owned(),
+            ValueMistake::McpUrl { .. } => "`https://host/path` or `http://host/path`".to_owned(),
+            ValueMistake::ServiceOption { .. } => {
+                "`optional`, `KEY=value` or `healthcheck=\"command\"`".to_owned()
+            }
+            ValueMistake::Cron { .. } => "five to seven fields, or a name such as `@daily`".to_owned(),
+            ValueMistake::Empty { what } => format!("a {what}"),
+        }
+    }
+
+    pub fn hint(&self) -> String {
+        if let Some(key) = self.found().and_then(unreplaced) {
+            return format!(
+                "`${{{key}}}` has no value: declare `ARG {key}=…` above, or pass `--build-arg {key}=…`"
+            );
+        }
+        match self {
+            ValueMistake::Name { what: "an added file", .. } => {
+                "give it a name of its own: `ADD path name`".to_owned()
+            }
+            ValueMistake::Name { .. } => "the name becomes a file name: choose a plain one".to_owned(),
+            ValueMistake::ReservedContext { .. } => {
+                "Lodge writes that section itself: choose another name, such as SOUL".to_owned()
+            }
+            ValueMistake::ConfigKey { found } | ValueMistake::ServiceName { found } => {
+                rewrite(found, '-', names::dns_label)
+            }
+            ValueMistake::RequiredWithDefault { key } => {
+                format!("write `CONFIG {}!` to ask for it, or remove the `!` to keep the default", shown(key))
+            }
+            ValueMistake::ArgKey { .. } => "use letters, digits and `_`".to_owned(),
+            ValueMistake::BuildArg { key } => format!("pass `--build-arg {key}=…` with a value on one line"),
+            ValueMistake::LabelKey { .. } => {
+                "write `LABEL key=value`, such as `LABEL description=\"…\"`".to_owned()
+            }
+            ValueMistake::Capability { found } => rewrite(found, '_', names::capability),
+            ValueMistake::Model { .. } => "put the provider's name in front, as in `work/model`".to_owned(),
+            ValueMistake::ImageRef { .. } => "check it with `lodge image ls`".to_owned(),
+            ValueMistake::HostProgram { .. } => {
+                "name a program on the host's PATH, as in `host:git`".to_owned()
+            }
+            ValueMistake::Path { fault: PathFault::Url, .. } => {
+                "nothing is downloaded while building: fetch it first and name the file".to_owned()
+            }
+            ValueMistake::Path { .. } => {
+                "copy the file next to the Agentfile and name it from there".to_owned()
+            }
+            ValueMistake::Exec => "put every word into double quotes, with commas between them".to_owned(),
+            ValueMistake::UnknownLimit { found } => limit_hint(found),
+            ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", Limit::example(key)),
+            ValueMistake::NetworkHost { .. } => "write it as `example.com` or `example.com:443`".to_owned(),
+            ValueMistake::NetworkMixed { .. } => "keep one of them".to_owned(),
+            ValueMistake::McpUrl { .. } => "start it with `https://`".to_owned(),
+            ValueMistake::ServiceOption { .. } => "environment keys are in capitals: `KEY=value`".to_owned(),
+            ValueMistake::Cron { .. } => "quote the whole expression, as in `\"0 7 * * 1-5\"`".to_owned(),
+            ValueMistake::Empty { what } => format!("write the {what}, or remove the instruction"),
+        }
+    }
+
+    fn found(&self) -> Option<&str> {
+        match self {
+            ValueMistake::Name { found, .. }
+            | ValueMistake::ReservedContext { found }
+            | ValueMistake::ConfigKey { found }
+            | ValueMistake::ArgKey { found }
+            | ValueMistake::LabelKey { found }
+            | ValueMistake::Capability { found }
+            | ValueMistake::Model { found }
+            | ValueMistake::ImageRef { found }
+            | ValueMistake::HostProgram { found }
+            | ValueMistake::Path { found, .. }
+            | ValueMistake::UnknownLimit { found }
+            | ValueMistake::LimitValue { found, .. }
+            | ValueMistake::NetworkHost { found }
+            | ValueMistake::NetworkMixed { found }
+            | ValueMistake::McpUrl { found }
+            | ValueMistake::ServiceName { found }
+            | ValueMistake::ServiceOption { found }
+            | ValueMistake::Cron { found } => Some(found),
+            ValueMistake::RequiredWithDefault { .. }
+            | ValueMistake::BuildArg { .. }
+            | ValueMistake::Exec
+            | ValueMistake::Empty { .. } => None,
+        }
+    }
+}
+
+fn limit_hint(found: &str) -> String {
+    if let Some((key, value)) = found.split_once('=') {
+        return format!("write `LIMIT {} {}`, without `=`", shown(key), shown(value));
+    }
+    match nearest(&found.to_ascii_lowercase().replace('_', "-"), Limit::KEYS.iter().copied()) {
+        Some(key) => format!("did you mean `{key}`?"),
+        None => "remove it, or use one of these".to_owned(),
+    }
+}
+
+/// The word as the rule would have it, when that is near what was written.
+fn rewrite(found: &str, joint: char, rule: fn(&str) -> bool) -> String {
+    let fixed: String = found
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { joint })
+        .collect();
+    match rule(&fixed) {
+        true => format!("write `{fixed}`"),
+        false => "use lower-case letters and digits".to_owned(),
+    }
+}
+
+/// The key of the first `${key}` that was left in a text because nothing defines it.
+fn unreplaced(text: &str) -> Option<&str> {
+    let (_, after) = text.split_once("${")?;
+    let (key, _) = after.split_once('}')?;
+    names::arg_key(key).then_some(key)
+}

@@ -1,0 +1,44 @@
+//! The Agentfile language: parse, merge over a parent, and load with the files it names.
+//!
+//! Owns: the grammar, its bounds and its error messages. Never: resolves image references, starts programs
+//! or decides whether an agent may run.
+//!
+//! # Repeated instructions
+//! Within one file the last `RUNTIME`, `MODEL`, `NAME` and `EXEC` wins, and so does the last `CONTEXT`, `CONFIG`,
+//! `ENV`, `BIN`, `ADD`, `LABEL` and `ARG` with the same name. `CAPABILITY` and `SKILL` form a union;
+//! `SCHEDULE` and `ON` add up. A second `FROM` or `NETWORK`, or a second `LIMIT`, `MCP` or `SERVICE` with the
+//! same name, is refused: silently dropping one of them would change what the agent may do.
+
+mod bounds;
+mod cursor;
+mod directives;
+mod document;
+mod env_key;
+mod error;
+mod expand;
+mod extensions;
+mod keyword;
+mod lex;
+mod limit;
+mod load;
+mod merge;
+mod mistake;
+mod names;
+mod parse;
+
+pub use bounds::{
+    ADD_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
+    LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX,
+};
+pub use document::{
+    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Mcp,
+    McpSource, Model, Network, On, Parent, Schedule, Service, ServiceNeed,
+};
+pub use env_key::{EnvKeyError, check_env_key};
+pub use error::{Error, Errors};
+pub use keyword::Keyword;
+pub use limit::{Limit, RevivalPolicy};
+pub use load::{AddedFile, ContextText, LoadError, Loaded, load_dir, load_inline};
+pub use merge::merge;
+pub use mistake::{BoundMistake, FormMistake, Mistake, PathFault, TextMistake, ValueMistake};
+pub use parse::{parse, unused_build_args};

@@ -1,0 +1,201 @@
+//! The rules for names, keys, references and paths.
+//!
+//! Owns: yes or no for one word. Never: words an error (see `mistake`).
+
+use super::mistake::PathFault;
+
+const PATH_MAX: usize = 1_024;
+const REF_MAX: usize = 512;
+const URL_MAX: usize = 2_048;
+const CRON_MAX: usize = 256;
+const RESERVED_CONTEXTS: [&str; 3] = ["AGENT", "WORKSPACE", "MOUNTS"];
+const CRON_NAMES: [&str; 7] =
+    ["@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"];
+
+/// One word of `min..=max` bytes whose first, inner and last characters obey their rule.
+fn shaped(word: &str, max: usize, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
+    let bytes = word.as_bytes();
+    match bytes {
+        [] => false,
+        [only] => edge(*only),
+        [first, middle @ .., last] => {
+            bytes.len() <= max && edge(*first) && middle.iter().all(|b| inner(*b)) && edge(*last)
+        }
+    }
+}
+
+fn lower(b: u8) -> bool {
+    b.is_ascii_lowercase() || b.is_ascii_digit()
+}
+
+/// `^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`: safe as a file name.
+pub(super) fn path_name(word: &str) -> bool {
+    word.len() <= 63
+        && word.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+/// `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`
+pub(super) fn dns_label(word: &str) -> bool {
+    shaped(word, 63, lower, |b| lower(b) || b == b'-')
+}
+
+/// The DNS label rule with underscores, which the known capabilities use.
+pub(super) fn capability(word: &str) -> bool {
+    shaped(word, 63, lower, |b| lower(b) || b == b'-' || b == b'_')
+}
+
+pub(super) fn arg_key(word: &str) -> bool {
+    word.len() <= 63
+        && word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+}
+
+pub(super) fn label_key(word: &str) -> bool {
+    word.len() <= 255
+        && word.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._/-".contains(&b))
+}
+
+/// Case does not matter: on some file systems `agent.md` is `AGENT.md`.
+pub(super) fn reserved_context(word: &str) -> bool {
+    RESERVED_CONTEXTS.iter().any(|reserved| reserved.eq_ignore_ascii_case(word))
+}
+
+/// `[host[:port]/]name[/name…][:tag][@algorithm:hex]`
+pub(super) fn image_ref(word: &str) -> bool {
+    if word.len() > REF_MAX {
+        return false;
+    }
+    let (rest, digest) = match word.split_once('@') {
+        Some((rest, digest)) => (rest, Some(digest)),
+        None => (word, None),
+    };
+    if !digest.is_none_or(image_digest) {
+        return false;
+    }
+    let last_slash = rest.rfind('/').map_or(0, |at| at + 1);
+    let (path, tag) = match rest[last_slash..].split_once(':') {
+        Some((name, tag)) => (&rest[..last_slash + name.len()], Some(tag)),
+        None => (rest, None),
+    };
+    if !tag.is_none_or(image_tag) {
+        return false;
+    }
+    match path.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => {
+            registry_host(host) && path.split('/').all(image_component)
+        }
+        Some(_) | None => path.split('/').all(image_component),
+    }
+}
+
+fn image_tag(tag: &str) -> bool {
+    tag.len() <= 128
+        && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && tag.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+}
+
+fn image_digest(digest: &str) -> bool {
+    let hex = |hex: &str, len: usize| {
+        hex.len() == len && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    };
+    match digest.split_once(':') {
+        Some(("sha256", value)) => hex(value, 64),
+        Some(("sha512", value)) => hex(value, 128),
+        Some(_) | None => false,
+    }
+}
+
+fn image_component(part: &str) -> bool {
+    shaped(part, 255, |b| b.is_ascii_alphanumeric(), |b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        && !part.contains("..")
+}
+
+fn registry_host(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (host, None),
+    };
+    port.is_none_or(port_number) && (host_name(name) || bracketed_address(name))
+}
+
+fn port_number(port: &str) -> bool {
+    !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|p| p > 0)
+}
+
+fn host_name(name: &str) -> bool {
+    name.len() <= 253
+        && name.split('.').all(|part| {
+            shaped(part, 63, |b| b.is_ascii_alphanumeric(), |b| b.is_ascii_alphanumeric() || b == b'-')
+        })
+}
+
+fn bracketed_address(name: &str) -> bool {
+    name.strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+/// What stands after `host:`: a bare name, or an absolute path that stays where it points.
+pub(super) fn host_program(program: &str) -> bool {
+    if program.is_empty() || program.len() > PATH_MAX {
+        return false;
+    }
+    match program.strip_prefix('/') {
+        Some(path) => path.split('/').all(|part| !part.is_empty() && part != "." && part != ".."),
+        None => program != "." && program != ".." && !program.contains('/'),
+    }
+}
+
+/// A path below the Agentfile's directory, judged by its text alone.
+pub(super) fn relative_path(path: &str) -> Result<(), PathFault> {
+    if path.is_empty() {
+        Err(PathFault::Empty)
+    } else if path.len() > PATH_MAX {
+        Err(PathFault::TooLong)
+    } else if path.contains("://") {
+        Err(PathFault::Url)
+    } else if path.starts_with('/') {
+        Err(PathFault::Absolute)
+    } else if path.split('/').any(|part| part == "..") {
+        Err(PathFault::Parent)
+    } else {
+        Ok(())
+    }
+}
+
+/// A host name, `*.name`, an address or a range, with an optional port where one makes sense.
+pub(super) fn network_host(word: &str) -> bool {
+    if let Some((address, bits)) = word.split_once('/') {
+        let max = match address.parse::<std::net::IpAddr>() {
+            Ok(std::net::IpAddr::V4(_)) => 32,
+            Ok(std::net::IpAddr::V6(_)) => 128,
+            Err(_) => return false,
+        };
+        return bits.len() <= 3
+            && bits.bytes().all(|b| b.is_ascii_digit())
+            && bits.parse::<u16>().is_ok_and(|bits| bits <= max);
+    }
+    if word.parse::<std::net::Ipv6Addr>().is_ok() {
+        return true;
+    }
+    registry_host(word.strip_prefix("*.").unwrap_or(word))
+}
+
+pub(super) fn http_url(word: &str) -> bool {
+    let rest = word.strip_prefix("https://").or_else(|| word.strip_prefix("http://"));
+    word.len() <= URL_MAX
+        && rest.is_some_and(|rest| {
+            registry_host(rest.split(['/', '?', '#']).next().unwrap_or_default())
+                && !rest.contains(char::is_whitespace)
+        })
+}
+
+/// The shape of a cron expression; what its fields mean is decided where schedules run.
+pub(super) fn cron(text: &str) -> bool {
+    let field = |field: &str| field.bytes().all(|b| b.is_ascii_alphanumeric() || b"*/,-?#".contains(&b));
+    text.len() <= CRON_MAX
+        && (CRON_NAMES.contains(&text)
+            || ((5..=7).contains(&text.split_whitespace().count()) && text.split_whitespace().all(field)))
+}

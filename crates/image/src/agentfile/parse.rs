@@ -1,0 +1,337 @@
+//! The file as a whole: lines, comments, heredocs, order, and the collection of all mistakes.
+//!
+//! Owns: the walk over the file. Never: panics, loops without progress, or stops at the first mistake.
+
+use std::collections::BTreeMap;
+
+use super::bounds::{
+    ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX,
+};
+use super::cursor::Cursor;
+use super::directives;
+use super::document::Agentfile;
+use super::error::{Error, Errors};
+use super::expand::{Expanded, Scope, TooMuch};
+use super::extensions;
+use super::keyword::Keyword;
+use super::lex::{Kind, Token, lex};
+use super::mistake::{BoundMistake, FormMistake, Mistake, TextMistake};
+
+const SYNTAXES: [&str; 2] = ["lodge/agentfile:1", "openotters/agentfile:1"];
+
+/// Parses an Agentfile. `name` is how errors call the file; `args` are the build arguments.
+///
+/// Reports every mistake it finds, at least one of which is the reason for an `Err`.
+pub fn parse(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> Result<Agentfile, Errors> {
+    let whole_file =
+        |line, column, mistake: Mistake| Errors::one(Error { file: name.to_owned(), line, column, mistake });
+    if source.len() > FILE_MAX {
+        return Err(whole_file(1, 1, BoundMistake::File { bytes: source.len(), max: FILE_MAX }.into()));
+    }
+    if source.starts_with("\u{feff}".as_bytes()) {
+        return Err(whole_file(1, 1, TextMistake::ByteOrderMark.into()));
+    }
+    let text = std::str::from_utf8(source).map_err(|error| {
+        let good = String::from_utf8_lossy(&source[..error.valid_up_to()]);
+        let (line, column) =
+            (good.split('\n').count(), good.rsplit('\n').next().unwrap_or_default().chars().count());
+        whole_file(number(line), number(column + 1), TextMistake::NotUtf8.into())
+    })?;
+    let lines = Lines::of(text);
+    if lines.starts.len() > LINES_MAX {
+        let mistake = BoundMistake::Lines { lines: lines.starts.len(), max: LINES_MAX };
+        return Err(whole_file(number(LINES_MAX + 1), 1, mistake.into()));
+    }
+    let mut parser = Parser::new(name, lines, args);
+    while parser.step().is_some() {}
+    parser.finish()
+}
+
+/// The build arguments that no ARG of the file declares. Like Docker, a caller should warn about them.
+pub fn unused_build_args<'a>(agentfile: &Agentfile, args: &'a BTreeMap<String, String>) -> Vec<&'a str> {
+    let declared = |key: &str| agentfile.args.iter().any(|arg| arg.key == key);
+    args.keys().map(String::as_str).filter(|key| !declared(key)).collect()
+}
+
+struct Parser<'a> {
+    file: &'a str,
+    lines: Lines<'a>,
+    scope: Scope<'a>,
+    doc: Agentfile,
+    errors: Vec<Error>,
+    instructions: usize,
+    heredocs: usize,
+    first: Option<Keyword>,
+    from: FromSeen,
+}
+
+/// What is known about FROM so far.
+#[derive(Clone, Copy)]
+enum FromSeen {
+    No,
+    /// A word that can only have meant FROM; reporting it missing as well would be noise.
+    Misspelt,
+    Yes {
+        line: u32,
+    },
+}
+
+/// The reader has seen enough of a hopeless file when a step returns `None`.
+type Step = Option<()>;
+
+impl<'a> Parser<'a> {
+    fn new(file: &'a str, lines: Lines<'a>, args: &'a BTreeMap<String, String>) -> Self {
+        Self {
+            file,
+            lines,
+            scope: Scope::new(args),
+            doc: Agentfile::default(),
+            errors: Vec::new(),
+            instructions: 0,
+            heredocs: 0,
+            first: None,
+            from: FromSeen::No,
+        }
+    }
+
+    /// Reads one line, and the heredoc that belongs to it. `None` at the end of the file or of our patience.
+    fn step(&mut self) -> Step {
+        let (line, raw) = self.lines.next()?;
+        let trimmed = raw.trim_start_matches([' ', '\t']);
+        if let Some(comment) = trimmed.strip_prefix('#') {
+            return self.comment(line, raw.len() - trimmed.len(), comment);
+        }
+        if raw.len() > LINE_MAX {
+            self.abandon(line, raw);
+            return self.report(line, 1, BoundMistake::Line { bytes: raw.len(), max: LINE_MAX });
+        }
+        let expanded = match self.scope.expand(raw) {
+            Ok(expanded) => expanded,
+            Err(TooMuch::Line) => {
+                self.abandon(line, raw);
+                return self.report(line, 1, BoundMistake::ExpandedLine { max: LINE_MAX });
+            }
+            Err(TooMuch::File) => {
+                self.report(line, 1, BoundMistake::Expansion { max: EXPANSION_MAX });
+                return None;
+            }
+        };
+        if expanded.text.trim_matches([' ', '\t']).is_empty() {
+            return Some(());
+        }
+        self.instructions += 1;
+        if self.instructions > INSTRUCTIONS_MAX {
+            self.report(line, 1, BoundMistake::Instructions { max: INSTRUCTIONS_MAX });
+            return None;
+        }
+        self.instruction(line, &expanded)
+    }
+
+    fn comment(&mut self, line: u32, indent: usize, comment: &str) -> Step {
+        let Some(value) =
+            comment.trim().strip_prefix("syntax").and_then(|rest| rest.trim_start().strip_prefix('='))
+        else {
+            return Some(());
+        };
+        let column = number(indent + 1);
+        let found = value.trim();
+        if line != 1 {
+            self.report(line, column, TextMistake::SyntaxLineMisplaced)
+        } else if !SYNTAXES.contains(&found) {
+            self.report(line, column, TextMistake::SyntaxVersion { found: found.to_owned() })
+        } else {
+            Some(())
+        }
+    }
+
+    fn instruction(&mut self, line: u32, expanded: &Expanded<'_>) -> Step {
+        let mut tokens = match lex(&expanded.text) {
+            Ok(tokens) => tokens,
+            Err((at, mistake)) => {
+                self.abandon(line, &expanded.text);
+                return self.report(line, expanded.column(at), mistake);
+            }
+        };
+        self.read_heredoc(line, expanded, &mut tokens)?;
+        let mut tokens = tokens.into_iter();
+        let first = tokens.next()?;
+        let found = match first.kind {
+            Kind::Word(word) => word,
+            Kind::Text(text) => text,
+            Kind::Heredoc(marker) => format!("<<{marker}"),
+            Kind::Body(_) => "<<".to_owned(),
+        };
+        let column = expanded.column(first.at);
+        let Some(keyword) = Keyword::read(&found) else {
+            self.note_keyword(line, &found);
+            return self.report(line, column, FormMistake::UnknownInstruction { found });
+        };
+        if keyword == Keyword::From {
+            self.check_from(line, column)?;
+        }
+        self.note_keyword(line, &found);
+        let mut cursor = Cursor::new(keyword, tokens, expanded.text.trim_end().len());
+        if self.dispatch(line, &mut cursor).is_some() {
+            cursor.finish();
+        }
+        for (at, mistake) in cursor.into_faults() {
+            self.report(line, expanded.column(at), mistake)?;
+        }
+        Some(())
+    }
+
+    fn dispatch(&mut self, line: u32, cursor: &mut Cursor) -> Option<()> {
+        let doc = &mut self.doc;
+        match cursor.keyword {
+            Keyword::From => directives::from(doc, line, cursor),
+            Keyword::Runtime => directives::runtime(doc, line, cursor),
+            Keyword::Model => directives::model(doc, line, cursor),
+            Keyword::Name => directives::name(doc, line, cursor),
+            Keyword::Context => directives::context(doc, line, cursor),
+            Keyword::Config => directives::config(doc, line, cursor),
+            Keyword::Env => directives::env(doc, line, cursor),
+            Keyword::Bin => directives::bin(doc, line, cursor),
+            Keyword::Exec => directives::exec(doc, line, cursor),
+            Keyword::Add => directives::add(doc, line, cursor),
+            Keyword::Label => directives::label(doc, line, cursor),
+            Keyword::Arg => directives::arg(doc, &mut self.scope, line, cursor),
+            Keyword::Capability => directives::capability(doc, line, cursor),
+            Keyword::Limit => extensions::limit(doc, line, cursor),
+            Keyword::Network => extensions::network(doc, line, cursor),
+            Keyword::Mcp => extensions::mcp(doc, line, cursor),
+            Keyword::Skill => extensions::skill(doc, line, cursor),
+            Keyword::Service => extensions::service(doc, line, cursor),
+            Keyword::Schedule => extensions::schedule(doc, line, cursor),
+            Keyword::On => extensions::on(doc, line, cursor),
+        }
+    }
+
+    fn check_from(&mut self, line: u32, column: u32) -> Step {
+        match (self.from, self.first) {
+            (FromSeen::Yes { line: first_line }, _) => {
+                let mistake = FormMistake::Repeated { keyword: Keyword::From, key: None, first_line };
+                self.report(line, column, mistake)
+            }
+            (FromSeen::No | FromSeen::Misspelt, Some(before)) => {
+                self.report(line, column, FormMistake::FromNotFirst { before })
+            }
+            (FromSeen::No | FromSeen::Misspelt, None) => Some(()),
+        }
+    }
+
+    /// Remembers what order and presence of FROM depend on.
+    fn note_keyword(&mut self, line: u32, word: &str) {
+        match (Keyword::read(word), self.from) {
+            (Some(Keyword::From), FromSeen::No | FromSeen::Misspelt) => self.from = FromSeen::Yes { line },
+            (None, FromSeen::No) if Keyword::guess(word) == Some(Keyword::From) => {
+                self.from = FromSeen::Misspelt
+            }
+            _ => {}
+        }
+        self.first = self.first.or(Keyword::read(word));
+    }
+
+    /// Replaces the heredoc marker among the tokens by the body that follows the line.
+    fn read_heredoc(&mut self, line: u32, expanded: &Expanded<'_>, tokens: &mut Vec<Token>) -> Step {
+        let Some(index) = tokens.iter().position(|token| matches!(token.kind, Kind::Heredoc(_))) else {
+            return Some(());
+        };
+        let column = expanded.column(tokens[index].at);
+        let Kind::Heredoc(marker) = tokens[index].kind.clone() else { return Some(()) };
+        if index + 1 != tokens.len() {
+            self.report(line, column, TextMistake::HeredocNotLast { marker: marker.clone() })?;
+            tokens.truncate(index + 1);
+        }
+        self.heredocs += 1;
+        if self.heredocs > HEREDOCS_MAX {
+            self.report(line, column, BoundMistake::Heredocs { max: HEREDOCS_MAX });
+            return None;
+        }
+        let Some(body) = self.lines.take_heredoc(&marker) else {
+            self.report(line, column, TextMistake::HeredocUnterminated { marker });
+            return None;
+        };
+        if body.len() > HEREDOC_MAX {
+            let mistake = BoundMistake::Heredoc { bytes: body.len(), max: HEREDOC_MAX };
+            self.report(line, column, mistake)?;
+        }
+        tokens[index].kind = Kind::Body(body.to_owned());
+        Some(())
+    }
+
+    /// Gives up on a line that made no tokens, without taking the text of its heredoc for instructions.
+    fn abandon(&mut self, number: u32, line: &str) {
+        self.note_keyword(number, line.split_whitespace().next().unwrap_or_default());
+        if let Some(marker) = line.split_whitespace().next_back().and_then(|word| word.strip_prefix("<<"))
+            && !marker.is_empty()
+        {
+            self.lines.take_heredoc(marker);
+        }
+    }
+
+    /// Notes a mistake. `None` when that makes too many.
+    fn report(&mut self, line: u32, column: u32, mistake: impl Into<Mistake>) -> Step {
+        let file = self.file.to_owned();
+        self.errors.push(Error { file, line, column, mistake: mistake.into() });
+        if self.errors.len() < ERRORS_MAX {
+            return Some(());
+        }
+        let mistake = BoundMistake::Errors { max: ERRORS_MAX }.into();
+        self.errors.push(Error { file: self.file.to_owned(), line, column, mistake });
+        None
+    }
+
+    fn finish(mut self) -> Result<Agentfile, Errors> {
+        let gave_up = self.errors.len() > ERRORS_MAX;
+        if matches!(self.from, FromSeen::No) && !gave_up {
+            self.report(1, 1, FormMistake::FromMissing);
+        }
+        match Errors::collect(self.errors) {
+            Some(errors) => Err(errors),
+            None => Ok(self.doc),
+        }
+    }
+}
+
+/// The text by lines, keeping offsets so that a heredoc is a slice of the source.
+struct Lines<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+    next: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn of(text: &'a str) -> Self {
+        let after_breaks = text.match_indices('\n').map(|(at, _)| at + 1).filter(|at| *at < text.len());
+        let starts =
+            if text.is_empty() { Vec::new() } else { std::iter::once(0).chain(after_breaks).collect() };
+        Self { text, starts, next: 0 }
+    }
+
+    fn line(&self, index: usize) -> Option<&'a str> {
+        let start = *self.starts.get(index)?;
+        let end = self.starts.get(index + 1).copied().unwrap_or(self.text.len());
+        let line = &self.text[start..end];
+        let line = line.strip_suffix('\n').unwrap_or(line);
+        Some(line.strip_suffix('\r').unwrap_or(line))
+    }
+
+    fn next(&mut self) -> Option<(u32, &'a str)> {
+        let line = self.line(self.next)?;
+        self.next += 1;
+        Some((number(self.next), line))
+    }
+
+    /// The text up to the line that is the marker. Without such a line, nothing is taken.
+    fn take_heredoc(&mut self, marker: &str) -> Option<&'a str> {
+        let start = self.next;
+        let end = (start..self.starts.len())
+            .find(|index| self.line(*index).is_some_and(|line| line.trim() == marker))?;
+        self.next = end + 1;
+        Some(self.text[self.starts[start]..self.starts[end]].trim_end_matches(['\r', '\n']))
+    }
+}
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,167 @@
+//! The inner fence: what processes of the sandbox may do, decided once for all of them.
+//!
+//! Whatever is inherited is set on the keeper itself, so starting an exec costs no more than it must.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use lodge_link::KeeperSpec;
+
+use crate::fence::{Fence, Namespaces};
+use crate::landlock;
+use crate::layers::Layers;
+use crate::seccomp;
+use crate::sys;
+
+/// Execs are killed first when memory runs out.
+const EXEC_OOM_SCORE_ADJ: i32 = 500;
+const LAST_CAPABILITY_MAX: i32 = 63;
+const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+
+/// What a keeper that runs as root still needs: to become the sandbox's user, to signal it, to look at
+/// it, and to take back the score it gives to execs.
+const KEEPER_CAPABILITIES: u64 =
+    1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19 | 1 << 24;
+
+/// Whose rights execs run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum User {
+    /// The user whom the keeper runs as, who is not root.
+    Keeper,
+    /// The sandbox's own.
+    Own(u32),
+}
+
+/// The sandbox, confined.
+#[derive(Debug)]
+pub(crate) struct Confined {
+    pub(crate) layers: Layers,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) proc_is_ours: bool,
+    pub(crate) user: User,
+    pub(crate) oom: Option<OomScore>,
+}
+
+/// The keeper's own score, raised around each fork so that only the child keeps it.
+#[derive(Debug)]
+pub(crate) struct OomScore {
+    file: File,
+    own: String,
+}
+
+impl OomScore {
+    fn open() -> io::Result<OomScore> {
+        let own = std::fs::read_to_string("/proc/self/oom_score_adj")?.trim().to_owned();
+        let file = File::options().write(true).open("/proc/self/oom_score_adj")?;
+        let score = OomScore { file, own };
+        score.raise()?;
+        score.restore()?;
+        Ok(score)
+    }
+
+    pub(crate) fn raise(&self) -> io::Result<()> {
+        let own = self.own.parse::<i32>().unwrap_or(0);
+        (&self.file).write_all(own.max(EXEC_OOM_SCORE_ADJ).to_string().as_bytes())
+    }
+
+    pub(crate) fn restore(&self) -> io::Result<()> {
+        (&self.file).write_all(self.own.as_bytes())
+    }
+}
+
+/// Confines this process and everything that it will start.
+pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
+    let Fence { mut layers, namespaces, proc_is_ours } = fence;
+    let user = user(spec, &mut layers)?;
+    let oom = match OomScore::open() {
+        Ok(score) => {
+            layers.holds("oom_score");
+            Some(score)
+        }
+        Err(error) => {
+            layers.missing("oom_score", error.to_string());
+            None
+        }
+    };
+    // SAFETY: plain settings of this process, without memory.
+    unsafe {
+        layers.note("not_dumpable", prctl(libc::PR_SET_DUMPABLE, 0));
+        layers.note("no_new_privs", prctl(libc::PR_SET_NO_NEW_PRIVS, 1));
+    }
+    layers.note("capabilities", drop_capabilities());
+    let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
+    writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
+    landlock::enter(&writable, dir, &mut layers);
+    layers.note("seccomp", seccomp::enter());
+    Ok(Confined { layers, namespaces, proc_is_ours, user, oom })
+}
+
+fn user(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<User> {
+    match (sys::is_root(), spec.uid) {
+        (true, Some(uid)) if uid != 0 => {
+            layers.holds("own_uid");
+            Ok(User::Own(uid))
+        }
+        (true, Some(_) | None) => Err(io::Error::other("as root, a sandbox needs a uid of its own")),
+        (false, Some(_) | None) => {
+            layers.missing("own_uid", "needs root");
+            Ok(User::Keeper)
+        }
+    }
+}
+
+/// # Safety
+/// `option` must be one that takes a number.
+unsafe fn prctl(option: i32, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: the caller promises that no memory is passed.
+    sys::check(unsafe { libc::prctl(option, value, 0, 0, 0) }).map(drop)
+}
+
+/// Empties the bounding, ambient and inheritable sets, and keeps of the rest what a keeper needs.
+fn drop_capabilities() -> io::Result<()> {
+    for capability in 0..=LAST_CAPABILITY_MAX {
+        let number = libc::c_ulong::from(capability.cast_unsigned());
+        // SAFETY: no memory is passed.
+        match unsafe { prctl(libc::PR_CAPBSET_DROP, number) } {
+            Ok(()) => {}
+            // The first number beyond what this kernel knows.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
+            // An ordinary user without a namespace has none to drop.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) && !sys::is_root() => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let (ambient, clear) = (libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong);
+    // SAFETY: no memory is passed.
+    unsafe { prctl(ambient, clear)? };
+    set_capabilities(if sys::is_root() { KEEPER_CAPABILITIES } else { 0 })
+}
+
+/// Sets the effective and permitted sets, of those bits that are permitted now; nothing is inheritable.
+pub(crate) fn set_capabilities(wanted: u64) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
+    let mut data = [Data::default(); 2];
+    // SAFETY: version 3 takes this header and two elements, which outlive both calls.
+    unsafe {
+        sys::check_long(libc::syscall(libc::SYS_capget, &header, data.as_mut_ptr()))?;
+        for (half, data) in data.iter_mut().enumerate() {
+            let kept = data.permitted & (wanted >> (32 * half)) as u32;
+            *data = Data { effective: kept, permitted: kept, inheritable: 0 };
+        }
+        sys::check_long(libc::syscall(libc::SYS_capset, &header, data.as_ptr())).map(drop)
+    }
+}

@@ -1,0 +1,253 @@
+//! Endings: of processes, of execs, of kills that were promised, and of the sandbox.
+//!
+//! Owns: reaping, and the order "output drained, record written, daemon told".
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use lodge_link::{Ended, Event, ExecKind, Usage};
+
+use crate::captured::Flow;
+use crate::execs::{self, Stage};
+use crate::fence::Namespaces;
+use crate::keep::{Ending, Keeper};
+use crate::sys;
+use crate::tree;
+
+/// How long output of an exec's other processes counts after its main process ended.
+const DRAIN: Duration = Duration::from_millis(100);
+/// How long killed processes may take to be gone before the keeper goes without them.
+const FORCED_WITHIN: Duration = Duration::from_secs(5);
+/// The grace when the host, not the daemon, asks the keeper to end.
+const HOST_GRACE: Duration = Duration::from_secs(5);
+/// Most pipes that are emptied for processes which outlived their exec.
+const LEFTOVERS_MAX: usize = 256;
+/// Most rounds of draining one stream when its exec ends.
+const LAST_ROUNDS_MAX: usize = 64;
+
+/// The signals a keeper hears of, as a descriptor. They are blocked; children unblock them.
+pub(crate) fn signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is plain data, initialised by the calls, and outlives them; the descriptor is new.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGPIPE] {
+            libc::sigaddset(&mut set, signal);
+        }
+        sys::check(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
+        let fd = sys::check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+impl Keeper {
+    pub(crate) fn take_signals(&mut self) {
+        let mut asked = false;
+        loop {
+            let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+            match sys::read(self.signals.as_raw_fd(), &mut info) {
+                Ok(len) if len == info.len() => {}
+                Ok(_) | Err(_) => break,
+            }
+            // SAFETY: the kernel filled a whole structure of plain data.
+            let info: libc::signalfd_siginfo = unsafe { std::ptr::read_unaligned(info.as_ptr().cast()) };
+            let is_request = matches!(info.ssi_signo.cast_signed(), libc::SIGTERM | libc::SIGINT);
+            // A sender outside of the namespace has no pid in it; one inside has no say.
+            let is_from_host = info.ssi_pid == 0 || self.confined.namespaces == Namespaces::Host;
+            asked |= is_request && is_from_host;
+        }
+        self.reap();
+        if asked && self.ending.is_none() {
+            self.log.say("the host asks to end");
+            self.end(HOST_GRACE, Instant::now());
+        }
+    }
+
+    /// Collects every process that ended, be it an exec's or an orphan.
+    fn reap(&mut self) {
+        loop {
+            let mut status = 0;
+            // SAFETY: `rusage` is plain data, for which zeroes are a valid value; both outlive the call.
+            let (pid, usage) = unsafe {
+                let mut usage: libc::rusage = std::mem::zeroed();
+                (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
+            };
+            if pid <= 0 {
+                return;
+            }
+            let main = self.running.iter_mut().find(|one| one.pid == pid && one.stage == Stage::Alive);
+            if let Some(one) = main {
+                let ended = if libc::WIFSIGNALED(status) {
+                    Ended::Signal(libc::WTERMSIG(status))
+                } else {
+                    Ended::Code(libc::WEXITSTATUS(status))
+                };
+                let until = Instant::now() + DRAIN;
+                let (usage, finished_ms) = (from_rusage(&usage), sys::now_ms());
+                one.stage = Stage::Draining { ended, usage, finished_ms, until };
+            }
+        }
+    }
+
+    /// Ends each exec whose main process is gone and whose output is, too, or has had its time.
+    pub(crate) fn finish_drained(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.running.len() {
+            let due = match self.running[at].stage {
+                Stage::Alive => None,
+                Stage::Draining { until, .. } => Some(now >= until),
+            };
+            match due {
+                Some(is_late) if self.drain(at) == Flow::Ended || is_late => self.finish(at),
+                Some(_) | None => at += 1,
+            }
+        }
+    }
+
+    /// Takes what is in the pipes of an exec now.
+    fn drain(&mut self, at: usize) -> Flow {
+        let (null, serial) = (self.null.as_raw_fd(), self.running[at].serial);
+        for _ in 0..LAST_ROUNDS_MAX {
+            let stdout = match self.running[at].kind {
+                ExecKind::Tool => self.running[at].stdout.pump(null),
+                ExecKind::Runtime => self.relay(serial),
+            };
+            let stderr = match &self.running[at].stderr.pipe {
+                Some(_) => self.running[at].stderr.pump(null),
+                None => Flow::Ended,
+            };
+            match (stdout, stderr) {
+                (Flow::Ended, Flow::Ended) => return Flow::Ended,
+                (Flow::More, _) | (_, Flow::More) => {}
+                (Flow::Dry, Flow::Dry | Flow::Ended) | (Flow::Ended, Flow::Dry) => return Flow::Dry,
+            }
+        }
+        Flow::More
+    }
+
+    fn finish(&mut self, at: usize) {
+        let mut one = self.running.swap_remove(at);
+        let (ended, usage, finished_ms) = match &one.stage {
+            Stage::Draining { ended, usage, finished_ms, .. } => (ended.clone(), *usage, *finished_ms),
+            Stage::Alive => return self.running.push(one),
+        };
+        let record = one.record(ended, usage, finished_ms);
+        self.fail_at("keeper.before_exit_record");
+        if let Err(error) = execs::write_record(&one.dir, &record) {
+            self.log.say(&format!("could not record how {} ended: {error}", one.id));
+        }
+        self.fail_at("keeper.after_exit_record");
+        for stream in [&mut one.stdout, &mut one.stderr] {
+            if let Some(pipe) = stream.pipe.take()
+                && self.leftovers.len() < LEFTOVERS_MAX
+            {
+                self.leftovers.push(crate::captured::Captured::new(Some(pipe), None, 0));
+            }
+        }
+        self.remember_ended(one.id.clone(), one.pid);
+        self.tell(&Event::Exited { exec: one.id, record });
+    }
+
+    pub(crate) fn kill_doomed(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.doomed.len() {
+            if self.doomed[at].at <= now {
+                let doomed = self.doomed.swap_remove(at);
+                self.signal_exec(doomed.main, &doomed.known, libc::SIGKILL);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Begins the end of the sandbox, or brings it nearer.
+    pub(crate) fn end(&mut self, grace: Duration, now: Instant) {
+        let until = now + grace;
+        match self.ending {
+            None => {
+                self.signal_all(libc::SIGTERM);
+                self.ending = Some(Ending::Asked { until });
+            }
+            Some(Ending::Asked { until: before }) => {
+                self.ending = Some(Ending::Asked { until: before.min(until) });
+            }
+            Some(Ending::Forced { .. } | Ending::Over) => {}
+        }
+    }
+
+    pub(crate) fn go_on_ending(&mut self, now: Instant) {
+        let is_empty = self.ending.is_some() && self.is_empty();
+        match self.ending {
+            None | Some(Ending::Over) => {}
+            Some(Ending::Asked { .. } | Ending::Forced { .. }) if is_empty => {
+                self.ending = Some(Ending::Over);
+            }
+            Some(Ending::Asked { until }) if now >= until => {
+                self.signal_all(libc::SIGKILL);
+                self.ending = Some(Ending::Forced { until: now + FORCED_WITHIN });
+            }
+            Some(Ending::Forced { until }) if now >= until => {
+                self.log.say("some processes did not end");
+                self.ending = Some(Ending::Over);
+            }
+            Some(Ending::Asked { .. } | Ending::Forced { .. }) => {}
+        }
+    }
+
+    /// Whether no process is left, and every exec has its record.
+    fn is_empty(&mut self) -> bool {
+        self.reap();
+        if !self.running.is_empty() {
+            return false;
+        }
+        // SAFETY: `siginfo_t` is plain data, for which zeroes are a valid value, and outlives the call.
+        let any = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            sys::check(libc::waitid(libc::P_ALL, 0, &mut info, options))
+        };
+        any.is_err_and(|error| error.raw_os_error() == Some(libc::ECHILD))
+    }
+
+    fn signal_all(&self, signal: i32) {
+        match self.confined.namespaces {
+            // For pid 1 of a namespace this is everybody else in it.
+            Namespaces::Own => {
+                // Nobody there is what was wanted.
+                if sys::kill(-1, signal).is_err() {}
+            }
+            Namespaces::Host => {
+                let own = std::process::id().cast_signed();
+                for process in tree::descendants(&tree::processes(), own) {
+                    if !process.is_zombie && tree::signal(&process, signal).is_err() {}
+                }
+            }
+        }
+    }
+
+    /// Whether anything runs that is not the runtime, which has nothing to do without a daemon.
+    pub(crate) fn has_work(&self) -> bool {
+        if self.running.iter().any(|one| one.kind == ExecKind::Tool) {
+            return true;
+        }
+        if !self.confined.proc_is_ours {
+            return !self.leftovers.is_empty();
+        }
+        let own = std::process::id().cast_signed();
+        let all = tree::processes();
+        let runtimes: Vec<_> = self.running.iter().flat_map(|one| tree::belonging(&all, one.pid, &[])).collect();
+        tree::descendants(&all, own)
+            .iter()
+            .any(|process| !process.is_zombie && !runtimes.iter().any(|known| known.pid == process.pid))
+    }
+}
+
+fn from_rusage(usage: &libc::rusage) -> Usage {
+    let us = |time: libc::timeval| {
+        let (seconds, rest) = (time.tv_sec.max(0) as u64, time.tv_usec.max(0) as u64);
+        seconds * 1_000_000 + rest
+    };
+    let max_rss_kb = usage.ru_maxrss.max(0) as u64;
+    Usage { user_us: us(usage.ru_utime), system_us: us(usage.ru_stime), max_rss_kb }
+}

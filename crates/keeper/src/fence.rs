@@ -1,0 +1,246 @@
+//! The outer fence: namespaces, a fresh `/proc`, masks over the host, and what is bound back.
+//!
+//! Owns: everything that changes what the sandbox can see. Never: what its processes may do with it
+//! (see `confine`). A layer that cannot be had is noted, and the keeper goes on without it.
+
+use std::ffi::{CStr, OsStr};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lodge_link::{Bind, KeeperSpec};
+
+use crate::layers::Layers;
+use crate::masks;
+use crate::sys;
+
+/// Which namespaces this process is about to have, or has, of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Namespaces {
+    Own,
+    Host,
+}
+
+/// The fence as far as it could be built.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    pub(crate) layers: Layers,
+    pub(crate) namespaces: Namespaces,
+    /// Whether pids in `/proc` are the pids that signals go by.
+    pub(crate) proc_is_ours: bool,
+}
+
+/// A bind whose source was opened before anything was hidden.
+struct Opened {
+    bind: Bind,
+    source: OwnedFd,
+}
+
+/// Moves this process's children into namespaces of their own.
+///
+/// Fails only where going on would be worse: with a user namespace entered and no user mapped.
+pub(crate) fn unshare(layers: &mut Layers) -> io::Result<Namespaces> {
+    let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+    let is_root = sys::is_root();
+    if !is_root {
+        flags |= libc::CLONE_NEWUSER;
+    }
+    // SAFETY: these cannot fail and touch no memory.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: no memory is passed.
+    if let Err(error) = sys::check(unsafe { libc::unshare(flags) }) {
+        for name in ["pidns", "mountns"] {
+            layers.missing(name, format!("cannot make namespaces: {error}"));
+        }
+        return Ok(Namespaces::Host);
+    }
+    if !is_root {
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+        layers.holds("userns");
+    }
+    layers.holds("pidns");
+    layers.holds("mountns");
+    Ok(Namespaces::Own)
+}
+
+impl Fence {
+    /// Builds the fence from inside the namespaces.
+    pub(crate) fn build(spec: &KeeperSpec, namespaces: Namespaces, layers: Layers) -> io::Result<Fence> {
+        let mut fence = Fence { layers, namespaces, proc_is_ours: false };
+        match namespaces {
+            Namespaces::Own => fence.mounts(spec)?,
+            Namespaces::Host => {
+                fence.proc_is_ours = true;
+                let what = "needs a mount namespace";
+                ["proc", "masks"].iter().for_each(|name| fence.layers.missing(name, what));
+                // SAFETY: no memory is passed.
+                let reaps = sys::check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) });
+                fence.layers.note("subreaper", reaps.map(drop));
+            }
+        }
+        Ok(fence)
+    }
+
+    fn mounts(&mut self, spec: &KeeperSpec) -> io::Result<()> {
+        let private = mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None);
+        if let Err(error) = private {
+            self.layers.missing("proc", format!("mounts stay shared: {error}"));
+            self.layers.missing("masks", format!("mounts stay shared: {error}"));
+            return Ok(());
+        }
+        let opened = self.open_binds(spec)?;
+        let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+        let fresh = mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, None);
+        self.proc_is_ours = self.layers.note("proc", fresh);
+
+        let mut masked = Vec::new();
+        let mut refused = None;
+        for mask in masks::to_hide(&spec.state_dir) {
+            match hide(&mask) {
+                Ok(()) => masked.push(mask),
+                Err(error) => refused = Some(format!("{}: {error}", mask.display())),
+            }
+        }
+        match refused {
+            None => self.layers.holds("masks"),
+            Some(why) => self.layers.missing("masks", why),
+        }
+        self.bind_back(spec, opened, &masked)?;
+        for mask in &masked {
+            // Read-only is a bonus: without it, what is written there stays in the sandbox's own memory.
+            if let Err(error) = remount_read_only(&sys::c_string(mask.as_os_str())?) {
+                self.layers.missing("masks_read_only", format!("{}: {error}", mask.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sources are opened in the new mount namespace, before the masks hide them.
+    fn open_binds(&mut self, spec: &KeeperSpec) -> io::Result<Vec<Opened>> {
+        let root = Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false };
+        let source = sys::open_path(root.source.as_os_str())?;
+        let mut opened = vec![Opened { bind: root, source }];
+        for bind in spec.binds.iter().cloned().chain(masks::resolver()) {
+            match sys::open_path(bind.source.as_os_str()) {
+                Ok(source) => opened.push(Opened { bind, source }),
+                Err(error) => {
+                    self.layers.missing("bind", format!("{}: {error}", bind.source.display()));
+                }
+            }
+        }
+        Ok(opened)
+    }
+
+    fn bind_back(&mut self, spec: &KeeperSpec, opened: Vec<Opened>, masked: &[PathBuf]) -> io::Result<()> {
+        for (index, Opened { bind, source }) in opened.into_iter().enumerate() {
+            let is_root = index == 0;
+            let hiding = masked.iter().find(|mask| bind.target.starts_with(mask));
+            if bind.source == bind.target && hiding.is_none() && !bind.read_only {
+                continue;
+            }
+            // What lies beneath the agent's root is the agent's: no link of its making is followed.
+            let base = if !is_root && bind.target.starts_with(&spec.root) { Some(&spec.root) } else { hiding };
+            match bind_one(&bind, &source, base.map(PathBuf::as_path)) {
+                Ok(()) => {}
+                Err(error) if is_root => return Err(error),
+                Err(error) => self.layers.missing("bind", format!("{}: {error}", bind.target.display())),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> io::Result<()> {
+    let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    let target = match base {
+        Some(base) => make_target(base, &bind.target, is_dir)?,
+        // On the host's own ground nothing is created.
+        None => sys::open_path(bind.target.as_os_str())?,
+    };
+    let from = fd_path(source);
+    mount(Some(&from), &fd_path(&target), None, libc::MS_BIND | libc::MS_REC, None)?;
+    if bind.read_only {
+        // By its path, because the descriptor refers to what the mount now covers.
+        remount_read_only(&sys::c_string(bind.target.as_os_str())?)?;
+    }
+    Ok(())
+}
+
+/// Makes the way from `base` to `target`, without following a link on it.
+fn make_target(base: &Path, target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
+    let mut at = sys::open_path(base.as_os_str())?;
+    let way = target.strip_prefix(base).map_err(io::Error::other)?;
+    let mut parts = way.iter().peekable();
+    while let Some(part) = parts.next() {
+        let name = sys::c_string(part)?;
+        if is_dir || parts.peek().is_some() {
+            ignore_existing(sys::mkdir_at(at.as_raw_fd(), &name, 0o755))?;
+            at = sys::open_at(
+                at.as_raw_fd(),
+                &name,
+                libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY,
+                0,
+            )?;
+        } else {
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+            ignore_existing(sys::open_at(at.as_raw_fd(), &name, flags, 0o644).map(drop))?;
+            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+        }
+    }
+    Ok(at)
+}
+
+fn ignore_existing(made: io::Result<()>) -> io::Result<()> {
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+fn fd_path(fd: &OwnedFd) -> std::ffi::CString {
+    std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
+}
+
+/// Lays an empty directory over `path` that everybody may pass through.
+fn hide(path: &Path) -> io::Result<()> {
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    let options = c"mode=0755,size=1m,nr_inodes=4k";
+    mount(Some(c"tmpfs"), &sys::c_string(path.as_os_str())?, Some(c"tmpfs"), flags, Some(options))
+}
+
+fn remount_read_only(path: &CStr) -> io::Result<()> {
+    // SAFETY: `statvfs` is plain data, for which zeroes are a valid value; both outlive the call.
+    let now = unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        sys::check(libc::statvfs(path.as_ptr(), &mut stat))?;
+        stat.f_flag
+    };
+    // A user namespace may not drop these flags from a mount that it did not make.
+    let keep = now & (libc::ST_NOSUID | libc::ST_NODEV | libc::ST_NOEXEC | libc::ST_NOATIME | libc::ST_NODIRATIME);
+    let relative = if now & libc::ST_RELATIME != 0 { libc::MS_RELATIME } else { 0 };
+    let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | keep | relative;
+    mount(None, path, None, flags, None)
+}
+
+fn mount(
+    source: Option<&CStr>,
+    target: &CStr,
+    kind: Option<&CStr>,
+    flags: libc::c_ulong,
+    options: Option<&CStr>,
+) -> io::Result<()> {
+    let or_null = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: every pointer is null or a C string that outlives the call.
+    sys::check(unsafe {
+        libc::mount(or_null(source), target.as_ptr(), or_null(kind), flags, or_null(options).cast())
+    })
+    .map(drop)
+}
+
+/// Whether a path names the root of all.
+pub(crate) fn is_top(path: &Path) -> bool {
+    path.as_os_str() == OsStr::from_bytes(b"/")
+}

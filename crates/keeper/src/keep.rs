@@ -1,0 +1,371 @@
+//! The loop of a keeper: one thread, one `poll`, nothing that waits for anything else.
+//!
+//! Owns: which descriptors are watched and for how long to sleep. Commands are carried out in
+//! `commands`, endings in `ends`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use lodge_link::{Event, ExecKind, KeeperSpec, TurnedAwayWhy, VERSION, Welcome, keeper_proof};
+
+use crate::captured::{Captured, Flow};
+use crate::confine::Confined;
+use crate::execs::{Doomed, Running, Shelf, Stage};
+use crate::log::Log;
+use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
+use crate::relay::LineTooLong;
+use crate::sys;
+
+/// How often a keeper without a daemon looks whether it is still wanted.
+const LOOK_AROUND_EVERY: Duration = Duration::from_secs(60);
+/// How long a keeper without a daemon and without work lives on.
+const ALONE_MAX: Duration = Duration::from_secs(600);
+const READ_MAX: usize = 8 * 1024;
+
+/// A keeper and everything it keeps.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) spec: KeeperSpec,
+    pub(crate) dir: OwnedFd,
+    /// Held for as long as this process lives; never read.
+    _lock: OwnedFd,
+    pub(crate) log: Log,
+    listener: UnixListener,
+    host_pid: Option<u32>,
+    pub(crate) confined: Confined,
+    pub(crate) shelf: Shelf,
+    pub(crate) signals: OwnedFd,
+    pub(crate) null: File,
+    strangers: Vec<Stranger>,
+    daemon: Option<Daemon>,
+    /// The highest epoch that was ever served.
+    epoch: u64,
+    pub(crate) running: Vec<Running>,
+    pub(crate) doomed: Vec<Doomed>,
+    /// Ended execs' main pids: what they left behind can still be killed by their names.
+    pub(crate) ended: Vec<(String, i32)>,
+    /// Pipes that outlived their exec. They are emptied, so that nobody who writes to one is stopped.
+    pub(crate) leftovers: Vec<Captured>,
+    pub(crate) ending: Option<Ending>,
+    alone_since: Instant,
+    looked_around: Instant,
+    pub(crate) serial: u64,
+}
+
+/// The end of the sandbox, once it has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Everybody was asked to go.
+    Asked {
+        until: Instant,
+    },
+    /// Nobody was left a choice. Past this moment the keeper goes without them.
+    Forced {
+        until: Instant,
+    },
+    Over,
+}
+
+/// Whose descriptor woke the loop.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Signals,
+    Listener,
+    Stranger(u64),
+    Daemon,
+    Stdin(u64),
+    Stdout(u64),
+    Stderr(u64),
+    Leftovers,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        spec: KeeperSpec,
+        dir: OwnedFd,
+        lock: OwnedFd,
+        log: Log,
+        listener: UnixListener,
+        host_pid: Option<u32>,
+        confined: Confined,
+    ) -> io::Result<Keeper> {
+        let now = Instant::now();
+        Ok(Keeper {
+            shelf: Shelf::open(&dir)?,
+            signals: crate::ends::signals()?,
+            null: File::options().write(true).open("/dev/null")?,
+            strangers: Vec::new(),
+            daemon: None,
+            epoch: 0,
+            running: Vec::new(),
+            doomed: Vec::new(),
+            ended: Vec::new(),
+            leftovers: Vec::new(),
+            ending: None,
+            alone_since: now,
+            looked_around: now,
+            serial: 0,
+            _lock: lock,
+            spec,
+            dir,
+            log,
+            listener,
+            host_pid,
+            confined,
+        })
+    }
+
+    /// Keeps the sandbox until it is told to end, or nobody can want it any more.
+    pub(crate) fn run(mut self) {
+        self.log.say(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
+        let (mut polled, mut sources) = (Vec::new(), Vec::new());
+        while self.ending != Some(Ending::Over) {
+            self.watch(&mut polled, &mut sources);
+            let timeout_ms = self.sleep_ms(Instant::now());
+            // SAFETY: the list is as long as is announced and outlives the call.
+            let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout_ms) };
+            if ready > 0 {
+                for (polled, source) in polled.iter().zip(&sources) {
+                    if polled.revents != 0 {
+                        self.serve(*source, polled.revents);
+                    }
+                }
+            }
+            self.keep_time(Instant::now());
+        }
+        self.log.say("ends");
+    }
+
+    fn watch(&self, polled: &mut Vec<libc::pollfd>, sources: &mut Vec<Source>) {
+        polled.clear();
+        sources.clear();
+        let mut add = |fd: RawFd, events: libc::c_short, source: Source| {
+            polled.push(libc::pollfd { fd, events, revents: 0 });
+            sources.push(source);
+        };
+        add(self.signals.as_raw_fd(), libc::POLLIN, Source::Signals);
+        add(self.listener.as_raw_fd(), libc::POLLIN, Source::Listener);
+        for stranger in &self.strangers {
+            add(stranger.stream.as_raw_fd(), libc::POLLIN, Source::Stranger(stranger.serial));
+        }
+        let behind = self.daemon.as_ref().map_or(0, Daemon::behind);
+        if let Some(daemon) = &self.daemon {
+            let reads = if behind < OUT_HARD_MAX { libc::POLLIN } else { 0 };
+            let writes = if behind > 0 { libc::POLLOUT } else { 0 };
+            add(daemon.stream.as_raw_fd(), reads | writes, Source::Daemon);
+        }
+        for one in &self.running {
+            if let Some(pipe) = one.stdin.waiting() {
+                add(pipe.as_raw_fd(), libc::POLLOUT, Source::Stdin(one.serial));
+            }
+            let is_held_back = one.kind == ExecKind::Runtime && behind > OUT_SOFT_MAX;
+            if let Some(pipe) = one.stdout.pipe.as_ref().filter(|_| !is_held_back) {
+                add(pipe.as_raw_fd(), libc::POLLIN, Source::Stdout(one.serial));
+            }
+            if let Some(pipe) = &one.stderr.pipe {
+                add(pipe.as_raw_fd(), libc::POLLIN, Source::Stderr(one.serial));
+            }
+        }
+        for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
+            add(pipe.as_raw_fd(), libc::POLLIN, Source::Leftovers);
+        }
+    }
+
+    fn serve(&mut self, source: Source, events: libc::c_short) {
+        let null = self.null.as_raw_fd();
+        match source {
+            Source::Signals => self.take_signals(),
+            Source::Listener => self.accept(),
+            Source::Stranger(serial) => self.hear_stranger(serial),
+            Source::Daemon => self.serve_daemon(events),
+            Source::Stdin(serial) => {
+                if let Some(one) = self.find(serial) {
+                    one.stdin.pump();
+                }
+            }
+            // What a pump or a relay found is seen again, or not, by the next poll.
+            Source::Stdout(serial) => match self.find(serial) {
+                Some(one) if one.kind == ExecKind::Tool => drop(one.stdout.pump(null)),
+                Some(_) => drop(self.relay(serial)),
+                None => {}
+            },
+            Source::Stderr(serial) => drop(self.find(serial).map(|one| one.stderr.pump(null))),
+            Source::Leftovers => self.leftovers.retain_mut(|leftover| leftover.pump(null) != Flow::Ended),
+        }
+    }
+
+    fn find(&mut self, serial: u64) -> Option<&mut Running> {
+        self.running.iter_mut().find(|one| one.serial == serial)
+    }
+
+    pub(crate) fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.strangers.len() >= STRANGERS_MAX {
+                peers::turn_away(&stream, TurnedAwayWhy::TooManyWaiting);
+                continue;
+            }
+            let serial = self.next_serial();
+            if let Ok(stranger) = Stranger::meet(stream, serial, Instant::now()) {
+                self.strangers.push(stranger);
+            }
+        }
+    }
+
+    fn hear_stranger(&mut self, serial: u64) {
+        let Some(at) = self.strangers.iter().position(|stranger| stranger.serial == serial) else { return };
+        let met = self.strangers[at].read(&self.spec.secret);
+        if matches!(met, Met::Waiting) {
+            return;
+        }
+        let stranger = self.strangers.swap_remove(at);
+        match met {
+            Met::Waiting | Met::Gone => {}
+            Met::Liar => {
+                self.log.say("turned away a peer without the secret");
+                stranger.turn_away(TurnedAwayWhy::BadProof);
+            }
+            Met::Proven(_, hello) if hello.epoch < self.epoch => {
+                stranger.turn_away(TurnedAwayWhy::OldEpoch { current: self.epoch });
+            }
+            Met::Proven(challenge, hello) => {
+                let welcome = Welcome {
+                    proof: keeper_proof(&self.spec.secret, &challenge, &hello),
+                    version: VERSION,
+                    incarnation: self.spec.incarnation,
+                    host_pid: self.host_pid,
+                    layers: self.confined.layers.list.clone(),
+                    execs: self.shelf.known(&self.running),
+                };
+                let mut bytes = Vec::new();
+                welcome.append_to(&mut bytes);
+                self.epoch = hello.epoch;
+                // The older connection goes here, with all that it sent and nobody read.
+                self.daemon = Some(stranger.into_daemon(hello.epoch, bytes));
+                self.log.say(&format!("serves the daemon of epoch {}", hello.epoch));
+                self.serve_daemon(libc::POLLIN | libc::POLLOUT);
+            }
+        }
+    }
+
+    fn serve_daemon(&mut self, events: libc::c_short) {
+        let can_read = events & !libc::POLLOUT != 0;
+        let kept = match &mut self.daemon {
+            None => return,
+            Some(daemon) if can_read => daemon.read().and_then(|()| daemon.write()),
+            Some(daemon) => daemon.write(),
+        };
+        let obeyed = self.obey_all();
+        if kept.and(obeyed).is_err() {
+            self.lose_daemon();
+        }
+    }
+
+    /// Carries out every whole command that arrived, even from a daemon that is gone since.
+    fn obey_all(&mut self) -> Result<(), Lost> {
+        while let Some(daemon) = &mut self.daemon {
+            match daemon.next_command()? {
+                Some(command) => self.obey(command),
+                None => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn lose_daemon(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            self.log.say(&format!("lost the daemon of epoch {}", daemon.epoch));
+            self.alone_since = Instant::now();
+        }
+    }
+
+    /// Tells the daemon, if there is one. What it misses it finds in the exec's directory.
+    pub(crate) fn tell(&mut self, event: &Event) {
+        if let Some(daemon) = &mut self.daemon {
+            event.append_to(&mut daemon.out);
+            if daemon.write().is_err() {
+                self.lose_daemon();
+            }
+        }
+    }
+
+    /// Passes the runtime's lines on. Without a daemon they are dropped: the runtime says them again.
+    pub(crate) fn relay(&mut self, serial: u64) -> Flow {
+        let mut chunk = [0; READ_MAX];
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
+        let Some(pipe) = &one.stdout.pipe else { return Flow::Ended };
+        let len = match sys::read(pipe.as_raw_fd(), &mut chunk) {
+            Ok(0) => {
+                one.stdout.pipe = None;
+                return Flow::Ended;
+            }
+            Ok(len) => len,
+            Err(_) => return Flow::Dry,
+        };
+        one.stdout.counted.seen += len as u64;
+        let daemon = &mut self.daemon;
+        let cut = one.lines.push(&chunk[..len], |line| {
+            if let Some(daemon) = daemon {
+                Event::append_runtime_line(line, &mut daemon.out);
+            }
+        });
+        if let Err(LineTooLong) = cut {
+            one.stdout.pipe = None;
+            self.condemn(serial, "wrote a line longer than a line may be. ");
+        }
+        if let Some(daemon) = &mut self.daemon
+            && daemon.write().is_err()
+        {
+            self.lose_daemon();
+        }
+        Flow::More
+    }
+
+    /// Milliseconds until something is due, or -1 for none.
+    fn sleep_ms(&self, now: Instant) -> i32 {
+        let strangers = self.strangers.iter().map(|stranger| stranger.until);
+        let drains = self.running.iter().filter_map(|one| match one.stage {
+            Stage::Alive => None,
+            Stage::Draining { until, .. } => Some(until),
+        });
+        let doomed = self.doomed.iter().map(|doomed| doomed.at);
+        let ending = self.ending.and_then(|ending| match ending {
+            Ending::Asked { until } | Ending::Forced { until } => Some(until),
+            Ending::Over => None,
+        });
+        let alone = self.daemon.is_none().then_some(self.looked_around + LOOK_AROUND_EVERY);
+        let due = strangers.chain(drains).chain(doomed).chain(ending).chain(alone).min();
+        let Some(due) = due else { return -1 };
+        // Rounded up: waking a moment early would only mean to sleep again.
+        i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
+    }
+
+    fn keep_time(&mut self, now: Instant) {
+        self.strangers.retain(|stranger| stranger.until > now);
+        self.finish_drained(now);
+        self.kill_doomed(now);
+        self.go_on_ending(now);
+        if self.daemon.is_none() && now >= self.looked_around + LOOK_AROUND_EVERY {
+            self.looked_around = now;
+            self.look_around(now);
+        }
+    }
+
+    fn look_around(&mut self, now: Instant) {
+        let is_vanished = sys::stat(self.dir.as_raw_fd()).is_ok_and(|stat| stat.st_nlink == 0);
+        if is_vanished {
+            self.log.say("its directory vanished");
+            self.end(Duration::ZERO, now);
+        } else if now >= self.alone_since + ALONE_MAX && !self.has_work() {
+            self.log.say("nothing to do and no daemon");
+            self.end(Duration::from_secs(5), now);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The keeper's own words, appended to the sandbox's log.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use crate::sys;
+
+/// Shared with the runtime, whose stderr it is.
+#[derive(Debug)]
+pub(crate) struct Log(File);
+
+impl Log {
+    pub(crate) fn new(fd: OwnedFd) -> Log {
+        Log(File::from(fd))
+    }
+
+    /// One line. A log that cannot be written must not stop the work it tells of.
+    pub(crate) fn say(&self, what: &str) {
+        let line = format!("{} keeper: {what}\n", sys::now_ms());
+        if (&self.0).write_all(line.as_bytes()).is_err() {
+            // Nowhere is left to say it.
+        }
+    }
+
+    pub(crate) fn duplicate(&self) -> std::io::Result<OwnedFd> {
+        self.0.try_clone().map(OwnedFd::from)
+    }
+}

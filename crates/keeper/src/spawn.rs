@@ -1,0 +1,262 @@
+//! One program, started: from a prepared start to a child that has replaced itself.
+//!
+//! Owns: the steps between `fork` and `execve`. Never: what is inherited anyway (see `confine`).
+
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use lodge_link::Start;
+
+use crate::confine::{self, Confined, User};
+use crate::fence::Namespaces;
+use crate::sys;
+
+/// A running child and this side of its streams.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub(crate) pid: i32,
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    /// None where the child writes straight to a descriptor it was given.
+    pub(crate) stderr: Option<OwnedFd>,
+}
+
+/// Why there is no child.
+#[derive(Debug)]
+pub(crate) struct NotSpawned {
+    pub(crate) errno: i32,
+    pub(crate) why: String,
+}
+
+/// What a child was about to do when it failed.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Step {
+    Streams = 1,
+    User = 2,
+    Directory = 3,
+    Program = 4,
+}
+
+/// Everything that the child needs, made before the fork.
+struct Prepared {
+    argv: Vec<CString>,
+    env: Vec<CString>,
+    /// Where the program may lie, in the order of the search.
+    programs: Vec<CString>,
+    cwd: CString,
+}
+
+/// Starts a program. Returns once it runs or is known not to.
+///
+/// `stderr` replaces the pipe that it would otherwise get.
+pub(crate) fn spawn(
+    start: &Start,
+    confined: &Confined,
+    stderr: Option<OwnedFd>,
+) -> Result<Spawned, NotSpawned> {
+    let prepared = prepare(start)?;
+    let failed = |cause: io::Error| NotSpawned {
+        errno: cause.raw_os_error().unwrap_or(libc::EIO),
+        why: format!("cannot start a process: {cause}"),
+    };
+    let (stdin_theirs, stdin) = sys::pipe().map_err(failed)?;
+    let (stdout, stdout_theirs) = sys::pipe().map_err(failed)?;
+    let (stderr, stderr_theirs) = match stderr {
+        Some(given) => (None, given),
+        None => sys::pipe().map(|(ours, theirs)| (Some(ours), theirs)).map_err(failed)?,
+    };
+    let (report, report_theirs) = sys::pipe().map_err(failed)?;
+    for fd in [Some(&stdin), Some(&stdout), stderr.as_ref()].into_iter().flatten() {
+        sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
+    }
+    let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
+    let pid = fork(confined).map_err(failed)?;
+    if pid == 0 {
+        let (step, error) = become_program(&prepared, confined, streams, report_theirs.as_raw_fd());
+        tell(step, error)
+    }
+    drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
+    match failure(report) {
+        None => Ok(Spawned { pid, stdin, stdout, stderr }),
+        Some((step, errno)) => {
+            reap(pid);
+            Err(not_spawned(start, step, errno))
+        }
+    }
+}
+
+fn prepare(start: &Start) -> Result<Prepared, NotSpawned> {
+    let invalid = |why: &str| NotSpawned { errno: libc::EINVAL, why: why.to_owned() };
+    let c = |text: &OsStr| sys::c_string(text).map_err(|_| invalid("a zero byte in an argument or variable"));
+    let Some(program) = start.argv.first().filter(|program| !program.is_empty()) else {
+        return Err(invalid("no program was named"));
+    };
+    let argv = start.argv.iter().map(|arg| c(arg)).collect::<Result<_, _>>()?;
+    let mut env = Vec::with_capacity(start.env.len());
+    for (name, value) in &start.env {
+        if name.is_empty() || name.as_bytes().contains(&b'=') {
+            return Err(invalid("a variable without a proper name"));
+        }
+        env.push(c(&join(name, b'=', value))?);
+    }
+    let programs = if program.as_bytes().contains(&b'/') {
+        vec![c(program)?]
+    } else {
+        let path = start.env.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_bytes());
+        let dirs = path.unwrap_or_default().split(|byte| *byte == b':').filter(|dir| !dir.is_empty());
+        dirs.map(|dir| c(&join(OsStr::from_bytes(dir), b'/', program))).collect::<Result<_, _>>()?
+    };
+    Ok(Prepared { argv, env, programs, cwd: c(start.cwd.as_os_str())? })
+}
+
+fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
+    let mut joined = left.as_bytes().to_vec();
+    joined.push(between);
+    joined.extend_from_slice(right.as_bytes());
+    OsString::from_vec(joined)
+}
+
+/// Forks with the score of an exec, which the keeper gives back at once.
+fn fork(confined: &Confined) -> io::Result<i32> {
+    // A score that cannot be written was reported as a missing layer, or is a passing failure.
+    if let Some(oom) = &confined.oom
+        && oom.raise().is_err()
+    {}
+    // SAFETY: this process has one thread, so the child may do anything that the parent may.
+    let forked = sys::check(unsafe { libc::fork() });
+    let is_child = matches!(forked, Ok(0));
+    if let Some(oom) = &confined.oom
+        && !is_child
+        && oom.restore().is_err()
+    {}
+    forked
+}
+
+/// Runs in the child, and returns only if something failed.
+fn become_program(
+    prepared: &Prepared,
+    confined: &Confined,
+    streams: [RawFd; 3],
+    report: RawFd,
+) -> (Step, io::Error) {
+    match arrange_streams(streams, report) {
+        Ok(()) => {}
+        Err(error) => return (Step::Streams, error),
+    }
+    match become_user(confined) {
+        Ok(()) => {}
+        Err(error) => return (Step::User, error),
+    }
+    // SAFETY: the path is a C string that outlives the call.
+    match sys::check(unsafe { libc::chdir(prepared.cwd.as_ptr()) }) {
+        Ok(_) => {}
+        Err(error) => return (Step::Directory, error),
+    }
+    (Step::Program, replace(prepared))
+}
+
+/// Where a child reports to, once its descriptors are arranged.
+const REPORT_FD: RawFd = 3;
+
+fn arrange_streams(streams: [RawFd; 3], report: RawFd) -> io::Result<()> {
+    // SAFETY: every descriptor is open. The keeper's standard descriptors and its directory, at 3, are
+    // always open too, so none of those given here is overwritten before it was used.
+    unsafe {
+        libc::setsid();
+        for (stdio, stream) in streams.into_iter().enumerate() {
+            sys::check(libc::dup2(stream, stdio as RawFd))?;
+        }
+        sys::check(libc::dup3(report, REPORT_FD, libc::O_CLOEXEC))?;
+        sys::check(libc::close_range(REPORT_FD as libc::c_uint + 1, libc::c_uint::MAX, 0))?;
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        sys::check(libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut())).map(drop)
+    }
+}
+
+fn become_user(confined: &Confined) -> io::Result<()> {
+    match confined.user {
+        User::Keeper => {}
+        // SAFETY: an empty list of groups is a null pointer and no length.
+        User::Own(uid) => unsafe {
+            sys::check(libc::setgroups(0, std::ptr::null()))?;
+            sys::check(libc::setresgid(uid, uid, uid))?;
+            sys::check(libc::setresuid(uid, uid, uid))?;
+        },
+    }
+    confine::set_capabilities(0)?;
+    match confined.namespaces {
+        Namespaces::Own => Ok(()),
+        // Without a namespace the kernel does not end the sandbox with its keeper, so this has to.
+        // SAFETY: no memory is passed.
+        Namespaces::Host => {
+            sys::check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(drop)
+        }
+    }
+}
+
+fn replace(prepared: &Prepared) -> io::Error {
+    let argv = pointers(&prepared.argv);
+    let env = pointers(&prepared.env);
+    let mut worst = io::Error::from_raw_os_error(libc::ENOENT);
+    for program in &prepared.programs {
+        // SAFETY: both lists end with a null pointer and point to C strings that outlive the call.
+        unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {}
+            // It may still lie further down the path.
+            Some(libc::EACCES) => worst = error,
+            Some(_) | None => return error,
+        }
+    }
+    worst
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
+    texts.iter().map(|text| CStr::as_ptr(text)).chain([std::ptr::null()]).collect()
+}
+
+/// Reports a failure to the keeper and ends the child.
+fn tell(step: Step, error: io::Error) -> ! {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
+    let message = [step as u8, errno[0], errno[1], errno[2], errno[3]];
+    // SAFETY: the message is five bytes long. If it cannot be written, the exit code says as much.
+    unsafe {
+        libc::write(REPORT_FD, message.as_ptr().cast(), message.len());
+        libc::_exit(127)
+    }
+}
+
+/// Waits for the child to replace itself, which closes the pipe, or to say why not.
+fn failure(report: OwnedFd) -> Option<(u8, i32)> {
+    let mut message = [0; 5];
+    std::fs::File::from(report).read_exact(&mut message).ok()?;
+    let [step, errno @ ..] = message;
+    Some((step, i32::from_le_bytes(errno)))
+}
+
+fn not_spawned(start: &Start, step: u8, errno: i32) -> NotSpawned {
+    let cause = io::Error::from_raw_os_error(errno);
+    let program = start.argv.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+    let why = if step == Step::Program as u8 && errno == libc::ENOENT {
+        format!("no program `{program}`")
+    } else if step == Step::Program as u8 {
+        format!("cannot run `{program}`: {cause}")
+    } else if step == Step::Directory as u8 {
+        format!("cannot enter {}: {cause}", start.cwd.display())
+    } else if step == Step::User as u8 {
+        format!("cannot become the sandbox's user: {cause}")
+    } else {
+        format!("cannot arrange its streams: {cause}")
+    };
+    NotSpawned { errno, why }
+}
+
+fn reap(pid: i32) {
+    // SAFETY: a null status is allowed. The child is ours and has ended or is about to.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+}

@@ -1,0 +1,169 @@
+//! Safe names for the system calls that the standard library does not have.
+//!
+//! Owns: the unsafe part of calling the kernel. Never: what to do about an error.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Turns `-1` into the error that the kernel left.
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// As [`check`], for raw system calls.
+pub(crate) fn check_long(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A path as the kernel takes it.
+pub(crate) fn c_string(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: a successful call returned this descriptor, and nothing else owns it.
+    check(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn open_at(dir: RawFd, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
+    // SAFETY: `path` is a valid C string for the whole call.
+    owned(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC, mode) })
+}
+
+/// Opens a path to refer to it, without reading it.
+pub(crate) fn open_path(path: &OsStr) -> io::Result<OwnedFd> {
+    open_at(libc::AT_FDCWD, &c_string(path)?, libc::O_PATH, 0)
+}
+
+pub(crate) fn mkdir_at(dir: RawFd, name: &CStr, mode: u32) -> io::Result<()> {
+    // SAFETY: `name` is a valid C string for the whole call.
+    check(unsafe { libc::mkdirat(dir, name.as_ptr(), mode) }).map(drop)
+}
+
+pub(crate) fn unlink_at(dir: RawFd, name: &CStr, flags: i32) -> io::Result<()> {
+    // SAFETY: `name` is a valid C string for the whole call.
+    check(unsafe { libc::unlinkat(dir, name.as_ptr(), flags) }).map(drop)
+}
+
+pub(crate) fn rename_at(dir: RawFd, from: &CStr, to: &CStr) -> io::Result<()> {
+    // SAFETY: both names are valid C strings for the whole call.
+    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) }).map(drop)
+}
+
+pub(crate) fn stat(fd: RawFd) -> io::Result<libc::stat> {
+    // SAFETY: `stat` is plain data, for which zeroes are a valid value, and outlives the call.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        check(libc::fstat(fd, &mut stat))?;
+        Ok(stat)
+    }
+}
+
+/// A pipe: the end to read from, the end to write to.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: the kernel writes two descriptors into the array, which nothing else owns.
+    unsafe {
+        check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC))?;
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    unsafe {
+        let flags = check(libc::fcntl(fd, libc::F_GETFL))?;
+        check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)).map(drop)
+    }
+}
+
+/// Takes over an inherited descriptor, which must be open.
+pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is checked to be open, and each inherited one is taken over once, at start.
+    unsafe {
+        check(libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Takes the exclusive lock on a file's description, which forked processes share.
+pub(crate) fn try_lock(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: `flock` is plain data, for which zeroes are a valid value, and outlives the call.
+    let taken = unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = libc::F_WRLCK as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        check(libc::fcntl(fd, libc::F_OFD_SETLK, &lock))
+    };
+    match taken {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: the kernel writes at most the slice's length into it.
+    let len = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(len) == Ok(bytes.len()) { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+pub(crate) fn read(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most the slice's length into it.
+    let len = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
+    usize::try_from(len).map_err(|_| io::Error::last_os_error())
+}
+
+pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the kernel reads at most the slice's length from it.
+    let len = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(len).map_err(|_| io::Error::last_os_error())
+}
+
+/// Moves bytes from a pipe without copying them through this process. `Ok(0)` is the end of the pipe.
+pub(crate) fn splice(pipe: BorrowedFd<'_>, to: RawFd, len: usize) -> io::Result<usize> {
+    let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
+    let (none, from) = (std::ptr::null_mut(), pipe.as_raw_fd());
+    // SAFETY: no offsets are passed, so no memory is touched.
+    let moved = unsafe { libc::splice(from, none, to, none, len, flags) };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+}
+
+pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = check_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the call returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+pub(crate) fn pidfd_send_signal(pidfd: RawFd, signal: i32) -> io::Result<()> {
+    let info: *const libc::siginfo_t = std::ptr::null();
+    // SAFETY: a null info asks the kernel to fill it in.
+    check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, info, 0) }).map(drop)
+}
+
+/// Waits for one descriptor.
+pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> io::Result<bool> {
+    let mut polled = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    // SAFETY: the array holds exactly the one entry that is announced.
+    check(unsafe { libc::poll(polled.as_mut_ptr(), 1, timeout_ms) }).map(|ready| ready > 0)
+}
+
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+pub(crate) fn is_root() -> bool {
+    // SAFETY: cannot fail and touches no memory.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Milliseconds since 1970 by the host's clock.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,403 @@
+//! Frames: a `u32` length, a type byte, fields. What the daemon asks and what a keeper tells.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::record::ExitRecord;
+use crate::wire::{DecodeError, Put, Take};
+
+pub(crate) const LEN_BYTES: usize = 4;
+
+/// What an exec is for, which decides where its streams go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecKind {
+    /// Output goes to files in the exec's directory.
+    Tool,
+    /// Lines of stdin and stdout are relayed; stderr goes to the sandbox's log.
+    Runtime,
+}
+
+/// One program to run.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Start {
+    pub exec: String,
+    pub kind: ExecKind,
+    /// The program, searched in the given `PATH` unless it contains a slash, and its arguments.
+    pub argv: Vec<OsString>,
+    /// The whole environment: nothing is inherited.
+    pub env: Vec<(OsString, OsString)>,
+    pub cwd: PathBuf,
+    /// Fed to a tool's stdin, which is then closed. A runtime's stays open.
+    pub stdin: Vec<u8>,
+    /// Most bytes kept of each stream.
+    pub output_cap: u64,
+}
+
+impl fmt::Debug for Start {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Arguments, environment and input are what people and programs wrote.
+        out.debug_struct("Start").field("exec", &self.exec).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// What the daemon asks of a keeper. Each can be asked twice without harm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    Start(Start),
+    /// SIGTERM to the exec and its descendants, and SIGKILL once the grace is over.
+    Kill {
+        exec: String,
+        grace_ms: u32,
+    },
+    /// The outcome is recorded elsewhere: remove the exec's directory.
+    Forget {
+        exec: String,
+    },
+    /// One line, without its newline, for the runtime's stdin.
+    RuntimeLine(Vec<u8>),
+    /// End everything, then the keeper itself.
+    End {
+        grace_ms: u32,
+    },
+    Ping {
+        token: u64,
+    },
+}
+
+/// What a keeper tells the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The exec runs, as `pid` of the sandbox.
+    Started { exec: String, pid: u32 },
+    /// The exec ended; its record lies in its directory.
+    Exited { exec: String, record: ExitRecord },
+    /// The exec was not started. If `recorded`, its claim and an exit record exist; else nothing does.
+    Refused { exec: String, why: String, recorded: bool },
+    /// The exec was claimed before, does not run, and left no record.
+    Lost { exec: String },
+    /// One line, without its newline, from the runtime's stdout.
+    RuntimeLine(Vec<u8>),
+    Pong { token: u64 },
+}
+
+/// Whether a layer of the fence holds, and if not, why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    pub name: String,
+    pub missing: Option<String>,
+}
+
+/// A frame that was not decoded yet.
+#[derive(Debug, Clone, Copy)]
+pub struct RawFrame<'a> {
+    pub kind: u8,
+    pub payload: &'a [u8],
+}
+
+/// A peer sent a frame longer than it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameError {
+    pub len: u32,
+    pub len_max: usize,
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "a frame of {} bytes, where {} are allowed", self.len, self.len_max)
+    }
+}
+
+impl std::error::Error for FrameError {}
+
+pub(crate) mod kind {
+    pub(crate) const HELLO: u8 = 1;
+    pub(crate) const START: u8 = 2;
+    pub(crate) const KILL: u8 = 3;
+    pub(crate) const FORGET: u8 = 4;
+    pub(crate) const LINE_TO_RUNTIME: u8 = 5;
+    pub(crate) const END: u8 = 6;
+    pub(crate) const PING: u8 = 7;
+    pub(crate) const CHALLENGE: u8 = 64;
+    pub(crate) const WELCOME: u8 = 65;
+    pub(crate) const TURNED_AWAY: u8 = 66;
+    pub(crate) const STARTED: u8 = 67;
+    pub(crate) const EXITED: u8 = 68;
+    pub(crate) const REFUSED: u8 = 69;
+    pub(crate) const LOST: u8 = 70;
+    pub(crate) const LINE_FROM_RUNTIME: u8 = 71;
+    pub(crate) const PONG: u8 = 72;
+}
+
+/// Appends one frame to `out`, with the fields that `put` writes.
+pub(crate) fn append(out: &mut Vec<u8>, kind: u8, put: impl FnOnce(&mut Put)) {
+    let at = out.len();
+    let mut fields = Put { out: std::mem::take(out) };
+    fields.u32(0).u8(kind);
+    put(&mut fields);
+    *out = fields.out;
+    let len = u32::try_from(out.len() - at - LEN_BYTES).unwrap_or(u32::MAX);
+    out[at..at + LEN_BYTES].copy_from_slice(&len.to_le_bytes());
+}
+
+impl Command {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        match self {
+            Command::Start(start) => append(out, kind::START, |put| start.put(put)),
+            Command::Kill { exec, grace_ms } => append(out, kind::KILL, |put| {
+                put.text(exec).u32(*grace_ms);
+            }),
+            Command::Forget { exec } => append(out, kind::FORGET, |put| {
+                put.text(exec);
+            }),
+            Command::RuntimeLine(line) => append(out, kind::LINE_TO_RUNTIME, |put| {
+                put.bytes(line);
+            }),
+            Command::End { grace_ms } => append(out, kind::END, |put| {
+                put.u32(*grace_ms);
+            }),
+            Command::Ping { token } => append(out, kind::PING, |put| {
+                put.u64(*token);
+            }),
+        }
+    }
+
+    /// `None` is a type that a later version added: skip it.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Command>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        Ok(Some(match frame.kind {
+            kind::START => Command::Start(Start::take(&mut take)?),
+            kind::KILL => Command::Kill { exec: take.text()?, grace_ms: take.u32()? },
+            kind::FORGET => Command::Forget { exec: take.text()? },
+            kind::LINE_TO_RUNTIME => Command::RuntimeLine(take.bytes()?.to_vec()),
+            kind::END => Command::End { grace_ms: take.u32()? },
+            kind::PING => Command::Ping { token: take.u64()? },
+            _unknown => return Ok(None),
+        }))
+    }
+}
+
+impl Start {
+    fn put(&self, put: &mut Put) {
+        put.text(&self.exec);
+        put.u8(match self.kind {
+            ExecKind::Tool => 1,
+            ExecKind::Runtime => 2,
+        });
+        put.list(&self.argv, |put, arg| {
+            put.os(arg);
+        });
+        put.list(&self.env, |put, (name, value)| {
+            put.os(name).os(value);
+        });
+        put.os(self.cwd.as_os_str()).bytes(&self.stdin).u64(self.output_cap);
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<Start, DecodeError> {
+        Ok(Start {
+            exec: take.text()?,
+            kind: match take.u8()? {
+                1 => ExecKind::Tool,
+                2 => ExecKind::Runtime,
+                unknown => return Err(DecodeError::BadTag(unknown)),
+            },
+            argv: take.list(|take| take.os())?,
+            env: take.list(|take| Ok((take.os()?, take.os()?)))?,
+            cwd: take.os()?.into(),
+            stdin: take.bytes()?.to_vec(),
+            output_cap: take.u64()?,
+        })
+    }
+}
+
+impl Event {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        match self {
+            Event::Started { exec, pid } => append(out, kind::STARTED, |put| {
+                put.text(exec).u32(*pid);
+            }),
+            Event::Exited { exec, record } => append(out, kind::EXITED, |put| {
+                put.text(exec).bytes(&record.encode());
+            }),
+            Event::Refused { exec, why, recorded } => append(out, kind::REFUSED, |put| {
+                put.text(exec).text(why).u8((*recorded).into());
+            }),
+            Event::Lost { exec } => append(out, kind::LOST, |put| {
+                put.text(exec);
+            }),
+            Event::RuntimeLine(line) => Event::append_runtime_line(line, out),
+            Event::Pong { token } => append(out, kind::PONG, |put| {
+                put.u64(*token);
+            }),
+        }
+    }
+
+    /// As [`Event::RuntimeLine`], without owning the line.
+    pub fn append_runtime_line(line: &[u8], out: &mut Vec<u8>) {
+        append(out, kind::LINE_FROM_RUNTIME, |put| {
+            put.bytes(line);
+        });
+    }
+
+    /// `None` is a type that a later version added: skip it.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Event>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        Ok(Some(match frame.kind {
+            kind::STARTED => Event::Started { exec: take.text()?, pid: take.u32()? },
+            kind::EXITED => {
+                Event::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? }
+            }
+            kind::REFUSED => {
+                Event::Refused { exec: take.text()?, why: take.text()?, recorded: take.u8()? != 0 }
+            }
+            kind::LOST => Event::Lost { exec: take.text()? },
+            kind::LINE_FROM_RUNTIME => Event::RuntimeLine(take.bytes()?.to_vec()),
+            kind::PONG => Event::Pong { token: take.u64()? },
+            _unknown => return Ok(None),
+        }))
+    }
+}
+
+/// Puts received bytes together to frames. What is incomplete when the peer dies is dropped with it.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Assembler {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, if there is one.
+    pub fn next_frame(&mut self, len_max: usize) -> Result<Option<RawFrame<'_>>, FrameError> {
+        let rest = &self.bytes[self.taken..];
+        let Some((head, rest)) = rest.split_first_chunk::<LEN_BYTES>() else {
+            self.compact();
+            return Ok(None);
+        };
+        let len = u32::from_le_bytes(*head);
+        let whole = len as usize;
+        if whole > len_max || whole == 0 {
+            return Err(FrameError { len, len_max });
+        }
+        if rest.len() < whole {
+            self.compact();
+            return Ok(None);
+        }
+        let at = self.taken + LEN_BYTES;
+        self.taken = at + whole;
+        Ok(Some(RawFrame { kind: self.bytes[at], payload: &self.bytes[at + 1..at + whole] }))
+    }
+
+    fn compact(&mut self) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        // One long frame must not cost its memory for ever.
+        if self.bytes.is_empty() && self.bytes.capacity() > 64 * 1024 {
+            self.bytes = Vec::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Counted, Ended, Usage};
+
+    fn commands() -> Vec<Command> {
+        let start = Start {
+            exec: "e1".to_owned(),
+            kind: ExecKind::Tool,
+            argv: vec!["sh".into(), "-c".into()],
+            env: vec![("A".into(), "b=c".into())],
+            cwd: "/".into(),
+            stdin: b"in".to_vec(),
+            output_cap: 10,
+        };
+        vec![
+            Command::Start(start),
+            Command::Kill { exec: "e1".to_owned(), grace_ms: 5 },
+            Command::Forget { exec: "e1".to_owned() },
+            Command::RuntimeLine(b"{}".to_vec()),
+            Command::End { grace_ms: 1 },
+            Command::Ping { token: 9 },
+        ]
+    }
+
+    fn events() -> Vec<Event> {
+        let record = ExitRecord {
+            ended: Ended::Code(3),
+            started_ms: 1,
+            finished_ms: 2,
+            stdout: Counted::default(),
+            stderr: Counted::default(),
+            usage: Usage::default(),
+            note: String::new(),
+        };
+        let exec = || "e1".to_owned();
+        vec![
+            Event::Started { exec: exec(), pid: 2 },
+            Event::Exited { exec: exec(), record },
+            Event::Refused { exec: exec(), why: "no".to_owned(), recorded: true },
+            Event::Lost { exec: exec() },
+            Event::RuntimeLine(b"{}".to_vec()),
+            Event::Pong { token: 9 },
+        ]
+    }
+
+    #[test]
+    fn commands_and_events_come_back_however_the_stream_is_cut() {
+        let mut stream = Vec::new();
+        commands().iter().for_each(|command| command.append_to(&mut stream));
+        let commands_end = stream.len();
+        events().iter().for_each(|event| event.append_to(&mut stream));
+        for step in [1, 2, 3, 7, stream.len()] {
+            let (mut assembler, mut got_commands, mut got_events) = (Assembler::default(), vec![], vec![]);
+            for chunk in stream[..commands_end].chunks(step) {
+                assembler.push(chunk);
+                while let Some(frame) = assembler.next_frame(1024).unwrap() {
+                    got_commands.push(Command::decode(frame).unwrap().unwrap());
+                }
+            }
+            for chunk in stream[commands_end..].chunks(step) {
+                assembler.push(chunk);
+                while let Some(frame) = assembler.next_frame(1024).unwrap() {
+                    got_events.push(Event::decode(frame).unwrap().unwrap());
+                }
+            }
+            assert_eq!((got_commands, got_events), (commands(), events()));
+        }
+    }
+
+    #[test]
+    fn unknown_frames_are_skipped_and_unknown_fields_ignored() {
+        let mut stream = Vec::new();
+        append(&mut stream, 200, |put| {
+            put.u64(1);
+        });
+        append(&mut stream, kind::PING, |put| {
+            put.u64(9).text("added later");
+        });
+        let mut assembler = Assembler::default();
+        assembler.push(&stream);
+        let unknown = Command::decode(assembler.next_frame(64).unwrap().unwrap());
+        assert_eq!(unknown, Ok(None));
+        let ping = Command::decode(assembler.next_frame(64).unwrap().unwrap());
+        assert_eq!(ping, Ok(Some(Command::Ping { token: 9 })));
+    }
+
+    #[test]
+    fn a_frame_beyond_its_limit_is_refused_before_it_is_read() {
+        let mut assembler = Assembler::default();
+        assembler.push(&2000u32.to_le_bytes());
+        assert_eq!(assembler.next_frame(1024).unwrap_err(), FrameError { len: 2000, len_max: 1024 });
+    }
+
+    #[test]
+    fn printing_a_start_tells_nothing_that_people_wrote() {
+        let printed = format!("{:?}", commands()[0]);
+        assert!(!printed.contains("b=c") && !printed.contains("-c"), "{printed}");
+    }
+}

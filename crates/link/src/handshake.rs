@@ -1,0 +1,273 @@
+//! How the two ends of a link prove themselves, and what a keeper tells first.
+//!
+//! The keeper opens with a [`Challenge`]; the daemon answers with a [`Hello`]; the keeper answers with a
+//! [`Welcome`] or turns it away. Either proof covers both nonces, both versions and the epoch, and the
+//! two are labelled, so that neither can be replayed or reflected.
+
+use crate::frame::{Layer, RawFrame, append, kind};
+use crate::record::ExitRecord;
+use crate::secret::Secret;
+use crate::sha256::{DIGEST_LEN, hmac_sha256};
+use crate::wire::{DecodeError, Put, Take};
+
+/// The version of the link that this code speaks.
+pub const VERSION: u32 = 1;
+/// Bytes of a nonce.
+pub const NONCE_LEN: usize = 32;
+
+/// The keeper's first frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Challenge {
+    pub version: u32,
+    pub nonce: [u8; NONCE_LEN],
+}
+
+/// The daemon's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u32,
+    pub epoch: u64,
+    pub nonce: [u8; NONCE_LEN],
+    pub proof: [u8; DIGEST_LEN],
+}
+
+/// The keeper's answer to a daemon that proved itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    pub proof: [u8; DIGEST_LEN],
+    pub version: u32,
+    pub incarnation: u32,
+    /// The keeper as the host saw it, if it could see that.
+    pub host_pid: Option<u32>,
+    pub layers: Vec<Layer>,
+    /// Every exec whose directory exists, up to `WELCOME_EXECS_MAX`.
+    pub execs: Vec<KnownExec>,
+}
+
+/// One exec that a keeper knows of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownExec {
+    pub exec: String,
+    pub state: ExecState,
+}
+
+/// Where an exec is in its life, as far as its keeper can tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecState {
+    Running {
+        pid: u32,
+    },
+    Exited(ExitRecord),
+    /// Claimed by a keeper that died, without an outcome.
+    Lost,
+}
+
+/// Why a daemon is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TurnedAwayWhy {
+    BadProof,
+    /// A daemon of this later epoch was here before.
+    OldEpoch {
+        current: u64,
+    },
+    TooManyWaiting,
+}
+
+/// The keeper's last frame to a daemon that it does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TurnedAway {
+    pub why: TurnedAwayWhy,
+}
+
+/// What only a daemon that knows the secret can answer.
+pub fn daemon_proof(secret: &Secret, challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+    proof(secret, b"lodge daemon\0", challenge, hello)
+}
+
+/// What only the keeper that knows the secret can answer.
+pub fn keeper_proof(secret: &Secret, challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+    proof(secret, b"lodge keeper\0", challenge, hello)
+}
+
+fn proof(secret: &Secret, label: &[u8], challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+    let (keeper_version, daemon_version) = (challenge.version.to_le_bytes(), hello.version.to_le_bytes());
+    let epoch = hello.epoch.to_le_bytes();
+    let parts: [&[u8]; 6] = [label, &challenge.nonce, &hello.nonce, &epoch, &keeper_version, &daemon_version];
+    hmac_sha256(secret.expose(), &parts)
+}
+
+impl Challenge {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        append(out, kind::CHALLENGE, |put| {
+            put.u32(self.version).fixed(&self.nonce);
+        });
+    }
+
+    /// `None` is another type of frame.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Challenge>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        if frame.kind != kind::CHALLENGE {
+            return Ok(None);
+        }
+        Ok(Some(Challenge { version: take.u32()?, nonce: take.fixed()? }))
+    }
+}
+
+impl Hello {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        append(out, kind::HELLO, |put| {
+            put.u32(self.version).u64(self.epoch).fixed(&self.nonce).fixed(&self.proof);
+        });
+    }
+
+    /// `None` is another type of frame.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Hello>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        if frame.kind != kind::HELLO {
+            return Ok(None);
+        }
+        let (version, epoch) = (take.u32()?, take.u64()?);
+        Ok(Some(Hello { version, epoch, nonce: take.fixed()?, proof: take.fixed()? }))
+    }
+}
+
+impl Welcome {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        append(out, kind::WELCOME, |put| {
+            put.fixed(&self.proof).u32(self.version).u32(self.incarnation);
+            put.u32(self.host_pid.unwrap_or(0));
+            put.list(&self.layers, |put, layer| {
+                put.text(&layer.name).u8(layer.missing.is_some().into());
+                put.text(layer.missing.as_deref().unwrap_or(""));
+            });
+            put.list(&self.execs, |put, known| known.put(put));
+        });
+    }
+
+    /// `None` is another type of frame.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Welcome>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        if frame.kind != kind::WELCOME {
+            return Ok(None);
+        }
+        Ok(Some(Welcome {
+            proof: take.fixed()?,
+            version: take.u32()?,
+            incarnation: take.u32()?,
+            host_pid: match take.u32()? {
+                0 => None,
+                pid => Some(pid),
+            },
+            layers: take.list(|take| {
+                let (name, missing, why) = (take.text()?, take.u8()? != 0, take.text()?);
+                Ok(Layer { name, missing: missing.then_some(why) })
+            })?,
+            execs: take.list(KnownExec::take)?,
+        }))
+    }
+}
+
+impl KnownExec {
+    fn put(&self, put: &mut Put) {
+        put.text(&self.exec);
+        match &self.state {
+            ExecState::Running { pid } => put.u8(1).u32(*pid),
+            ExecState::Exited(record) => put.u8(2).bytes(&record.encode()),
+            ExecState::Lost => put.u8(3),
+        };
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<KnownExec, DecodeError> {
+        let exec = take.text()?;
+        let state = match take.u8()? {
+            1 => ExecState::Running { pid: take.u32()? },
+            2 => ExecState::Exited(ExitRecord::decode(take.bytes()?)?),
+            3 => ExecState::Lost,
+            unknown => return Err(DecodeError::BadTag(unknown)),
+        };
+        Ok(KnownExec { exec, state })
+    }
+}
+
+impl TurnedAway {
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        append(out, kind::TURNED_AWAY, |put| {
+            match self.why {
+                TurnedAwayWhy::BadProof => put.u8(1).u64(0),
+                TurnedAwayWhy::OldEpoch { current } => put.u8(2).u64(current),
+                TurnedAwayWhy::TooManyWaiting => put.u8(3).u64(0),
+            };
+        });
+    }
+
+    /// `None` is another type of frame.
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<TurnedAway>, DecodeError> {
+        let mut take = Take::new(frame.payload);
+        if frame.kind != kind::TURNED_AWAY {
+            return Ok(None);
+        }
+        let (tag, current) = (take.u8()?, take.u64()?);
+        let why = match tag {
+            1 => TurnedAwayWhy::BadProof,
+            2 => TurnedAwayWhy::OldEpoch { current },
+            3 => TurnedAwayWhy::TooManyWaiting,
+            unknown => return Err(DecodeError::BadTag(unknown)),
+        };
+        Ok(Some(TurnedAway { why }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Assembler;
+
+    fn pair() -> (Challenge, Hello) {
+        let challenge = Challenge { version: VERSION, nonce: [1; NONCE_LEN] };
+        let hello = Hello { version: VERSION, epoch: 5, nonce: [2; NONCE_LEN], proof: [0; DIGEST_LEN] };
+        (challenge, hello)
+    }
+
+    #[test]
+    fn a_proof_depends_on_its_side_the_secret_both_nonces_and_the_epoch() {
+        let (challenge, hello) = pair();
+        let secret = Secret::new([7; 32]);
+        let proof = daemon_proof(&secret, &challenge, &hello);
+        assert_ne!(proof, keeper_proof(&secret, &challenge, &hello));
+        assert_ne!(proof, daemon_proof(&Secret::new([8; 32]), &challenge, &hello));
+        assert_ne!(proof, daemon_proof(&secret, &Challenge { nonce: [9; 32], ..challenge.clone() }, &hello));
+        assert_ne!(proof, daemon_proof(&secret, &challenge, &Hello { nonce: [9; 32], ..hello.clone() }));
+        assert_ne!(proof, daemon_proof(&secret, &challenge, &Hello { epoch: 6, ..hello }));
+    }
+
+    #[test]
+    fn handshake_frames_come_back() {
+        let (challenge, hello) = pair();
+        let welcome = Welcome {
+            proof: [3; DIGEST_LEN],
+            version: VERSION,
+            incarnation: 2,
+            host_pid: Some(77),
+            layers: vec![
+                Layer { name: "pidns".to_owned(), missing: None },
+                Layer { name: "landlock".to_owned(), missing: Some("no such syscall".to_owned()) },
+            ],
+            execs: vec![
+                KnownExec { exec: "e1".to_owned(), state: ExecState::Running { pid: 4 } },
+                KnownExec { exec: "e2".to_owned(), state: ExecState::Lost },
+            ],
+        };
+        let away = TurnedAway { why: TurnedAwayWhy::OldEpoch { current: 8 } };
+        let mut stream = Vec::new();
+        challenge.append_to(&mut stream);
+        hello.append_to(&mut stream);
+        welcome.append_to(&mut stream);
+        away.append_to(&mut stream);
+        let mut assembler = Assembler::default();
+        assembler.push(&stream);
+        assert_eq!(Challenge::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(challenge)));
+        assert_eq!(Hello::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(hello)));
+        assert_eq!(Welcome::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(welcome)));
+        assert_eq!(TurnedAway::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(away)));
+    }
+}

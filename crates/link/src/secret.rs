@@ -1,0 +1,48 @@
+//! The secret that a keeper and the daemon share.
+
+use std::fmt;
+
+/// Bytes of a [`Secret`].
+pub const SECRET_LEN: usize = 32;
+
+/// Proves either end of a link to the other. Never crosses the wire, never shows in a log.
+#[derive(Clone)]
+pub struct Secret([u8; SECRET_LEN]);
+
+impl Secret {
+    pub fn new(bytes: [u8; SECRET_LEN]) -> Secret {
+        Secret(bytes)
+    }
+
+    pub fn expose(&self) -> &[u8; SECRET_LEN] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("[secret]")
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        wipe(&mut self.0);
+    }
+}
+
+/// Overwrites bytes in a way that the compiler does not remove.
+pub(crate) fn wipe(bytes: &mut [u8]) {
+    bytes.fill(0);
+    std::hint::black_box(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Secret;
+
+    #[test]
+    fn a_secret_does_not_print() {
+        assert_eq!(format!("{:?}", Secret::new([65; 32])), "[secret]");
+    }
+}

@@ -1,0 +1,101 @@
+//! What a keeper is told at its start, on an inherited descriptor.
+
+use std::path::PathBuf;
+
+use crate::secret::{SECRET_LEN, Secret, wipe};
+use crate::wire::{DecodeError, Put, Take};
+
+const MAGIC: &[u8; 4] = b"LKS1";
+
+/// A path of the host that is shown inside the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bind {
+    pub source: PathBuf,
+    pub target: PathBuf,
+    pub read_only: bool,
+}
+
+/// Everything a keeper has to know about its sandbox.
+#[derive(Debug, Clone)]
+pub struct KeeperSpec {
+    pub sandbox: String,
+    pub incarnation: u32,
+    pub secret: Secret,
+    /// Hidden from the sandbox, apart from what is bound back into it.
+    pub state_dir: PathBuf,
+    /// The agent's root, bound back at its own path.
+    pub root: PathBuf,
+    /// User and group of everything that runs inside, when the keeper may choose.
+    pub uid: Option<u32>,
+    pub binds: Vec<Bind>,
+    /// Where to die, for crash tests. Empty: nowhere.
+    pub failpoint: String,
+}
+
+impl KeeperSpec {
+    /// The bytes contain the secret: hand them to the keeper and to nothing else.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut put = Put::default();
+        put.fixed(MAGIC).fixed(self.secret.expose());
+        put.text(&self.sandbox).u32(self.incarnation);
+        put.os(self.state_dir.as_os_str()).os(self.root.as_os_str());
+        match self.uid {
+            Some(uid) => put.u8(1).u32(uid),
+            None => put.u8(0).u32(0),
+        };
+        put.list(&self.binds, |put, bind| {
+            put.os(bind.source.as_os_str()).os(bind.target.as_os_str()).u8(bind.read_only.into());
+        });
+        put.text(&self.failpoint);
+        put.out
+    }
+
+    /// Decodes and wipes `bytes`.
+    pub fn decode(bytes: &mut [u8]) -> Result<KeeperSpec, DecodeError> {
+        let spec = KeeperSpec::decode_kept(bytes);
+        wipe(bytes);
+        spec
+    }
+
+    fn decode_kept(bytes: &[u8]) -> Result<KeeperSpec, DecodeError> {
+        let mut take = Take::new(bytes);
+        if &take.fixed::<4>()? != MAGIC {
+            return Err(DecodeError::BadMagic);
+        }
+        let secret = Secret::new(take.fixed::<SECRET_LEN>()?);
+        let (sandbox, incarnation) = (take.text()?, take.u32()?);
+        let (state_dir, root) = (take.os()?.into(), take.os()?.into());
+        let (has_uid, uid) = (take.u8()?, take.u32()?);
+        let binds = take.list(|take| {
+            Ok(Bind { source: take.os()?.into(), target: take.os()?.into(), read_only: take.u8()? != 0 })
+        })?;
+        let failpoint = take.text()?;
+        let uid = (has_uid != 0).then_some(uid);
+        Ok(KeeperSpec { sandbox, incarnation, secret, state_dir, root, uid, binds, failpoint })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_comes_back_and_its_bytes_are_wiped() {
+        let bind = Bind { source: "/a".into(), target: "/b".into(), read_only: true };
+        let spec = KeeperSpec {
+            sandbox: "box".to_owned(),
+            incarnation: 3,
+            secret: Secret::new([9; SECRET_LEN]),
+            state_dir: "/state".into(),
+            root: "/state/agents/a/root".into(),
+            uid: Some(70_000),
+            binds: vec![bind],
+            failpoint: String::new(),
+        };
+        let mut bytes = spec.encode();
+        let back = KeeperSpec::decode(&mut bytes).unwrap();
+        assert_eq!(format!("{spec:?}"), format!("{back:?}"));
+        assert_eq!(spec.secret.expose(), back.secret.expose());
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+}

@@ -1,0 +1,131 @@
+//! Streams as servers really send them, and what must come of each.
+
+use super::*;
+
+fn read(limits: Limits, events: &[&str]) -> Result<Answer, Fault> {
+    let (mut assembly, mut seen) = (Assembly::new(limits, 3), String::new());
+    for event in events {
+        assembly.event(event, &mut |text| seen.push_str(text))?;
+    }
+    let answer = assembly.into_answer()?;
+    assert_eq!(answer.text, seen, "what was previewed is what was answered");
+    Ok(answer)
+}
+
+fn calls(events: &[&str]) -> Vec<(String, String, String)> {
+    let answer = read(Limits::default(), events).expect("an answer");
+    answer.calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect()
+}
+
+fn triple(id: &str, name: &str, arguments: &str) -> (String, String, String) {
+    (id.to_owned(), name.to_owned(), arguments.to_owned())
+}
+
+#[test]
+fn interleaved_calls_are_told_apart_by_index() {
+    let seen = calls(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh","arguments":""}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":1,"id":"b","function":{"name":"cat","arguments":"{\"x\""}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":1,"function":{"arguments":":1}"}}]},"finish_reason":"tool_calls"}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(seen, [triple("a", "sh", "{}"), triple("b", "cat", r#"{"x":1}"#)]);
+}
+
+#[test]
+fn calls_that_share_an_index_are_told_apart_by_id() {
+    let seen = calls(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh","arguments":"{}"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"b","function":{"name":"sh","arguments":"[]"}}]}}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(seen, [triple("a", "sh", "{}"), triple("b", "sh", "[]")]);
+}
+
+#[test]
+fn calls_without_index_or_id_still_count_and_get_ids() {
+    let seen = calls(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"function":{"name":"sh","arguments":{"a":1}}}, {"function":{"name":"ls"}}]}}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(seen, [triple("call_3_0", "sh", r#"{"a":1}"#), triple("call_3_1", "ls", "")]);
+}
+
+#[test]
+fn calls_under_a_plain_stop_are_still_calls() {
+    let answer = read(
+        Limits::default(),
+        &[
+            r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh"}}]},"finish_reason":"stop"}]}"#,
+        ],
+    );
+    assert_eq!(answer.unwrap().stop, Stop::ToolCalls);
+}
+
+#[test]
+fn a_stream_is_complete_with_either_a_reason_or_a_done() {
+    let text = r#"{"choices":[{"delta":{"content":"hi"}}]}"#;
+    assert_eq!(read(Limits::default(), &[text]), Err(Fault::Incomplete));
+    assert_eq!(read(Limits::default(), &[text, "[DONE]"]).unwrap().stop, Stop::End);
+    let reasons = [
+        ("stop", Stop::End),
+        ("length", Stop::Length),
+        ("content_filter", Stop::Filtered),
+        ("moon", Stop::Unrecognised),
+    ];
+    for (reason, stop) in reasons {
+        let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+        assert_eq!(read(Limits::default(), &[text, &end]).unwrap().stop, stop);
+    }
+}
+
+#[test]
+fn usage_parts_and_foreign_fields_are_read() {
+    let answer = read(
+        Limits::default(),
+        &[
+            r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null,"reasoning_content":"hm"},"logprobs":null,"finish_reason":null}],"usage":null}"#,
+            r#"{"choices":[{"index":0,"delta":{"content":[{"type":"text","text":"a"},{"type":"image"}]}}, {"index":1,"delta":{"content":"other"}}]}"#,
+            r#"{"choices":[{"index":0,"delta":{"content":"b"},"message":{"content":"ab"},"finish_reason":"stop"}]}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}"#,
+            "[DONE]",
+        ],
+    )
+    .unwrap();
+    assert_eq!(answer.text, "ab");
+    assert_eq!(answer.usage, Usage { input_tokens: 7, output_tokens: 2 });
+}
+
+#[test]
+fn errors_and_empty_streams_are_not_answers() {
+    let reported = |code: Option<&str>, message: &str| {
+        Err(Fault::Reported { error_code: code.map(str::to_owned), message: message.to_owned() })
+    };
+    let limits = Limits::default;
+    assert_eq!(read(limits(), &[r#"{"error":{"message":"no","code":503}}"#]), reported(Some("503"), "no"));
+    assert_eq!(
+        read(limits(), &[r#"{"error":{"message":"no","type":"oops"}}"#]),
+        reported(Some("oops"), "no")
+    );
+    assert_eq!(read(limits(), &[r#"{"error":"no"}"#]), reported(None, "no"));
+    let nothing = Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() };
+    assert_eq!(read(limits(), &["[DONE]"]), Err(nothing));
+    assert_eq!(read(limits(), &[]), Err(Fault::Incomplete));
+}
+
+#[test]
+fn every_bound_on_an_answer_is_a_named_refusal() {
+    let small = Limits { answer_bytes_max: 40, calls_max: 2, call_bytes_max: 10, ..Limits::default() };
+    let call = |index: usize, arguments: &str| {
+        format!(
+            r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{index},"id":"{index}","function":{{"name":"n","arguments":"{arguments}"}}}}]}}}}]}}"#
+        )
+    };
+    let text = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(41));
+    let over = |what, limit| Err(Fault::Oversize { what, limit });
+    assert_eq!(read(small, &[&text]), over(Oversize::Answer, 40));
+    assert_eq!(read(small, &[&call(0, "0123456789")]), over(Oversize::Call, 10));
+    assert_eq!(read(small, &[&call(0, ""), &call(1, ""), &call(2, "")]), over(Oversize::Calls, 2));
+    assert!(read(small, &[&call(0, ""), &call(usize::MAX, ""), "[DONE]"]).is_ok());
+}

@@ -1,0 +1,171 @@
+//! Changing `providers.yaml` as a careful person would: the touched lines only, comments kept.
+//!
+//! An edit of the text counts only if reading the result gives exactly the entries that were wanted.
+//! Otherwise (flow style, anchors, anything unforeseen) the file is written anew.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::file::{self, Entry};
+
+/// The text with `added` at the end of the list.
+pub(crate) fn with_added(text: &str, entries: &[Entry], added: Entry) -> String {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let indent = entries.last().and_then(|last| line_at(&lines, last)).map_or("  ", indent_of);
+    let block = block(&added, indent);
+    let wanted: Vec<Entry> = entries.iter().cloned().chain([added]).collect();
+    if entries.is_empty() {
+        let head = lines.iter().position(|line| matches!(line.trim_end(), "providers:" | "providers: []"));
+        match head {
+            Some(place) => lines.splice(place..=place, ["providers:", block.trim_end_matches('\n')]),
+            None => lines.splice(lines.len().., ["providers:", block.trim_end_matches('\n')]),
+        };
+    } else {
+        lines.push(block.trim_end_matches('\n'));
+    }
+    verified(&lines, &wanted)
+}
+
+/// The text without the entry at `place`.
+pub(crate) fn with_removed(text: &str, entries: &[Entry], place: usize) -> String {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let wanted: Vec<Entry> = entries
+        .iter()
+        .enumerate()
+        .filter(|(other, _)| *other != place)
+        .map(|(_, entry)| entry.clone())
+        .collect();
+    let start = index_of(&entries[place]).min(lines.len());
+    let next = entries.get(place + 1).map_or(lines.len(), index_of).clamp(start, lines.len());
+    // Comments right above the next entry belong to that one.
+    let kept = lines[start..next].iter().rev().take_while(|line| is_comment_or_blank(line)).count();
+    lines.drain(start..next - kept);
+    verified(&lines, &wanted)
+}
+
+/// Puts `text` in the place of the file at `path`: whole or not at all, and for its owner only.
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    // A link is followed, so that a file kept elsewhere stays there.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".new-{}", std::process::id()));
+    let temporary = directory.join(temporary);
+    let written = write_new(&temporary, text).and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        // The failure that counts is the one above; a leftover is removed by the next attempt.
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    File::open(directory)?.sync_all()
+}
+
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Ok(()) => {}
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+        Err(cause) => return Err(cause),
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn verified(lines: &[&str], wanted: &[Entry]) -> String {
+    let mut text = lines.join("\n");
+    text.push('\n');
+    match file::parse(&text) {
+        Ok(read) if read == wanted => text,
+        Ok(_) | Err(_) => {
+            wanted.iter().fold("providers:\n".to_owned(), |text, entry| text + &block(entry, "  "))
+        }
+    }
+}
+
+/// One entry of a block list, every value quoted.
+fn block(entry: &Entry, indent: &str) -> String {
+    let mut text = format!("{indent}- name: {}\n{indent}  kind: {}\n", quoted(&entry.name), entry.kind);
+    let mut line = |key: &str, value: String| text.push_str(&format!("{indent}  {key}: {value}\n"));
+    if let Some(url) = &entry.base_url {
+        line("base-url", quoted(url));
+    }
+    if let Some(key) = &entry.api_key {
+        line("api-key", quoted(key.expose()));
+    }
+    if !entry.models.is_empty() {
+        let models: Vec<String> = entry.models.iter().map(|model| quoted(model)).collect();
+        line("models", format!("[{}]", models.join(", ")));
+    }
+    text
+}
+
+/// A JSON string is a YAML string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn index_of(entry: &Entry) -> usize {
+    usize::try_from(entry.line).unwrap_or(usize::MAX).saturating_sub(1)
+}
+
+fn line_at<'a>(lines: &[&'a str], entry: &Entry) -> Option<&'a str> {
+    lines.get(index_of(entry)).copied()
+}
+
+fn indent_of(line: &str) -> &str {
+    &line[..line.len() - line.trim_start().len()]
+}
+
+fn is_comment_or_blank(line: &str) -> bool {
+    let line = line.trim_start();
+    line.is_empty() || line.starts_with('#')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::Kind;
+    use crate::secret::Secret;
+
+    const FILE: &str = "# mine\nproviders:\n- name: a   # first\n  kind: openai\n  api-key: ${A_KEY}\n\n# second\n- name: b\n  kind: script\n# end\n";
+
+    fn new(name: &str) -> Entry {
+        let api_key = Some(Secret::new("${X}"));
+        Entry { name: name.to_owned(), api_key, ..Entry::blank(Kind::Openai) }
+    }
+
+    #[test]
+    fn adding_touches_nothing_else() {
+        let text = with_added(FILE, &file::parse(FILE).unwrap(), new("c"));
+        let block = "- name: \"c\"\n  kind: openai\n  api-key: \"${X}\"\n";
+        assert_eq!(text, format!("{FILE}{block}"));
+    }
+
+    #[test]
+    fn removing_takes_the_entry_and_leaves_the_comments_of_others() {
+        let text = with_removed(FILE, &file::parse(FILE).unwrap(), 0);
+        assert_eq!(text, "# mine\nproviders:\n\n# second\n- name: b\n  kind: script\n# end\n");
+        let text = with_removed(&text, &file::parse(&text).unwrap(), 0);
+        assert_eq!(text, "# mine\nproviders:\n\n# second\n# end\n");
+        let text = with_added(&text, &[], new("c"));
+        assert!(text.starts_with("# mine\nproviders:\n  - name: \"c\"\n"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_edited_by_lines_is_written_anew() {
+        let flow = "providers: [{name: a, kind: openai, api-key: \"k: 1\"}, {name: b, kind: script}]\n";
+        let entries = file::parse(flow).unwrap();
+        let text = with_added(flow, &entries, new("c"));
+        assert_eq!(file::parse(&text).unwrap(), [entries.clone(), vec![new("c")]].concat());
+        let text = with_removed(flow, &entries, 1);
+        assert_eq!(file::parse(&text).unwrap(), entries[..1]);
+        for empty in ["", "# only words\n", "providers: []\n", "providers:\n", "providers:   # none\n"] {
+            let text = with_added(empty, &[], new("c"));
+            assert_eq!(file::parse(&text).unwrap(), [new("c")], "{empty:?} became {text:?}");
+        }
+    }
+}

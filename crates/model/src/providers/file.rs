@@ -1,0 +1,256 @@
+//! Reading `providers.yaml`: who may read it, what stands in it, where a mistake is.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use super::{NewProvider, PROVIDERS_MAX};
+use crate::provider::{Kind, Written};
+use crate::secret::Secret;
+use crate::yaml::{self, YamlFault, YamlProblem};
+
+pub(crate) const FILE_BYTES_MAX: u64 = 1 << 20;
+/// A file changed this recently may change again without its times telling.
+const CLOCK_GRAIN: Duration = Duration::from_millis(100);
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("could not read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{} can be read by others (mode {mode:04o})", path.display())]
+    Mode { path: PathBuf, mode: u32 },
+    #[error("{} is not a regular file", path.display())]
+    NotRegular { path: PathBuf },
+    #[error("{} is larger than {FILE_BYTES_MAX} bytes", path.display())]
+    TooLarge { path: PathBuf },
+    #[error("{}:{line}:{column}: {problem}", path.display())]
+    Invalid { path: PathBuf, line: u64, column: u64, problem: YamlProblem },
+}
+
+impl FileError {
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "providers.unreadable",
+            Self::Mode { .. } => "providers.mode",
+            Self::NotRegular { .. } => "providers.not_regular",
+            Self::TooLarge { .. } => "providers.too_large",
+            Self::Invalid { .. } => "providers.invalid",
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Mode { path, .. } => Some(format!("run `chmod 600 {}`", path.display())),
+            Self::Read { .. } | Self::NotRegular { .. } | Self::TooLarge { .. } | Self::Invalid { .. } => {
+                None
+            }
+        }
+    }
+}
+
+/// One provider as it stands in the file.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) base_url: Option<String>,
+    pub(crate) api_key: Option<Secret>,
+    pub(crate) models: Vec<String>,
+    /// Where it begins, counted from 1; 0 when it is not in a file.
+    pub(crate) line: u64,
+}
+
+impl PartialEq for Entry {
+    /// The place in the file is not part of what an entry says.
+    fn eq(&self, other: &Self) -> bool {
+        let what = |entry: &Self| (entry.name.clone(), entry.base_url.clone(), entry.models.clone());
+        self.kind == other.kind && self.api_key == other.api_key && what(self) == what(other)
+    }
+}
+
+impl Entry {
+    pub(crate) fn blank(kind: Kind) -> Self {
+        Self { name: String::new(), kind, base_url: None, api_key: None, models: Vec::new(), line: 0 }
+    }
+
+    pub(crate) fn written(&self) -> Written<'_> {
+        Written {
+            name: &self.name,
+            kind: self.kind,
+            base_url: self.base_url.as_deref(),
+            api_key: self.api_key.as_ref(),
+            models: &self.models,
+        }
+    }
+}
+
+impl From<&NewProvider> for Entry {
+    fn from(new: &NewProvider) -> Self {
+        Self {
+            name: new.name.clone(),
+            kind: new.kind,
+            base_url: new.base_url.clone(),
+            api_key: new.api_key.clone(),
+            models: new.models.clone(),
+            line: 0,
+        }
+    }
+}
+
+/// What tells one version of a file from the next without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    /// Also moves when the mode is repaired.
+    changed: (i64, i64),
+}
+
+impl Seen {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().map(|metadata| Self::from(&metadata))
+    }
+
+    fn is_settled(self, now: SystemTime) -> bool {
+        let changed =
+            UNIX_EPOCH + Duration::new(self.changed.0.max(0).unsigned_abs(), self.changed.1.max(0) as u32);
+        now.duration_since(changed).is_ok_and(|age| age > CLOCK_GRAIN)
+    }
+}
+
+impl From<&Metadata> for Seen {
+    fn from(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// A file that was read.
+#[derive(Debug)]
+pub(crate) struct ReadFile {
+    pub(crate) text: String,
+    pub(crate) entries: Vec<Entry>,
+    /// Absent when the file is so young that it must be read again next time.
+    pub(crate) seen: Option<Seen>,
+}
+
+/// The file's entries; `None` when there is no file.
+pub(crate) fn read(path: &Path) -> Result<Option<ReadFile>, FileError> {
+    let failed = |cause| FileError::Read { path: path.to_owned(), cause };
+    let mut file = match open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(failed(cause)),
+    };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(FileError::NotRegular { path: path.to_owned() });
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(FileError::Mode { path: path.to_owned(), mode });
+    }
+    let mut text = Vec::new();
+    file.by_ref().take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(FileError::TooLarge { path: path.to_owned() });
+    }
+    let text = String::from_utf8(text)
+        .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text")))?;
+    let entries = parse(&text).map_err(|YamlFault { line, column, problem }| FileError::Invalid {
+        path: path.to_owned(),
+        line,
+        column,
+        problem,
+    })?;
+    let seen = Some(Seen::from(&metadata)).filter(|seen| seen.is_settled(SystemTime::now()));
+    Ok(Some(ReadFile { text, entries, seen }))
+}
+
+/// Opens without waiting, whatever it is: a pipe in its place must not hang the daemon.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    providers: Option<Vec<Spanned<RawEntry>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawEntry {
+    name: Spanned<String>,
+    kind: Spanned<String>,
+    base_url: Option<String>,
+    api_key: Option<Secret>,
+    models: Option<Vec<String>>,
+}
+
+pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, YamlFault> {
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(Vec::new());
+    }
+    let raw: RawFile = yaml::parse(text)?;
+    let mut entries: Vec<Entry> = Vec::new();
+    for item in raw.providers.unwrap_or_default() {
+        let line = item.referenced.line();
+        let entry = entry(item.value, line)?;
+        if entries.iter().any(|earlier| earlier.name == entry.name) {
+            return Err(unusable(line, 0, format!("there are two providers `{}`", entry.name)));
+        }
+        if entries.len() >= PROVIDERS_MAX {
+            return Err(unusable(line, 0, format!("more than {PROVIDERS_MAX} providers")));
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+fn entry(raw: RawEntry, line: u64) -> Result<Entry, YamlFault> {
+    let at = raw.kind.referenced;
+    let kind = Kind::named(&raw.kind.value).ok_or_else(|| YamlFault {
+        line: at.line(),
+        column: at.column(),
+        problem: YamlProblem::UnknownWord { known: Kind::ALL.map(Kind::as_str).to_vec() },
+    })?;
+    let at = raw.name.referenced;
+    if !is_provider_name(&raw.name.value) {
+        return Err(unusable(at.line(), at.column(), "this cannot be the name of a provider".to_owned()));
+    }
+    Ok(Entry {
+        name: raw.name.value,
+        kind,
+        base_url: raw.base_url,
+        api_key: raw.api_key,
+        models: raw.models.unwrap_or_default(),
+        line,
+    })
+}
+
+fn unusable(line: u64, column: u64, why: String) -> YamlFault {
+    YamlFault { line, column, problem: YamlProblem::Unusable { why } }
+}
+
+pub(crate) fn is_provider_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}

@@ -1,0 +1,102 @@
+//! YAML with a place for every mistake, and without repeating what stood there: it may be a key.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::Error;
+
+/// A mistake in a YAML file, told without quoting values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum YamlProblem {
+    UnknownKey {
+        key: String,
+        known: Vec<&'static str>,
+    },
+    MissingKey {
+        key: &'static str,
+    },
+    RepeatedKey,
+    UnknownWord {
+        known: Vec<&'static str>,
+    },
+    WrongType {
+        expected: String,
+    },
+    /// A value of the right type that this release cannot use.
+    Unusable {
+        why: String,
+    },
+    /// Too deep, too many nodes, too many aliases.
+    TooComplex,
+    Syntax,
+}
+
+/// Where a mistake is; lines and columns begin at 1, and 0 means unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct YamlFault {
+    pub(crate) line: u64,
+    pub(crate) column: u64,
+    pub(crate) problem: YamlProblem,
+}
+
+const KEY_SHOWN_MAX: usize = 24;
+
+pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, YamlFault> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| fault(&error))
+}
+
+fn fault(error: &Error) -> YamlFault {
+    let (line, column) = error.location().map_or((0, 0), |at| (at.line(), at.column()));
+    YamlFault { line, column, problem: problem(error) }
+}
+
+fn problem(error: &Error) -> YamlProblem {
+    match error {
+        Error::WithSnippet { error, .. } | Error::AliasError { error, .. } => problem(error),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            YamlProblem::UnknownKey { key: shown(field), known: expected.clone() }
+        }
+        Error::SerdeMissingField { field, .. } => YamlProblem::MissingKey { key: field },
+        Error::DuplicateMappingKey { .. } => YamlProblem::RepeatedKey,
+        Error::SerdeUnknownVariant { expected, .. } => YamlProblem::UnknownWord { known: expected.clone() },
+        Error::SerdeInvalidType { expected, .. }
+        | Error::SerdeInvalidValue { expected, .. }
+        | Error::SerdeInvalidLength { expected, .. } => YamlProblem::WrongType { expected: expected.clone() },
+        Error::Unexpected { expected, .. } => YamlProblem::WrongType { expected: (*expected).to_owned() },
+        Error::InvalidScalar { ty, .. } => YamlProblem::WrongType { expected: (*ty).to_owned() },
+        Error::NullIntoString { .. } => YamlProblem::WrongType { expected: "text".to_owned() },
+        // Only our own checks produce free messages, and they do not quote values.
+        Error::Message { msg, .. } => YamlProblem::Unusable { why: msg.clone() },
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. } => YamlProblem::TooComplex,
+        // The library's list is open: whatever else it finds is a matter of syntax.
+        _ => YamlProblem::Syntax,
+    }
+}
+
+/// A key of a mapping, unless it looks like something that slipped out of a value.
+fn shown(key: &str) -> String {
+    let plain = key.len() <= KEY_SHOWN_MAX
+        && key.bytes().all(|byte| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_'));
+    if plain { key.to_owned() } else { "…".to_owned() }
+}
+
+impl fmt::Display for YamlProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownKey { key, known } => {
+                write!(f, "unknown key `{key}`, expected one of: {}", known.join(", "))
+            }
+            Self::MissingKey { key } => write!(f, "`{key}` is missing"),
+            Self::RepeatedKey => f.write_str("a key is there twice"),
+            Self::UnknownWord { known } => write!(f, "expected one of: {}", known.join(", ")),
+            Self::WrongType { expected } => write!(f, "expected {expected}"),
+            Self::Unusable { why } => f.write_str(why),
+            Self::TooComplex => f.write_str("nested or repeated beyond the limits"),
+            Self::Syntax => f.write_str("this is not valid YAML"),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The one client: JSON-RPC over a WebSocket, on a Unix socket or TCP.
+//!
+//! Owns: a connection, matching answers to calls, handing out notifications in order. Never: reconnecting or
+//! starting a daemon; callers decide that, with the cursor they hold.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::{SinkExt, StreamExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+
+use crate::rpc::{ErrorBody, Message, Notification, Request};
+
+/// How long a connection may take before the daemon counts as absent.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A client reads larger messages than it may send: a page of long messages can be big.
+const READ_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Where a daemon listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::Unix(path) => write!(f, "{}", path.display()),
+            Target::Tcp(addr) => write!(f, "http://{addr}"),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("no daemon answers at {target}")]
+    NoDaemon { target: Target, #[source] cause: std::io::Error },
+    #[error("the daemon at {target} refused the connection")]
+    Handshake { target: Target, status: Option<u16>, body: Option<Box<ErrorBody>>, detail: String },
+    #[error("the connection to the daemon was lost")]
+    Lost,
+    #[error("{}", .0.message)]
+    Refused(Box<ErrorBody>),
+    #[error("the daemon sent something that does not fit the API")]
+    Garbled { #[source] cause: serde_json::Error },
+}
+
+impl ClientError {
+    /// The daemon's own code, when it gave one.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            ClientError::Refused(body) => Some(&body.data.code),
+            ClientError::Handshake { body: Some(body), .. } => Some(&body.data.code),
+            ClientError::NoDaemon { .. }
+            | ClientError::Handshake { body: None, .. }
+            | ClientError::Lost
+            | ClientError::Garbled { .. } => None,
+        }
+    }
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// One open connection.
+pub struct Client {
+    socket: WebSocketStream<Box<dyn Io>>,
+    next_id: u64,
+    waiting: VecDeque<Notification>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("next_id", &self.next_id).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects and authenticates.
+    pub async fn connect(target: &Target, token: &str) -> Result<Client, ClientError> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, Self::open(target, token)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ClientError::NoDaemon {
+                target: target.clone(),
+                cause: std::io::Error::from(std::io::ErrorKind::TimedOut),
+            }),
+        }
+    }
+
+    async fn open(target: &Target, token: &str) -> Result<Client, ClientError> {
+        let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
+        let (io, host): (Box<dyn Io>, &str) = match target {
+            Target::Unix(path) => (Box::new(connect_unix(path).await.map_err(no_daemon)?), "localhost"),
+            Target::Tcp(addr) => {
+                let stream = TcpStream::connect(addr).await.map_err(no_daemon)?;
+                stream.set_nodelay(true).map_err(no_daemon)?;
+                (Box::new(stream), addr)
+            }
+        };
+        let handshake = |status, body, detail: String| ClientError::Handshake {
+            target: target.clone(),
+            status,
+            body,
+            detail,
+        };
+        let mut request = format!("ws://{host}/v1/rpc")
+            .into_client_request()
+            .map_err(|cause| handshake(None, None, cause.to_string()))?;
+        let bearer = HeaderValue::from_str(&format!("Bearer {token}"))
+            .map_err(|cause| handshake(None, None, cause.to_string()))?;
+        request.headers_mut().insert("authorization", bearer);
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(READ_BYTES_MAX))
+            .max_frame_size(Some(READ_BYTES_MAX));
+        match client_async_with_config(request, io, Some(config)).await {
+            Ok((socket, _)) => Ok(Client { socket, next_id: 0, waiting: VecDeque::new() }),
+            Err(WsError::Http(response)) => {
+                let body = response.body().as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+                let error = body.and_then(|body| serde_json::from_value(body.get("error")?.clone()).ok());
+                Err(handshake(Some(response.status().as_u16()), error, response.status().to_string()))
+            }
+            Err(WsError::Io(cause)) => Err(no_daemon(cause)),
+            Err(other) => Err(handshake(None, None, other.to_string())),
+        }
+    }
+
+    /// Calls a method and waits for its answer. Notifications that arrive meanwhile are kept in order.
+    pub async fn call<P: Serialize, R: DeserializeOwned>(&mut self, method: &str, params: P) -> Result<R, ClientError> {
+        let params = serde_json::to_value(params).map_err(|cause| ClientError::Garbled { cause })?;
+        let result = self.call_value(method, params).await?;
+        serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })
+    }
+
+    pub async fn call_value(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        self.next_id += 1;
+        let id = Value::from(self.next_id);
+        let request = Request { jsonrpc: "2.0".into(), id: id.clone(), method: method.to_owned(), params };
+        let text = serde_json::to_string(&request).map_err(|cause| ClientError::Garbled { cause })?;
+        self.socket.send(Frame::text(text)).await.map_err(|_| ClientError::Lost)?;
+        loop {
+            match self.read().await? {
+                Message::Notification(note) => self.waiting.push_back(note),
+                Message::Response(answer) if answer.id == id => {
+                    return match answer.error {
+                        Some(error) => Err(ClientError::Refused(Box::new(error))),
+                        None => Ok(answer.result.unwrap_or(Value::Null)),
+                    };
+                }
+                // An answer to a call whose caller gave up: nobody waits for it.
+                Message::Response(_) => {}
+            }
+        }
+    }
+
+    /// The next notification, in the order the daemon sent them.
+    pub async fn next(&mut self) -> Result<Notification, ClientError> {
+        if let Some(note) = self.waiting.pop_front() {
+            return Ok(note);
+        }
+        loop {
+            if let Message::Notification(note) = self.read().await? {
+                return Ok(note);
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<Message, ClientError> {
+        loop {
+            match self.socket.next().await {
+                None | Some(Err(_)) | Some(Ok(Frame::Close(_))) => return Err(ClientError::Lost),
+                Some(Ok(Frame::Text(text))) => {
+                    return serde_json::from_str(&text).map_err(|cause| ClientError::Garbled { cause });
+                }
+                Some(Ok(Frame::Binary(_) | Frame::Ping(_) | Frame::Pong(_) | Frame::Frame(_))) => {}
+            }
+        }
+    }
+}
+
+/// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's
+/// descriptor.
+async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
+    const SUN_PATH_MAX: usize = 107;
+    if path.as_os_str().len() <= SUN_PATH_MAX {
+        return UnixStream::connect(path).await;
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(std::io::Error::from(std::io::ErrorKind::InvalidInput));
+    };
+    let dir = std::fs::File::open(dir)?;
+    let short = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&dir).to_string()).join(name);
+    UnixStream::connect(short).await
+}

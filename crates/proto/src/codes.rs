@@ -1,0 +1,83 @@
+//! Every error code, what it means, and the HTTP status it travels with.
+
+/// One stable error code.
+#[derive(Debug, Clone, Copy)]
+pub struct CodeDoc {
+    pub code: &'static str,
+    pub http: u16,
+    pub meaning: &'static str,
+}
+
+const fn code(code: &'static str, http: u16, meaning: &'static str) -> CodeDoc {
+    CodeDoc { code, http, meaning }
+}
+
+/// All codes of the API. A code is never renamed and never reused for another meaning.
+pub const CODES: &[CodeDoc] = &[
+    code("request.malformed", 400, "the body is not JSON"),
+    code("request.invalid", 400, "the JSON is not a JSON-RPC 2.0 request"),
+    code("request.too_large", 413, "the body is over the limit"),
+    code("request.reused", 409, "this request_id was used with other parameters"),
+    code("method.not_found", 404, "there is no such method"),
+    code("params.invalid", 400, "the parameters do not fit the method"),
+    code("auth.missing", 401, "no bearer token was sent"),
+    code("auth.invalid", 401, "the token is forged, malformed or for another daemon"),
+    code("auth.expired", 401, "the token's time is over"),
+    code("auth.host", 403, "the Host header names neither this machine nor an allowed name"),
+    code("auth.origin", 403, "the Origin header is not allowed"),
+    code("daemon.busy", 503, "a queue is full; ask again"),
+    code("daemon.shutting_down", 503, "the daemon is about to exit"),
+    code("daemon.read_only", 507, "the disk is full: nothing new is accepted until there is room"),
+    code("daemon.internal", 500, "a bug in Lodge"),
+    code("agent.not_found", 404, "no agent has that id, name or id prefix"),
+    code("agent.ambiguous", 409, "several agents have that id prefix"),
+    code("agent.name_taken", 409, "another agent has that name"),
+    code("agent.bad_name", 400, "the name has characters that names cannot have"),
+    code("agent.wrong_state", 409, "the agent's state does not allow that"),
+    code("agent.not_running", 409, "the agent is stopped, failed or being removed"),
+    code("agent.bad_env", 400, "an environment key is reserved or malformed"),
+    code("agent.bad_mount", 400, "a mount cannot be made"),
+    code("agentfile.invalid", 400, "the Agentfile has mistakes"),
+    code("agentfile.unreadable", 400, "the Agentfile or a file it names cannot be read"),
+    code("agentfile.no_model", 400, "neither the Agentfile nor the request names a model"),
+    code("agentfile.unsupported", 400, "the Agentfile asks for something this release does not do"),
+    code("bin.not_found", 400, "a host program named by BIN is not there"),
+    code("provider.not_found", 404, "no provider has that name"),
+    code("provider.exists", 409, "a provider has that name already"),
+    code("provider.invalid", 400, "the provider's settings are wrong"),
+    code("provider.kind_unsupported", 400, "this release does not speak that provider's protocol"),
+    code("provider.file", 400, "providers.yaml cannot be read or written"),
+    code("model.not_listed", 400, "the provider does not list that model"),
+    code("model.bad_reference", 400, "a model is written <provider>/<model>"),
+    code("model.failed", 502, "the provider did not give an answer"),
+    code("session.not_found", 404, "there is no such session"),
+    code("session.bad_id", 400, "a session id has 1 to 128 of A-Z a-z 0-9 . _ : -"),
+    code("session.other_agent", 409, "that session belongs to another agent"),
+    code("session.queue_full", 429, "too many turns wait in that session"),
+    code("turn.not_found", 404, "there is no such turn"),
+    code("turn.over", 409, "the turn is over already"),
+    code("turn.empty", 400, "the message is empty"),
+    code("turn.too_large", 413, "the message is over the limit"),
+    code("cursor.future", 400, "the cursor is ahead of the log"),
+    code("cursor.other_log", 409, "the cursor is of another log, perhaps before a restore"),
+    code("cursor.expired", 410, "the cursor is older than what is kept"),
+    code("attach.bad_target", 400, "attach names exactly one of agent, session or all"),
+];
+
+/// The HTTP status for a dotted code; 500 for one that is not in the table.
+pub fn http_status(code: &str) -> u16 {
+    CODES.iter().find(|doc| doc.code == code).map_or(500, |doc| doc.http)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_code_is_listed_twice() {
+        let mut seen = std::collections::BTreeSet::new();
+        for doc in CODES {
+            assert!(seen.insert(doc.code), "{} twice", doc.code);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Events and live text, as clients see them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Something that happened, durable before anybody hears of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Event {
+    /// One sequence for the whole daemon; the cursor.
+    pub seq: u64,
+    /// The agent's id, or `daemon`.
+    pub stream: String,
+    /// Gap-free within its stream, from 1.
+    pub stream_seq: u64,
+    pub at: String,
+    pub kind: String,
+    pub data: Map<String, Value>,
+}
+
+/// Live text: a preview without sequence, never replayed. Replaced by `turn.text`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Delta {
+    pub agent: String,
+    pub session: String,
+    pub turn: String,
+    pub step: u32,
+    pub attempt: u32,
+    /// Where `text` stands in the step's text, in bytes.
+    pub offset: u64,
+    pub text: String,
+}
+
+/// Some deltas were dropped because this client reads too slowly. No event was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Gap {
+    pub dropped: u64,
+}
+
+/// The kinds of events that this daemon writes.
+pub const EVENT_KINDS: &[&str] = &[
+    "daemon.started",
+    "agent.pulling",
+    "agent.starting",
+    "agent.ready",
+    "agent.working",
+    "agent.stopped",
+    "agent.failed",
+    "agent.removing",
+    "agent.removed",
+    "lineage.adopted",
+    "turn.accepted",
+    "turn.started",
+    "turn.step_started",
+    "turn.step_restarted",
+    "turn.text",
+    "turn.tool_call",
+    "turn.tool_result",
+    "turn.step_finished",
+    "turn.finished",
+    "turn.interrupted",
+    "turn.failed",
+];

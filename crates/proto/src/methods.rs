@@ -1,0 +1,85 @@
+//! The method table: every name, what it takes, what it gives.
+
+use schemars::{JsonSchema, schema_for};
+use serde_json::Value;
+
+use crate::shapes::*;
+use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap};
+
+/// One row of the method table.
+#[derive(Clone, Copy)]
+pub struct MethodDoc {
+    pub name: &'static str,
+    /// Whether it changes anything, and so takes a `request_id` where its parameters have one.
+    pub mutates: bool,
+    params: fn() -> Value,
+    result: fn() -> Value,
+}
+
+impl std::fmt::Debug for MethodDoc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MethodDoc").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn schema<T: JsonSchema>() -> Value {
+    schema_for!(T).to_value()
+}
+
+const fn read<P: JsonSchema, R: JsonSchema>(name: &'static str) -> MethodDoc {
+    MethodDoc { name, mutates: false, params: schema::<P>, result: schema::<R> }
+}
+
+const fn write<P: JsonSchema, R: JsonSchema>(name: &'static str) -> MethodDoc {
+    MethodDoc { name, mutates: true, params: schema::<P>, result: schema::<R> }
+}
+
+/// Every method of the API.
+pub const METHODS: &[MethodDoc] = &[
+    read::<Empty, Info>("info"),
+    read::<Empty, Discovery>("rpc/discover"),
+    write::<AgentCreateParams, AgentView>("agent/create"),
+    read::<AgentListParams, AgentList>("agent/list"),
+    read::<AgentRef, AgentDetail>("agent/get"),
+    write::<AgentRef, AgentView>("agent/start"),
+    write::<AgentRef, AgentView>("agent/stop"),
+    write::<AgentRemoveParams, AgentView>("agent/remove"),
+    read::<AgentLogsParams, AgentLogs>("agent/logs"),
+    write::<TurnSendParams, TurnView>("turn/send"),
+    read::<TurnRef, TurnView>("turn/get"),
+    read::<TurnListParams, TurnList>("turn/list"),
+    write::<TurnInterruptParams, TurnView>("turn/interrupt"),
+    read::<SessionListParams, SessionList>("session/list"),
+    read::<SessionRef, SessionView>("session/get"),
+    read::<SessionMessagesParams, MessageList>("session/messages"),
+    write::<ProviderAddParams, ProviderView>("provider/add"),
+    read::<ProviderListParams, ProviderList>("provider/list"),
+    write::<ProviderRef, Done>("provider/remove"),
+    read::<ProviderRef, ProviderTested>("provider/test"),
+    read::<EventListParams, EventList>("event/list"),
+    read::<AttachParams, Attached>("client/attach"),
+    read::<DetachParams, Done>("client/detach"),
+    write::<ShutdownParams, Done>("daemon/shutdown"),
+];
+
+/// The whole API as JSON schemas.
+pub fn discover(version: &str) -> Discovery {
+    Discovery {
+        version: version.to_owned(),
+        methods: METHODS
+            .iter()
+            .map(|doc| MethodSchema {
+                name: doc.name.to_owned(),
+                params: (doc.params)(),
+                result: (doc.result)(),
+                mutates: doc.mutates,
+            })
+            .collect(),
+        event: schema::<Event>(),
+        delta: schema::<Delta>(),
+        gap: schema::<Gap>(),
+        error: schema::<ErrorBody>(),
+        event_kinds: EVENT_KINDS.iter().map(|kind| (*kind).to_owned()).collect(),
+        error_codes: CODES.iter().map(|doc| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),
+    }
+}

@@ -1,0 +1,429 @@
+//! Parameters and replies of every method. Fields are added, never renamed.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::events::Event;
+
+macro_rules! shapes {
+    ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+        pub struct $name { $($(#[$fmeta])* pub $field: $type,)* })*
+    };
+}
+
+/// Parameters refuse unknown fields, so that a typing mistake is an error and not silence.
+macro_rules! params {
+    ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$meta])*
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name { $($(#[$fmeta])* pub $field: $type,)* })*
+    };
+}
+
+params! {
+    /// No parameters.
+    pub struct Empty {}
+
+    pub struct AgentCreateParams {
+        /// A directory with an Agentfile, or an Agentfile, on the daemon's host. Exactly one of `path` and `content`.
+        path: Option<String>,
+        /// The text of an Agentfile.
+        content: Option<String>,
+        name: Option<String>,
+        model: Option<String>,
+        env: BTreeMap<String, String>,
+        labels: BTreeMap<String, String>,
+        mounts: Vec<Mount>,
+        build_args: BTreeMap<String, String>,
+        request_id: Option<String>,
+    }
+
+    pub struct AgentListParams {
+        /// Also agents that are stopped or failed. Removed ones are never listed.
+        all: bool,
+        labels: BTreeMap<String, String>,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    /// An agent named by id, name or unique id prefix.
+    pub struct AgentRef {
+        agent: String,
+        request_id: Option<String>,
+    }
+
+    pub struct AgentRemoveParams {
+        agent: String,
+        /// Stop it first when it runs.
+        force: bool,
+        request_id: Option<String>,
+    }
+
+    pub struct AgentLogsParams {
+        agent: String,
+        /// The newest lines; 200 when absent.
+        lines: Option<u32>,
+        /// Only what stands after this byte offset (for following).
+        after: Option<u64>,
+    }
+
+    pub struct TurnSendParams {
+        agent: String,
+        session: Option<String>,
+        sender: Option<String>,
+        text: String,
+        request_id: Option<String>,
+    }
+
+    pub struct TurnRef {
+        turn: String,
+    }
+
+    pub struct TurnInterruptParams {
+        turn: String,
+        request_id: Option<String>,
+    }
+
+    pub struct TurnListParams {
+        session: String,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    pub struct SessionListParams {
+        agent: Option<String>,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    pub struct SessionRef {
+        session: String,
+    }
+
+    pub struct SessionMessagesParams {
+        session: String,
+        /// Only messages before this sequence number: page backwards with it.
+        before: Option<u64>,
+        limit: Option<u32>,
+    }
+
+    pub struct ProviderAddParams {
+        name: String,
+        kind: String,
+        base_url: Option<String>,
+        api_key: Option<String>,
+        models: Vec<String>,
+    }
+
+    pub struct ProviderListParams {
+        /// Show keys instead of masking them.
+        reveal: bool,
+    }
+
+    pub struct ProviderRef {
+        name: String,
+    }
+
+    pub struct EventListParams {
+        since: Option<u64>,
+        agent: Option<String>,
+        session: Option<String>,
+        kind: Option<String>,
+        limit: Option<u32>,
+    }
+
+    pub struct AttachParams {
+        agent: Option<String>,
+        session: Option<String>,
+        all: bool,
+        /// Everything after this sequence, then live. Absent: from now on.
+        since: Option<u64>,
+        /// The log that `since` is of, as an earlier attach told it.
+        log: Option<String>,
+    }
+
+    pub struct DetachParams {
+        attachment: u64,
+    }
+
+    pub struct ShutdownParams {
+        /// End the agents too.
+        agents: bool,
+    }
+}
+
+shapes! {
+    pub struct Done {
+        done: bool,
+    }
+
+    pub struct Mount {
+        host: String,
+        target: String,
+        #[serde(default)]
+        read_only: bool,
+    }
+
+    pub struct AgentView {
+        id: String,
+        name: String,
+        image: String,
+        image_digest: String,
+        model: String,
+        /// pulling, starting, ready, working, stopped, failed, removing or removed.
+        status: String,
+        failure_reason: Option<String>,
+        failure_detail: Option<String>,
+        lineage: String,
+        context_state: String,
+        liveness: Option<String>,
+        last_heartbeat_at: Option<String>,
+        /// The keeper's process id on this host, while it lives.
+        pid: Option<u32>,
+        started_at: Option<String>,
+        created_at: String,
+        labels: BTreeMap<String, String>,
+        mounts: Vec<Mount>,
+        sandbox: String,
+        isolation: Vec<LayerView>,
+    }
+
+    pub struct AgentDetail {
+        #[serde(flatten)]
+        agent: AgentView,
+        root: String,
+        /// The keeper's start counter: raised by every start, kept by adoption.
+        incarnation: u32,
+        uid: Option<u32>,
+        tools: Vec<ToolView>,
+        configs: BTreeMap<String, String>,
+        /// Keys only: values may be secrets.
+        env_keys: Vec<String>,
+        sessions: u64,
+        agentfile: String,
+    }
+
+    pub struct ToolView {
+        name: String,
+        description: String,
+        source: String,
+        /// Where a host program was found when the agent was created.
+        path: Option<String>,
+        digest: Option<String>,
+        safe: bool,
+        /// What this tool's source means for isolation.
+        note: Option<String>,
+    }
+
+    /// One layer of the fence and whether it holds.
+    pub struct LayerView {
+        name: String,
+        in_force: bool,
+        why: Option<String>,
+    }
+
+    pub struct AgentList {
+        agents: Vec<AgentView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+
+    pub struct AgentLogs {
+        path: String,
+        text: String,
+        /// The byte offset after `text`: pass it as `after` to follow.
+        end: u64,
+    }
+
+    pub struct UsageView {
+        input_tokens: u64,
+        output_tokens: u64,
+        cost_usd: Option<f64>,
+    }
+
+    pub struct StepView {
+        id: String,
+        /// model or tool.
+        kind: String,
+        name: String,
+        /// intent, done, failed, interrupted, unknown or fenced.
+        status: String,
+        attempt: u32,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        started_at: String,
+        ended_at: Option<String>,
+    }
+
+    pub struct TurnView {
+        id: String,
+        session: String,
+        agent: String,
+        /// queued, running, waiting, done, interrupted or failed.
+        status: String,
+        /// The answer; while the turn runs or when it broke off, what there is of it.
+        text: String,
+        /// Whether `text` is only a part of what the model would have said.
+        partial: bool,
+        steps: Vec<StepView>,
+        usage: UsageView,
+        error: Option<TurnError>,
+        created_at: String,
+        ended_at: Option<String>,
+    }
+
+    pub struct TurnError {
+        code: String,
+        message: String,
+        hint: Option<String>,
+    }
+
+    pub struct TurnList {
+        turns: Vec<TurnView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+
+    pub struct SessionView {
+        id: String,
+        agent: String,
+        sender: Option<String>,
+        turns: u64,
+        last_active: String,
+        created_at: String,
+        context_state: String,
+        context_used_pct: u32,
+        generation: u32,
+        epoch: u32,
+    }
+
+    pub struct SessionList {
+        sessions: Vec<SessionView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+
+    pub struct ToolCallView {
+        id: String,
+        name: String,
+        /// The arguments as the model wrote them.
+        arguments: String,
+    }
+
+    pub struct MessageView {
+        seq: u64,
+        turn: String,
+        /// user, assistant or tool.
+        role: String,
+        text: String,
+        calls: Vec<ToolCallView>,
+        /// For a tool's message: the call it answers.
+        call: Option<String>,
+        at: String,
+    }
+
+    pub struct MessageList {
+        messages: Vec<MessageView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<u64>,
+    }
+
+    pub struct ProviderView {
+        name: String,
+        kind: String,
+        base_url: Option<String>,
+        /// Masked unless revealed.
+        api_key: Option<String>,
+        models: Vec<String>,
+        builtin: bool,
+    }
+
+    pub struct ProviderList {
+        providers: Vec<ProviderView>,
+        /// Why the file on disk is not in effect, when it is not.
+        error: Option<String>,
+    }
+
+    pub struct ProviderTested {
+        ok: bool,
+        ms: u64,
+        models: Vec<String>,
+    }
+
+    pub struct EventList {
+        events: Vec<Event>,
+        /// The log's newest sequence.
+        head: u64,
+        log: String,
+    }
+
+    pub struct Attached {
+        attachment: u64,
+        epoch: u64,
+        log: String,
+        /// Where the replay starts: everything after this follows.
+        seq: u64,
+        state: AttachState,
+    }
+
+    /// What is there now, so that a client can draw before the first event.
+    pub struct AttachState {
+        agents: Vec<AgentView>,
+        /// Turns that are queued or running, with the text so far.
+        turns: Vec<TurnView>,
+    }
+
+    pub struct ConfigValue {
+        value: Value,
+        /// flag, env, file or default.
+        source: String,
+    }
+
+    pub struct AgentCounts {
+        total: u64,
+        running: u64,
+        working: u64,
+    }
+
+    pub struct Info {
+        version: String,
+        epoch: u64,
+        log: String,
+        executor: String,
+        socket: String,
+        http_addr: Option<String>,
+        data_dir: String,
+        config_file: Option<String>,
+        pid: u32,
+        started_at: String,
+        agents: AgentCounts,
+        isolation: Vec<LayerView>,
+        config: BTreeMap<String, ConfigValue>,
+        /// Things a person should look at.
+        warnings: Vec<String>,
+    }
+
+    pub struct MethodSchema {
+        name: String,
+        params: Value,
+        result: Value,
+        mutates: bool,
+    }
+
+    pub struct Discovery {
+        version: String,
+        methods: Vec<MethodSchema>,
+        event: Value,
+        delta: Value,
+        gap: Value,
+        error: Value,
+        event_kinds: Vec<String>,
+        error_codes: BTreeMap<String, String>,
+    }
+}

@@ -1,0 +1,239 @@
+//! The loop: a line in, what follows from it out.
+//!
+//! Owns: the two pipes, and which method leads where. Never: a decision about a turn (see `turns`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::Settings;
+use crate::lines::{self, Filled, LINE_BYTES_MAX, Line, Lines};
+use crate::log::Event;
+use crate::message::{self, Done, Head, InitializeParams, InitializeReply, Refusal, Request};
+use crate::message::{RuntimeNamed, TurnInterruptParams, TurnRunParams, TurnRunning, Window};
+use crate::turns::{Answered, Plan, Started, TURNS_MAX, Turns};
+use crate::{prompt, tool};
+
+/// Serves until stdin is closed.
+pub(crate) fn serve(root: PathBuf) -> io::Result<()> {
+    // SAFETY: from here on nothing else in this process uses descriptors 0 and 1.
+    let (stdin, mut stdout) = unsafe { (File::from_raw_fd(0), File::from_raw_fd(1)) };
+    let mut lines = Lines::new(stdin);
+    let mut runtime = Runtime { root, epoch: 0, turns: None };
+    while lines.fill(lines::wait_readable)? == Filled::Some {
+        while let Some(line) = lines.next_line() {
+            let mut out = Vec::new();
+            runtime.take(line, &mut out);
+            lines::write_whole(&mut stdout, &out)?;
+        }
+        if runtime.turns_running() == 0 {
+            give_memory_back();
+        }
+    }
+    Event::InputClosed { turns: runtime.turns_running() }.emit();
+    Ok(())
+}
+
+/// Hundreds of runtimes are idle at once, so what a turn used goes back to the system.
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: no other thread exists, and `malloc_trim` only releases memory that is free.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
+#[derive(Debug)]
+struct Runtime {
+    root: PathBuf,
+    epoch: u64,
+    /// `None` until the first `initialize`.
+    turns: Option<Turns>,
+}
+
+impl Runtime {
+    fn turns_running(&self) -> usize {
+        self.turns.as_ref().map_or(0, Turns::count)
+    }
+
+    /// Everything that one line leads to: its reply first, then new requests.
+    fn take(&mut self, line: Line<'_>, out: &mut Vec<u8>) {
+        match line {
+            Line::Whole(line) => {
+                let line = line.trim_ascii();
+                // An empty line is how a daemon ends what its predecessor left unfinished.
+                if !line.is_empty() {
+                    self.take_message(line, out);
+                }
+            }
+            Line::TooLong => refuse_line(&Refusal::TooLong, out),
+        }
+        if let Some(turns) = &mut self.turns {
+            turns.send(|id, ask| message::push_ask(out, id, ask));
+        }
+    }
+
+    fn take_message(&mut self, line: &[u8], out: &mut Vec<u8>) {
+        // A list would pass for an object whose fields come in order, so its first byte decides.
+        let head = match serde_json::from_slice::<Head>(line) {
+            Ok(head) if line.starts_with(b"{") => head,
+            Ok(_) | Err(_) => return refuse_line(&Refusal::Parse, out),
+        };
+        match head {
+            Head { method: Some(method), id } => {
+                let before = out.len();
+                let taken = self.take_request(&method, line, id.as_ref(), out);
+                // Without an id it is a notification, which has no reply of either kind.
+                if let (Err(refusal), Some(id)) = (taken, &id) {
+                    out.truncate(before);
+                    message::push_refusal(out, id, &refusal);
+                }
+            }
+            Head { method: None, id: Some(id) } => self.take_answer(&id, line),
+            // Also how the daemon says that it could not read a line of ours; replying would go on for ever.
+            Head { method: None, id: None } if is_error(line) => Event::AnswerIgnored { id: "null" }.emit(),
+            Head { method: None, id: None } => refuse_line(&Refusal::InvalidRequest, out),
+        }
+    }
+
+    fn take_request(
+        &mut self,
+        method: &str,
+        line: &[u8],
+        id: Option<&Value>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        match method {
+            "initialize" => {
+                return self.initialize(params(line)?, id, out).inspect_err(|refusal| {
+                    Event::InitializeRefused { code: refusal.code(), cause: refusal }.emit();
+                });
+            }
+            "turn/run" => self.turn_run(params(line)?)?,
+            "turn/interrupt" => self.turn_interrupt(&params(line)?)?,
+            "ping" => {}
+            _ => return Err(Refusal::UnknownMethod { method: method.chars().take(64).collect() }),
+        }
+        if let Some(id) = id {
+            message::push_reply(out, id, &Done {});
+        }
+        Ok(())
+    }
+
+    /// Settles prompt, tools and tunables. A refused `initialize` changes nothing.
+    fn initialize(
+        &mut self,
+        params: InitializeParams,
+        id: Option<&Value>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        if params.protocol < message::PROTOCOL {
+            return Err(Refusal::Protocol { asked: params.protocol });
+        }
+        if params.epoch < self.epoch {
+            return Err(Refusal::StaleEpoch { epoch: params.epoch, known: self.epoch });
+        }
+        let root = params.root.as_ref().unwrap_or(&self.root);
+        let prompt = prompt::assemble(root, &params.context).map_err(Refusal::Context)?;
+        let settings = Settings::from_configs(&params.configs);
+        let schema = tool::parameters();
+        let running = self.turns.iter().flat_map(Turns::ids);
+        let reply = InitializeReply {
+            protocol: message::PROTOCOL,
+            runtime: RuntimeNamed { name: message::RUNTIME_NAME, version: message::RUNTIME_VERSION },
+            context: &prompt,
+            tools: params.tools.iter().map(|tool| tool::offered(tool, &schema)).collect(),
+            params: &settings.params,
+            window: Window { max_messages: settings.messages_max },
+            turns: running.map(|turn| TurnRunning { turn }).collect(),
+        };
+        let before = out.len();
+        if let Some(id) = id {
+            message::push_reply(out, id, &reply);
+        }
+        if out.len() - before > LINE_BYTES_MAX {
+            return Err(Refusal::ReplyTooLong);
+        }
+        let plan = Plan {
+            context: prompt.id,
+            iterations_max: settings.iterations_max,
+            messages_max: settings.messages_max,
+            tools: params.tools.into_iter().map(|tool| tool.name).collect(),
+        };
+        self.settle(params.epoch, &params.agent.id, plan);
+        Ok(())
+    }
+
+    fn settle(&mut self, epoch: u64, agent: &str, plan: Plan) {
+        let (context, tools, turns) = (plan.context.clone(), plan.tools.len(), self.turns_running());
+        let resent = match &mut self.turns {
+            Some(turns) => turns.resume_under(plan),
+            None => {
+                self.turns = Some(Turns::new(plan));
+                0
+            }
+        };
+        self.epoch = epoch;
+        Event::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
+    }
+
+    fn turn_run(&mut self, params: TurnRunParams) -> Result<(), Refusal> {
+        let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
+        let step = params.step;
+        let first_possible = if params.calls.is_empty() { 1 } else { 2 };
+        if step < first_possible {
+            let cause = format!("step {step} with {} calls: steps count from 1", params.calls.len());
+            return Err(Refusal::InvalidParams { cause });
+        }
+        let turn = params.turn.clone();
+        match turns.run(params) {
+            Started::Fresh => Event::TurnStarted { turn: &turn, step }.emit(),
+            Started::AlreadyRunning => {}
+            Started::Busy => return Err(Refusal::Busy { turns_max: TURNS_MAX }),
+        }
+        Ok(())
+    }
+
+    fn turn_interrupt(&mut self, params: &TurnInterruptParams) -> Result<(), Refusal> {
+        let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
+        turns.forget(&params.turn);
+        Event::TurnInterrupted { turn: &params.turn }.emit();
+        Ok(())
+    }
+
+    fn take_answer(&mut self, id: &Value, line: &[u8]) {
+        // Our ids are strings, so any other id was never ours.
+        let id = id.as_str().unwrap_or("not a string");
+        let answered = match &mut self.turns {
+            Some(turns) => turns.answered(id, line),
+            None => Answered::Ignored,
+        };
+        match &answered {
+            Answered::Ignored => Event::AnswerIgnored { id }.emit(),
+            Answered::Continued => {}
+            Answered::Finished { turn } => Event::TurnFinished { turn }.emit(),
+            Answered::Dropped { turn, code } => Event::TurnDropped { turn, code }.emit(),
+            Answered::Failed { turn, code } => Event::TurnFailed { turn, code }.emit(),
+        }
+    }
+}
+
+fn params<'a, P: Deserialize<'a>>(line: &'a [u8]) -> Result<P, Refusal> {
+    match serde_json::from_slice::<Request<P>>(line) {
+        Ok(request) => Ok(request.params),
+        Err(cause) => Err(Refusal::InvalidParams { cause: cause.to_string() }),
+    }
+}
+
+fn is_error(line: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(line).is_ok_and(|message| message.get("error").is_some())
+}
+
+fn refuse_line(refusal: &Refusal, out: &mut Vec<u8>) {
+    Event::LineRefused { code: refusal.code() }.emit();
+    message::push_refusal(out, &Value::Null, refusal);
+}

@@ -1,0 +1,225 @@
+//! From what a model wrote to a program's arguments.
+//!
+//! Owns: the form of a tool call, its limits, and the words that tell a model how to do better. Never: runs
+//! anything.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::message::{Call, ToolDeclared, ToolOffered};
+
+/// Calls of one answer beyond this many are answered without being run.
+pub(crate) const CALLS_A_STEP_MAX: usize = 64;
+
+/// The kernel's limit for one argument, without its terminator.
+const ARG_BYTES_MAX: usize = 128 * 1024 - 1;
+/// Two megabytes together stay below a line's limit even if every byte needs a six-byte escape.
+const ARGS_BYTES_MAX: usize = 1024 * 1024;
+const STDIN_BYTES_MAX: usize = 1024 * 1024;
+
+/// Names shown to a model that asked for a tool that does not exist.
+const NAMES_SHOWN_MAX: usize = 50;
+const NAME_CHARS_SHOWN_MAX: usize = 64;
+
+const FORM: &str = "Arguments are a JSON object such as {\"args\": [\"--help\"], \"stdin\": \"\"}: `args` is a \
+    list of strings, one per argument of the program (no shell), `stdin` is text for its standard input; at least \
+    one of them must not be empty.";
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Invocation {
+    pub(crate) args: Vec<String>,
+    pub(crate) stdin: String,
+}
+
+/// Why a call was not run. Its text is written for the model.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CallRefused {
+    UnknownTool { name: String, known: Vec<String> },
+    WrongForm { what: &'static str },
+    Empty,
+    NulInArgument,
+    TooLarge { what: &'static str, bytes: usize, bytes_max: usize },
+    TooMany,
+}
+
+impl fmt::Display for CallRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Not run: ")?;
+        match self {
+            CallRefused::UnknownTool { name, known } if known.is_empty() => {
+                write!(f, "there is no tool `{name}`; this agent has no tools.")
+            }
+            CallRefused::UnknownTool { name, known } => {
+                write!(f, "there is no tool `{name}`. The tools are: {}.", known.join(", "))
+            }
+            CallRefused::WrongForm { what } => write!(f, "{what}. {FORM}"),
+            CallRefused::Empty => write!(f, "`args` and `stdin` are both empty. {FORM}"),
+            CallRefused::NulInArgument => {
+                f.write_str("an argument contains a NUL character; use `stdin` for such data.")
+            }
+            CallRefused::TooLarge { what, bytes, bytes_max } => {
+                write!(
+                    f,
+                    "{what} has {bytes} bytes, the most is {bytes_max}. Write large data to a file in pieces."
+                )
+            }
+            CallRefused::TooMany => {
+                write!(
+                    f,
+                    "one answer may contain at most {CALLS_A_STEP_MAX} tool calls. Ask again in the next one."
+                )
+            }
+        }
+    }
+}
+
+/// The invocation that a call asks for, or what to tell the model instead.
+pub(crate) fn check(tools: &[String], call: &Call) -> Result<Invocation, CallRefused> {
+    if !tools.contains(&call.name) {
+        let name = call.name.chars().take(NAME_CHARS_SHOWN_MAX).collect();
+        let known = tools.iter().take(NAMES_SHOWN_MAX).cloned().collect();
+        return Err(CallRefused::UnknownTool { name, known });
+    }
+    let invocation = match &call.arguments {
+        Value::String(text) => match serde_json::from_str(text) {
+            Ok(arguments) => invocation(&arguments)?,
+            Err(_) => return Err(CallRefused::WrongForm { what: "the arguments are not valid JSON" }),
+        },
+        arguments => invocation(arguments)?,
+    };
+    within_limits(&invocation)?;
+    Ok(invocation)
+}
+
+fn invocation(arguments: &Value) -> Result<Invocation, CallRefused> {
+    let wrong = |what| Err(CallRefused::WrongForm { what });
+    let Value::Object(fields) = arguments else {
+        return wrong("the arguments are not a JSON object");
+    };
+    if fields.keys().any(|key| key != "args" && key != "stdin") {
+        return wrong("the arguments have fields other than `args` and `stdin`");
+    }
+    let mut args = Vec::new();
+    match fields.get("args") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(items)) => {
+            for item in items {
+                let Value::String(arg) = item else {
+                    return wrong("`args` holds something that is not a string");
+                };
+                args.push(arg.clone());
+            }
+        }
+        Some(_) => return wrong("`args` is not a list"),
+    }
+    let stdin = match fields.get("stdin") {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(stdin)) => stdin.clone(),
+        Some(_) => return wrong("`stdin` is not a string"),
+    };
+    if args.is_empty() && stdin.is_empty() {
+        return Err(CallRefused::Empty);
+    }
+    Ok(Invocation { args, stdin })
+}
+
+fn within_limits(invocation: &Invocation) -> Result<(), CallRefused> {
+    let at_most = |what, bytes, bytes_max| {
+        if bytes > bytes_max { Err(CallRefused::TooLarge { what, bytes, bytes_max }) } else { Ok(()) }
+    };
+    for arg in &invocation.args {
+        if arg.contains('\0') {
+            return Err(CallRefused::NulInArgument);
+        }
+        at_most("one argument", arg.len(), ARG_BYTES_MAX)?;
+    }
+    // One more each, for the terminator: a great many empty arguments are not free.
+    at_most("`args`", invocation.args.iter().map(|arg| arg.len() + 1).sum(), ARGS_BYTES_MAX)?;
+    at_most("`stdin`", invocation.stdin.len(), STDIN_BYTES_MAX)
+}
+
+/// The JSON schema of every tool's arguments.
+pub(crate) fn parameters() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "args": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Arguments of the program, one string each. No shell is involved.",
+            },
+            "stdin": {"type": "string", "description": "Text for the program's standard input."},
+        },
+        "additionalProperties": false,
+    })
+}
+
+/// A tool as the model sees it: the usage text is part of its description.
+pub(crate) fn offered<'a>(tool: &'a ToolDeclared, parameters: &'a Value) -> ToolOffered<'a> {
+    let mut description = tool.description.trim().to_owned();
+    if let Some(usage) = tool.usage.as_deref().map(str::trim).filter(|usage| !usage.is_empty()) {
+        if !description.is_empty() {
+            description.push_str("\n\n");
+        }
+        description.push_str("## Usage\n\n");
+        description.push_str(usage);
+    }
+    ToolOffered { name: &tool.name, description, parameters }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(arguments: Value) -> Result<Invocation, CallRefused> {
+        check(&["cat".to_owned()], &Call { id: "c".into(), name: "cat".into(), arguments })
+    }
+
+    fn refused(arguments: Value, words: &str) {
+        let text = checked(arguments).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+
+    #[test]
+    fn arguments_come_as_json_or_as_text_that_is_json() {
+        let expected = Ok(Invocation { args: vec!["-n".into()], stdin: "x".into() });
+        assert_eq!(checked(json!({"args": ["-n"], "stdin": "x"})), expected);
+        assert_eq!(checked(json!(r#"{"args": ["-n"], "stdin": "x"}"#)), expected);
+        assert_eq!(
+            checked(json!({"args": [""]})),
+            Ok(Invocation { args: vec!["".into()], stdin: "".into() })
+        );
+        let only_stdin = Ok(Invocation { args: vec![], stdin: "x".into() });
+        assert_eq!(checked(json!({"args": null, "stdin": "x"})), only_stdin);
+    }
+
+    #[test]
+    fn every_refusal_says_what_was_wrong() {
+        refused(json!("ls -l"), "not valid JSON");
+        refused(json!(""), "{\"args\": [\"--help\"], \"stdin\": \"\"}");
+        refused(json!(null), "not a JSON object");
+        refused(json!({}), "both empty");
+        refused(json!({"args": [], "stdin": ""}), "both empty");
+        refused(json!({"args": "ls"}), "`args` is not a list");
+        refused(json!({"args": [1]}), "not a string");
+        refused(json!({"args": ["a"], "stdin": 1}), "`stdin` is not a string");
+        refused(json!({"args": ["a"], "cwd": "/"}), "fields other than");
+        refused(json!({"args": ["a\0b"]}), "NUL");
+        refused(json!({"args": ["a".repeat(ARG_BYTES_MAX + 1)]}), "one argument has");
+        refused(json!({"args": vec![""; ARGS_BYTES_MAX + 1]}), "`args` has");
+        refused(json!({"stdin": "a".repeat(STDIN_BYTES_MAX + 1)}), "`stdin` has");
+    }
+
+    #[test]
+    fn usage_is_part_of_the_description() {
+        let parameters = parameters();
+        let tool = |usage: Option<&str>| ToolDeclared {
+            name: "t".into(),
+            description: "Does.".into(),
+            usage: usage.map(Into::into),
+        };
+        assert_eq!(offered(&tool(Some("t FILE\n")), &parameters).description, "Does.\n\n## Usage\n\nt FILE");
+        assert_eq!(offered(&tool(None), &parameters).description, "Does.");
+    }
+}

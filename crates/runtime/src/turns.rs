@@ -1,0 +1,279 @@
+//! What a turn asks for next.
+//!
+//! Owns: the running turns and every request that was not answered yet. Never: I/O; requests are collected here and
+//! sent by `serve`.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::message::{Answer, AnswerError, Ask, Call, FinishStatus, ModelAnswer, TurnRunParams};
+use crate::tool::{self, CALLS_A_STEP_MAX, CallRefused};
+use crate::window;
+
+/// Turns of one agent at the same time, each of another session.
+pub(crate) const TURNS_MAX: usize = 1024;
+
+/// What the latest `initialize` settled for every turn.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) context: String,
+    pub(crate) iterations_max: u64,
+    pub(crate) messages_max: u64,
+    pub(crate) tools: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Turns {
+    plan: Plan,
+    running: Vec<Turn>,
+    /// In the order of asking, which is the order of sending and of sending again.
+    unanswered: Vec<Asked>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    id: String,
+    number: u64,
+    /// The number of the next model call.
+    step: u64,
+}
+
+#[derive(Debug)]
+struct Asked {
+    id: String,
+    ask: Ask,
+    sent: Sent,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum Sent {
+    Yes,
+    NotYet,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Started {
+    Fresh,
+    AlreadyRunning,
+    Busy,
+}
+
+/// What an answer did to its turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// Nobody waits for it: its turn was interrupted, or it was answered before.
+    Ignored,
+    Continued,
+    Finished {
+        turn: String,
+    },
+    /// The daemon had ended the turn already.
+    Dropped {
+        turn: String,
+        code: String,
+    },
+    /// The runtime ended the turn, and the daemon knows.
+    Failed {
+        turn: String,
+        code: String,
+    },
+}
+
+impl Turns {
+    pub(crate) fn new(plan: Plan) -> Self {
+        Turns { plan, running: Vec::new(), unanswered: Vec::new() }
+    }
+
+    /// Follows a new plan, and marks every unanswered request to be sent again under its old id.
+    ///
+    /// Returns how many those are.
+    pub(crate) fn resume_under(&mut self, plan: Plan) -> usize {
+        self.plan = plan;
+        for asked in &mut self.unanswered {
+            asked.sent = Sent::NotYet;
+            // The new daemon knows contexts only from the `initialize` it sent.
+            if let Ask::ModelStream { turn, context, from_turn, .. } = &mut asked.ask
+                && let Some(running) = self.running.iter().find(|running| running.id == *turn)
+            {
+                *context = self.plan.context.clone();
+                *from_turn = window::from_turn(running.number, self.plan.messages_max);
+            }
+        }
+        self.unanswered.len()
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &str> {
+        self.running.iter().map(|turn| turn.id.as_str())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Hands over, in order, what was asked and not sent yet.
+    pub(crate) fn send(&mut self, mut write: impl FnMut(&str, &Ask)) {
+        for asked in self.unanswered.iter_mut().filter(|asked| asked.sent == Sent::NotYet) {
+            write(&asked.id, &asked.ask);
+            asked.sent = Sent::Yes;
+        }
+    }
+
+    /// Starts a turn, or goes on with one that another process began. A turn that runs already is left alone.
+    pub(crate) fn run(&mut self, params: TurnRunParams) -> Started {
+        if self.running.iter().any(|turn| turn.id == params.turn) {
+            return Started::AlreadyRunning;
+        }
+        if self.running.len() >= TURNS_MAX {
+            return Started::Busy;
+        }
+        let TurnRunParams { turn, number, step, calls } = params;
+        self.running.push(Turn { id: turn.clone(), number, step });
+        self.call_tools(&turn, step.saturating_sub(1), calls);
+        self.go_on(&turn);
+        Started::Fresh
+    }
+
+    /// Forgets a turn and everything it asked for. Answers that still come are ignored.
+    pub(crate) fn forget(&mut self, turn: &str) {
+        self.running.retain(|running| running.id != turn);
+        self.unanswered.retain(|asked| asked.ask.turn() != turn);
+        if self.running.is_empty() {
+            (self.running, self.unanswered) = (Vec::new(), Vec::new());
+        }
+    }
+
+    /// Takes the answer to request `id`. `line` is the whole message, as its shape depends on the request.
+    pub(crate) fn answered(&mut self, id: &str, line: &[u8]) -> Answered {
+        let Some(at) = self.unanswered.iter().position(|asked| asked.id == id && asked.sent == Sent::Yes)
+        else {
+            return Answered::Ignored;
+        };
+        let ask = self.unanswered.remove(at).ask;
+        match ask {
+            Ask::ModelStream { turn, step, .. } => match outcome::<ModelAnswer>(line) {
+                Ok(answer) => self.model_answered(turn, step, answer),
+                Err(failure) => self.fail(turn, step, failure),
+            },
+            Ask::ExecRun { turn, step, .. } | Ask::ToolAnswer { turn, step, .. } => {
+                // The daemon stored the result itself; that there is one is all we need.
+                match outcome::<IgnoredAny>(line) {
+                    Ok(_) => {
+                        self.go_on(&turn);
+                        Answered::Continued
+                    }
+                    Err(failure) => self.fail(turn, step, failure),
+                }
+            }
+            Ask::TurnFinish { turn, code, .. } => {
+                self.forget(&turn);
+                Answered::Failed { turn, code }
+            }
+        }
+    }
+
+    fn model_answered(&mut self, turn: String, step: u64, answer: ModelAnswer) -> Answered {
+        if answer.finished {
+            self.forget(&turn);
+            return Answered::Finished { turn };
+        }
+        if let Some(running) = self.running.iter_mut().find(|running| running.id == turn) {
+            running.step = step.saturating_add(1);
+        }
+        self.call_tools(&turn, step, answer.calls);
+        self.go_on(&turn);
+        Answered::Continued
+    }
+
+    fn call_tools(&mut self, turn: &str, step: u64, calls: Vec<Call>) {
+        let mut seen = BTreeSet::new();
+        for call in calls {
+            // A result is stored by the id of its call, so the same id twice is one call.
+            if !seen.insert(call.id.clone()) {
+                continue;
+            }
+            let checked = if seen.len() <= CALLS_A_STEP_MAX {
+                tool::check(&self.plan.tools, &call)
+            } else {
+                Err(CallRefused::TooMany)
+            };
+            let turn = turn.to_owned();
+            self.ask(match checked {
+                Ok(tool::Invocation { args, stdin }) => {
+                    Ask::ExecRun { turn, step, call: call.id, bin: call.name, args, stdin }
+                }
+                Err(refused) => {
+                    Ask::ToolAnswer { turn, step, call: call.id, text: refused.to_string(), error: true }
+                }
+            });
+        }
+    }
+
+    /// Asks the model again once nothing of the turn is unanswered, unless it was asked often enough.
+    fn go_on(&mut self, turn: &str) {
+        if self.unanswered.iter().any(|asked| asked.ask.turn() == turn) {
+            return;
+        }
+        let Some(running) = self.running.iter().find(|running| running.id == turn) else { return };
+        let (turn, step, iterations_max) = (turn.to_owned(), running.step, self.plan.iterations_max);
+        self.ask(if step > iterations_max {
+            Ask::TurnFinish {
+                turn,
+                step: step - 1,
+                status: FinishStatus::Failed,
+                code: "turn.max_iterations".to_owned(),
+                message: format!(
+                    "the model was asked {iterations_max} times in this turn and still wants tools"
+                ),
+            }
+        } else {
+            Ask::ModelStream {
+                turn,
+                step,
+                context: self.plan.context.clone(),
+                from_turn: window::from_turn(running.number, self.plan.messages_max),
+                finish_if_no_tools: true,
+            }
+        });
+    }
+
+    /// Ends a turn whose request was answered with an error.
+    fn fail(&mut self, turn: String, step: u64, failure: Failure) -> Answered {
+        if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
+            self.forget(&turn);
+            return Answered::Dropped { turn, code: failure.code };
+        }
+        self.unanswered.retain(|asked| asked.ask.turn() != turn);
+        let Failure { code, message } = failure;
+        self.ask(Ask::TurnFinish { turn, step, status: FinishStatus::Failed, code, message });
+        Answered::Continued
+    }
+
+    fn ask(&mut self, ask: Ask) {
+        self.unanswered.push(Asked { id: ask.id(), ask, sent: Sent::NotYet });
+    }
+}
+
+struct Failure {
+    code: String,
+    message: String,
+}
+
+fn outcome<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, Failure> {
+    let failed = |code: &str, message: String| Err(Failure { code: code.to_owned(), message });
+    match serde_json::from_slice::<Answer<T>>(line) {
+        Ok(Answer { error: Some(error), .. }) => {
+            failed(error.code().unwrap_or("runtime.refused"), words(&error))
+        }
+        Ok(Answer { result: Some(result), error: None }) => Ok(result),
+        Ok(Answer { result: None, error: None }) => {
+            failed("runtime.bad_answer", "the answer has neither a result nor an error".to_owned())
+        }
+        Err(cause) => failed("runtime.bad_answer", format!("the answer does not fit the request: {cause}")),
+    }
+}
+
+fn words(error: &AnswerError) -> String {
+    if error.message.is_empty() { "the daemon gave no reason".to_owned() } else { error.message.clone() }
+}

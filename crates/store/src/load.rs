@@ -1,0 +1,110 @@
+//! Reading back what an engine holds in memory. Its cost depends on what is live, not on what ever was.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::open::OpenError;
+use crate::rows;
+
+#[derive(Debug)]
+pub(crate) struct LoadError(rusqlite::Error);
+
+impl From<rusqlite::Error> for LoadError {
+    fn from(cause: rusqlite::Error) -> Self {
+        LoadError(cause)
+    }
+}
+
+impl LoadError {
+    pub(crate) fn into_open(self, path: &Path) -> OpenError {
+        match self.0 {
+            rusqlite::Error::FromSqlConversionFailure(_, _, cause) => {
+                OpenError::Corrupt { path: path.to_owned(), what: cause.to_string() }
+            }
+            cause => OpenError::Sqlite { path: path.to_owned(), cause },
+        }
+    }
+}
+
+pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<Loaded, LoadError> {
+    let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
+    let agents = connection
+        .prepare("SELECT * FROM agents WHERE state < 7 ORDER BY id")?
+        .query_map([], rows::agent)?
+        .collect::<Result<Vec<_>, _>>()?;
+    let rows: Vec<TurnRow> = connection
+        .prepare("SELECT * FROM turns WHERE state < 10 ORDER BY session, number")?
+        .query_map([], rows::turn)?
+        .collect::<Result<_, _>>()?;
+    let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
+    let mut turns = Vec::with_capacity(rows.len());
+    for row in rows {
+        let session = row.session.as_str();
+        if !sessions.contains_key(session)
+            && let Some(fact) = session_fact(connection, session)?
+        {
+            sessions.insert(session.to_owned(), fact);
+        }
+        turns.push(live_turn(connection, row)?);
+    }
+    Ok(Loaded {
+        epoch,
+        seq: seq.cast_unsigned(),
+        streams: streams(connection, seq)?,
+        agents,
+        sessions: sessions.into_values().collect(),
+        turns,
+    })
+}
+
+pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::Result<Option<SessionFact>> {
+    let row = connection
+        .prepare_cached("SELECT * FROM sessions WHERE id = ?1")?
+        .query_row([session], rows::session)
+        .optional()?;
+    let Some(row) = row else { return Ok(None) };
+    let turns: Option<u32> = connection
+        .prepare_cached("SELECT max(number) FROM turns WHERE session = ?1")?
+        .query_row([session], |row| row.get(0))?;
+    let messages: Option<i64> = connection
+        .prepare_cached("SELECT max(seq) FROM messages WHERE session = ?1")?
+        .query_row([session], |row| row.get(0))?;
+    Ok(Some(SessionFact {
+        row,
+        turns: turns.unwrap_or(0),
+        messages: messages.unwrap_or(0).cast_unsigned(),
+    }))
+}
+
+fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn> {
+    let steps = connection
+        .prepare_cached("SELECT * FROM steps WHERE turn = ?1 ORDER BY step, ordinal")?
+        .query_map([row.id.as_str()], rows::step)?
+        .collect::<Result<Vec<_>, _>>()?;
+    let messages = connection
+        .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND turn = ?3 ORDER BY seq")?
+        .query_map(params![row.session.as_str(), row.first_message.cast_signed(), row.id.as_str()], rows::message_row)?
+        .collect::<Result<Vec<_>, _>>()?;
+    let newest = messages.iter().rposition(|message| message.role == Role::Assistant);
+    let calls = newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default();
+    let answered = messages.iter().filter_map(|message| message.body.call.clone()).collect();
+    Ok(LiveTurn { row, steps, calls, answered })
+}
+
+/// The heads of all streams; counted again when the derived table is not there or is behind.
+fn streams(connection: &Connection, seq: i64) -> rusqlite::Result<BTreeMap<String, u64>> {
+    let known: i64 = connection.query_row("SELECT count(*) FROM (SELECT 1 FROM streams LIMIT 1)", [], |row| row.get(0))?;
+    if known == 0 && seq > 0 {
+        connection.execute(
+            "INSERT INTO streams (stream, head) SELECT stream, max(stream_seq) FROM events GROUP BY stream",
+            [],
+        )?;
+    }
+    connection
+        .prepare("SELECT stream, head FROM streams")?
+        .query_map([], |row| Ok((row.get("stream")?, rows::unsigned(row, "head")?)))?
+        .collect()
+}

@@ -1,0 +1,176 @@
+//! Opening the database: version check, migration, epoch, everything an engine needs to go on.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use lodge_core::record::Loaded;
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
+
+use crate::read::Reader;
+use crate::schema::{self, MIGRATIONS};
+use crate::write::Writer;
+
+/// The newest schema this release knows.
+pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
+
+const BUSY_MS: u32 = 5_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the database {} was written by a newer Lodge (it asks for a reader of schema {needs}, this one knows {known})", path.display())]
+    FromTheFuture { path: PathBuf, needs: u32, known: u32 },
+    #[error("{} is not a Lodge database", path.display())]
+    Foreign { path: PathBuf },
+    #[error("could not read {}", path.display())]
+    Unreadable { path: PathBuf, #[source] cause: std::io::Error },
+    #[error("could not open the database {}", path.display())]
+    Sqlite { path: PathBuf, #[source] cause: rusqlite::Error },
+    #[error("the database {} holds a value this release does not know: {what}", path.display())]
+    Corrupt { path: PathBuf, what: String },
+}
+
+impl OpenError {
+    pub fn hint(&self) -> &'static str {
+        match self {
+            OpenError::FromTheFuture { .. } => "start the newer release again, or use another state directory; nothing was changed",
+            OpenError::Foreign { .. } => "move that file away or use another state directory",
+            OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
+            OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => "check free space and the disk, then restore from a backup if it persists",
+        }
+    }
+}
+
+/// Facts about the database that never change after its creation.
+#[derive(Clone)]
+pub struct Meta {
+    /// Names the log, so that a cursor of another one is noticed.
+    pub log: String,
+    /// From which every secret of this state directory is derived.
+    pub state_key: [u8; 32],
+}
+
+impl std::fmt::Debug for Meta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meta").field("log", &self.log).field("state_key", &"[secret]").finish()
+    }
+}
+
+#[derive(Debug)]
+pub struct Opened {
+    pub writer: Writer,
+    pub reader: Reader,
+    pub meta: Meta,
+    pub loaded: Loaded,
+}
+
+/// Opens or creates the database and raises the epoch, durably, before it returns.
+///
+/// `entropy` seeds the identity of a database that does not exist yet.
+pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
+    refuse_the_future(path)?;
+    let sqlite = |cause| OpenError::Sqlite { path: path.to_owned(), cause };
+    let mut connection = connect(path).map_err(sqlite)?;
+    let packed: u32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
+    check_version(path, packed)?;
+    let (schema, _) = schema::unpack_version(packed);
+    if schema == 0 && has_tables(&connection).map_err(sqlite)? {
+        return Err(OpenError::Foreign { path: path.to_owned() });
+    }
+    connection.pragma_update(None, "journal_mode", "WAL").map_err(sqlite)?;
+    configure(&connection).map_err(sqlite)?;
+    let (meta, epoch) = raise(&mut connection, schema, entropy).map_err(sqlite)?;
+    let loaded = crate::load::load(&connection, epoch)
+        .map_err(|error| error.into_open(path))?;
+    let reader = Reader::new(path).map_err(sqlite)?;
+    let writer = Writer::new(connection, path);
+    Ok(Opened { writer, reader, meta, loaded })
+}
+
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // A database that turns out to be from the future must not be changed by closing it.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.busy_timeout(std::time::Duration::from_millis(BUSY_MS.into()))?;
+    Ok(connection)
+}
+
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", "ON")?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.pragma_update(None, "cache_size", -1_024)?;
+    // Checkpoints are made on the side, see `write`.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.pragma_update(None, "journal_size_limit", 8 * 1024 * 1024)
+}
+
+/// Migrates if needed, raises the epoch and makes missing indexes: one transaction, one fsync.
+fn raise(connection: &mut Connection, schema: u32, entropy: &[u8; 64]) -> rusqlite::Result<(Meta, u64)> {
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if schema < SCHEMA_VERSION {
+        schema::migrate(&tx, schema)?;
+    }
+    schema::make_indexes(&tx)?;
+    if schema == 0 {
+        let log: String = entropy[32..40].iter().map(|byte| format!("{byte:02x}")).collect();
+        tx.execute("INSERT INTO meta (key, value) VALUES ('state-key', ?1), ('log', ?2)", (
+            &entropy[..32],
+            log.as_bytes(),
+        ))?;
+    }
+    tx.execute(
+        "INSERT INTO counters (key, value) VALUES ('epoch', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1",
+        [],
+    )?;
+    let epoch: i64 = tx.query_row("SELECT value FROM counters WHERE key = 'epoch'", [], |row| row.get(0))?;
+    let state_key: Vec<u8> = tx.query_row("SELECT value FROM meta WHERE key = 'state-key'", [], |row| row.get(0))?;
+    let log: Vec<u8> = tx.query_row("SELECT value FROM meta WHERE key = 'log'", [], |row| row.get(0))?;
+    tx.commit()?;
+    let mut key = [0; 32];
+    let len = state_key.len().min(32);
+    key[..len].copy_from_slice(&state_key[..len]);
+    Ok((Meta { log: String::from_utf8_lossy(&log).into_owned(), state_key: key }, epoch.cast_unsigned()))
+}
+
+fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {
+    let first: Option<String> =
+        connection.query_row("SELECT name FROM sqlite_schema LIMIT 1", [], |row| row.get(0)).optional()?;
+    Ok(first.is_some())
+}
+
+/// Reads the version from the file's header, so that a newer database is not even opened.
+fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
+    let unreadable = |cause| OpenError::Unreadable { path: path.to_owned(), cause };
+    let mut header = [0; 100];
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(unreadable(cause)),
+    };
+    let mut filled = 0;
+    while filled < header.len() {
+        match file.read(&mut header[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(cause) => return Err(unreadable(cause)),
+        }
+    }
+    if filled == 0 {
+        return Ok(());
+    }
+    if filled < header.len() || !header.starts_with(b"SQLite format 3\0") {
+        return Err(OpenError::Foreign { path: path.to_owned() });
+    }
+    check_version(path, u32::from_be_bytes([header[60], header[61], header[62], header[63]]))
+}
+
+fn check_version(path: &Path, packed: u32) -> Result<(), OpenError> {
+    let (_, needs) = schema::unpack_version(packed);
+    if needs > SCHEMA_VERSION {
+        return Err(OpenError::FromTheFuture { path: path.to_owned(), needs, known: SCHEMA_VERSION });
+    }
+    Ok(())
+}

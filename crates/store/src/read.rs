@@ -1,0 +1,377 @@
+//! Reading what was committed, in short transactions, so that the WAL can always be copied back.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use lodge_core::event::EventKind;
+use lodge_core::record::{
+    AgentRow, EventRow, ImageRecord, MessageRow, RequestRow, Role, SessionFact, SessionRow, StepRow, TurnRow,
+};
+use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
+use prost::Message;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+
+use crate::{load, rows};
+
+/// Connections kept open; more are made when many read at once, and closed again.
+const IDLE_READERS_MAX: usize = 2;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the database could not be read")]
+pub struct ReadError {
+    #[from]
+    cause: rusqlite::Error,
+}
+
+type Result<T> = std::result::Result<T, ReadError>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentFound {
+    One(AgentId),
+    None,
+    /// Several ids start with what was given.
+    Many(Vec<AgentId>),
+}
+
+#[derive(Debug, Clone)]
+pub struct AgentSummary {
+    pub row: AgentRow,
+    /// Whether a turn of it runs.
+    pub working: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct SessionSummary {
+    pub row: SessionRow,
+    pub turns: u32,
+    pub last_active: Timestamp,
+}
+
+#[derive(Debug, Clone)]
+pub struct TurnFull {
+    pub row: TurnRow,
+    pub steps: Vec<StepRow>,
+    pub text: String,
+    /// Whether `text` broke off, or may still grow.
+    pub partial: bool,
+}
+
+/// Read connections. No reader sees more than was committed.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Reader {
+    pub(crate) fn new(path: &Path) -> rusqlite::Result<Self> {
+        Ok(Reader { path: path.to_owned(), idle: Mutex::new(vec![connect(path)?]) })
+    }
+
+    fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+        let kept = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let connection = match kept {
+            Some(connection) => connection,
+            None => connect(&self.path)?,
+        };
+        let result = read(&connection);
+        let mut idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if idle.len() < IDLE_READERS_MAX {
+            idle.push(connection);
+        }
+        Ok(result?)
+    }
+
+    /// The newest sequence.
+    pub fn head(&self) -> Result<u64> {
+        self.with(|c| c.query_row("SELECT coalesce(max(seq), 0) AS head FROM events", [], |row| rows::unsigned(row, "head")))
+    }
+
+    /// An agent by id, name or unique id prefix. Removed agents are found by their whole id alone.
+    pub fn find_agent(&self, given: &str) -> Result<AgentFound> {
+        self.with(|c| {
+            let exact: Option<String> = c
+                .prepare_cached("SELECT id FROM agents WHERE id = ?1 OR (name = ?1 AND state < 7)")?
+                .query_row([given], |row| row.get(0))
+                .optional()?;
+            let ids = match exact {
+                Some(id) => vec![id],
+                None if given.len() < AgentId::PREFIX.len() + 2 || !given.starts_with("agt_") => Vec::new(),
+                None => c
+                    .prepare_cached("SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < 7 LIMIT 5")?
+                    .query_map([given], |row| row.get(0))?
+                    .collect::<rusqlite::Result<Vec<String>>>()?,
+            };
+            let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+            Ok(match ids.len() {
+                0 => AgentFound::None,
+                1 => AgentFound::One(ids.remove(0)),
+                _ => AgentFound::Many(ids),
+            })
+        })
+    }
+
+    pub fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>> {
+        self.with(|c| {
+            let working = working(c)?;
+            c.prepare_cached("SELECT * FROM agents WHERE state < 7 AND id > ?1 ORDER BY id LIMIT ?2")?
+                .query_map(params![after.unwrap_or(""), limit], rows::agent)?
+                .map(|row| row.map(|row| AgentSummary { working: working.contains(row.id.as_str()), row }))
+                .collect()
+        })
+    }
+
+    pub fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>> {
+        self.with(|c| {
+            let row =
+                c.prepare_cached("SELECT * FROM agents WHERE id = ?1")?.query_row([id.as_str()], rows::agent).optional()?;
+            let Some(row) = row else { return Ok(None) };
+            let working = working(c)?.contains(id.as_str());
+            Ok(Some(AgentSummary { row, working }))
+        })
+    }
+
+    pub fn agent_counts(&self) -> Result<(u64, u64, u64)> {
+        self.with(|c| {
+            let (total, running) = c.query_row(
+                "SELECT count(*) AS total, count(*) FILTER (WHERE state IN (1, 2, 3)) AS running FROM agents WHERE state < 7",
+                [],
+                |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
+            )?;
+            Ok((total, running, working(c)?.len() as u64))
+        })
+    }
+
+    pub fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT record FROM images WHERE digest = ?1")?
+                .query_row([digest], |row| {
+                    let bytes = row.get_ref(0)?.as_blob()?;
+                    ImageRecord::decode(bytes).map_err(|cause| {
+                        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(cause))
+                    })
+                })
+                .optional()
+        })
+    }
+
+    pub fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>> {
+        self.with(|c| load::session_fact(c, id.as_str()))
+    }
+
+    /// The newest session of an agent with a sender.
+    pub fn session_of(&self, agent: &AgentId, sender: &str) -> Result<Option<SessionFact>> {
+        self.with(|c| {
+            let id: Option<String> = c
+                .prepare_cached(
+                    "SELECT id FROM sessions WHERE agent = ?1 AND sender = ?2 ORDER BY created_at DESC LIMIT 1",
+                )?
+                .query_row([agent.as_str(), sender], |row| row.get(0))
+                .optional()?;
+            id.map_or(Ok(None), |id| load::session_fact(c, &id))
+        })
+    }
+
+    pub fn sessions(&self, agent: Option<&AgentId>, after: Option<&str>, limit: u32) -> Result<Vec<SessionSummary>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT * FROM sessions WHERE (?1 IS NULL OR agent = ?1) AND id > ?2 ORDER BY id LIMIT ?3")?
+                .query_map(params![agent.map(AgentId::as_str), after.unwrap_or(""), limit], rows::session)?
+                .map(|row| summary(c, row?))
+                .collect()
+        })
+    }
+
+    pub fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>> {
+        self.with(|c| {
+            let row = c
+                .prepare_cached("SELECT * FROM sessions WHERE id = ?1")?
+                .query_row([id.as_str()], rows::session)
+                .optional()?;
+            row.map(|row| summary(c, row)).transpose()
+        })
+    }
+
+    pub fn session_count(&self, agent: &AgentId) -> Result<u64> {
+        self.with(|c| {
+            c.prepare_cached("SELECT count(*) AS n FROM sessions WHERE agent = ?1")?
+                .query_row([agent.as_str()], |row| rows::unsigned(row, "n"))
+        })
+    }
+
+    pub fn turn(&self, id: &TurnId) -> Result<Option<TurnFull>> {
+        self.with(|c| {
+            let row = c.prepare_cached("SELECT * FROM turns WHERE id = ?1")?.query_row([id.as_str()], rows::turn).optional()?;
+            row.map(|row| full(c, row)).transpose()
+        })
+    }
+
+    /// Turns of a session in order, after the one with number `after`.
+    pub fn turns(&self, session: &SessionId, after: u32, limit: u32) -> Result<Vec<TurnFull>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT * FROM turns WHERE session = ?1 AND number > ?2 ORDER BY number LIMIT ?3")?
+                .query_map(params![session.as_str(), after, limit], rows::turn)?
+                .map(|row| full(c, row?))
+                .collect()
+        })
+    }
+
+    /// Turns that are queued or running, of one agent or of all.
+    pub fn live_turns(&self, agent: Option<&AgentId>, limit: u32) -> Result<Vec<TurnFull>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT * FROM turns WHERE state < 10 AND (?1 IS NULL OR agent = ?1) ORDER BY id LIMIT ?2")?
+                .query_map(params![agent.map(AgentId::as_str), limit], rows::turn)?
+                .map(|row| full(c, row?))
+                .collect()
+        })
+    }
+
+    /// The newest messages before a sequence, oldest first.
+    pub fn messages(&self, session: &SessionId, before: Option<u64>, limit: u32) -> Result<Vec<MessageRow>> {
+        self.with(|c| {
+            let before = before.map_or(i64::MAX, u64::cast_signed);
+            let mut newest: Vec<MessageRow> = c
+                .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq < ?2 ORDER BY seq DESC LIMIT ?3")?
+                .query_map(params![session.as_str(), before, limit], rows::message_row)?
+                .collect::<rusqlite::Result<_>>()?;
+            newest.reverse();
+            Ok(newest)
+        })
+    }
+
+    /// What a model reads: the messages of turns `from..=upto`, turn after turn.
+    pub fn context(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<MessageRow>> {
+        self.with(|c| {
+            let first: Option<i64> = c
+                .prepare_cached("SELECT first_message FROM turns WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1")?
+                .query_row(params![session.as_str(), from], |row| row.get(0))
+                .optional()?;
+            let mut messages: Vec<MessageRow> = c
+                .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND number >= ?3 AND number <= ?4")?
+                .query_map(params![session.as_str(), first.unwrap_or(0), from, upto], rows::message_row)?
+                .collect::<rusqlite::Result<_>>()?;
+            messages.sort_by_key(|message| (message.number, message.seq));
+            Ok(messages)
+        })
+    }
+
+    /// A page of the log after a sequence, and the last sequence it looked at.
+    pub fn events(&self, since: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)> {
+        self.with(|c| {
+            let mut statement = match stream {
+                None => c.prepare_cached("SELECT * FROM events WHERE seq > ?1 AND ?2 IS NULL ORDER BY seq LIMIT ?3")?,
+                Some(_) => c.prepare_cached("SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3")?,
+            };
+            let mut last = since;
+            let mut events = Vec::new();
+            let mut found = statement.query(params![since.cast_signed(), stream, limit])?;
+            while let Some(row) = found.next()? {
+                last = rows::unsigned(row, "seq")?;
+                events.extend(rows::event(row)?);
+            }
+            Ok((events, last))
+        })
+    }
+
+    pub fn request(&self, caller: &str, request_id: &str) -> Result<Option<RequestRow>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT * FROM requests WHERE caller = ?1 AND request_id = ?2")?
+                .query_row([caller, request_id], rows::request)
+                .optional()
+        })
+    }
+
+    /// SQLite's own check of the whole file.
+    pub fn integrity(&self) -> Result<String> {
+        self.with(|c| c.query_row("PRAGMA integrity_check", [], |row| row.get(0)))
+    }
+}
+
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    // Read-write, because a WAL database's readers share its memory file; `query_only` forbids the rest.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    connection.pragma_update(None, "query_only", "ON")?;
+    connection.pragma_update(None, "cache_size", -512)?;
+    Ok(connection)
+}
+
+fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
+    c.prepare_cached("SELECT DISTINCT agent FROM turns WHERE state < 10 AND state > 1")?
+        .query_map([], |row| row.get(0))?
+        .collect()
+}
+
+fn summary(c: &Connection, row: SessionRow) -> rusqlite::Result<SessionSummary> {
+    let (turns, last): (u32, Option<i64>) = c
+        .prepare_cached("SELECT max(number), max(coalesce(ended_at, created_at)) FROM (SELECT number, ended_at, created_at FROM turns WHERE session = ?1 ORDER BY number DESC LIMIT 2)")?
+        .query_row([row.id.as_str()], |found| Ok((found.get::<_, Option<u32>>(0)?.unwrap_or(0), found.get(1)?)))?;
+    let last_active = last.map_or(row.created_at, Timestamp::from_ms);
+    Ok(SessionSummary { row, turns, last_active })
+}
+
+fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnFull> {
+    let steps: Vec<StepRow> = c
+        .prepare_cached("SELECT * FROM steps WHERE turn = ?1 ORDER BY step, ordinal")?
+        .query_map([row.id.as_str()], rows::step)?
+        .collect::<rusqlite::Result<_>>()?;
+    if row.state == lodge_core::turn::TurnState::Done {
+        let text = answer(c, &row)?;
+        return Ok(TurnFull { row, steps, text, partial: false });
+    }
+    let text = text_so_far(c, &row)?;
+    Ok(TurnFull { row, steps, text, partial: true })
+}
+
+/// The text of the turn's newest answer.
+fn answer(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
+    let found = c
+        .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND turn = ?3 AND role = ?4 ORDER BY seq DESC LIMIT 1")?
+        .query_row(
+            params![row.session.as_str(), row.first_message.cast_signed(), row.id.as_str(), Role::Assistant.code()],
+            rows::message_row,
+        )
+        .optional()?;
+    Ok(found.map(|message| message.body.text).unwrap_or_default())
+}
+
+/// What people saw of a turn that has no answer: the durable text of its newest step and attempt.
+fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
+    let mut statement = c.prepare_cached("SELECT * FROM events WHERE stream = ?1 AND stream_seq >= ?2 ORDER BY stream_seq")?;
+    let mut found = statement.query(params![row.agent.as_str(), row.first_event.cast_signed()])?;
+    let mut text = String::new();
+    while let Some(event) = found.next()? {
+        let Some(event) = rows::event(event)? else { continue };
+        if event.data.turn.as_deref() != Some(row.id.as_str()) {
+            continue;
+        }
+        match event.kind {
+            EventKind::TurnText => {
+                if event.data.offset == Some(0) {
+                    text.clear();
+                }
+                text.push_str(event.data.text.as_deref().unwrap_or_default());
+            }
+            EventKind::TurnFailed | EventKind::TurnInterrupted | EventKind::TurnFinished => break,
+            EventKind::TurnStepRestarted => text.clear(),
+            EventKind::DaemonStarted
+            | EventKind::AgentPulling
+            | EventKind::AgentStarting
+            | EventKind::AgentReady
+            | EventKind::AgentWorking
+            | EventKind::AgentStopped
+            | EventKind::AgentFailed
+            | EventKind::AgentRemoving
+            | EventKind::AgentRemoved
+            | EventKind::LineageAdopted
+            | EventKind::TurnAccepted
+            | EventKind::TurnStarted
+            | EventKind::TurnStepStarted
+            | EventKind::TurnToolCall
+            | EventKind::TurnToolResult
+            | EventKind::TurnStepFinished => {}
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,298 @@
+//! The one writer: everything that waits goes into one transaction and one fsync.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use lodge_core::Timestamp;
+use lodge_core::limits::REQUEST_MEMORY_MS;
+use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, StepRow, TurnRow, Write};
+use prost::Message;
+use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
+
+/// The WAL is copied back on the side from here on …
+const CHECKPOINT_BYTES: u64 = 4 * 1024 * 1024;
+/// … and by the writer itself, which waits for readers, from here on.
+const RESTART_BYTES: u64 = 32 * 1024 * 1024;
+/// Old answers are looked for after this many new ones.
+const PRUNE_EVERY: u32 = 512;
+
+/// On disk, flushed. Only the store can build one.
+#[derive(Debug)]
+#[must_use]
+pub struct Committed<T>(T);
+
+impl<T> Committed<T> {
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("the disk is full")]
+    Full { #[source] cause: rusqlite::Error },
+    #[error("the database could not be written")]
+    Sqlite { #[source] cause: rusqlite::Error },
+}
+
+impl From<rusqlite::Error> for WriteError {
+    fn from(cause: rusqlite::Error) -> Self {
+        match cause.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => WriteError::Full { cause },
+            Some(_) | None => WriteError::Sqlite { cause },
+        }
+    }
+}
+
+/// Holds the only connection that writes.
+#[derive(Debug)]
+pub struct Writer {
+    connection: Connection,
+    wal: PathBuf,
+    checkpoint: SyncSender<()>,
+    requests_since_prune: u32,
+}
+
+impl Writer {
+    pub(crate) fn new(connection: Connection, path: &Path) -> Self {
+        let mut wal = path.as_os_str().to_owned();
+        wal.push("-wal");
+        let (checkpoint, asked) = sync_channel(1);
+        let path = path.to_owned();
+        // Ends when the writer, and with it the sender, is dropped. If it fails, the writer's own limit holds.
+        let spawned = std::thread::Builder::new()
+            .name("checkpoint".into())
+            .stack_size(256 * 1024)
+            .spawn(move || checkpoint_on_the_side(&path, &asked));
+        drop(spawned);
+        Writer { connection, wal: wal.into(), checkpoint, requests_since_prune: PRUNE_EVERY }
+    }
+
+    /// Applies all writes in order, in one transaction, and returns what was carried once they are on disk.
+    pub fn commit<'w, T>(
+        &mut self,
+        writes: impl IntoIterator<Item = &'w Write>,
+        carried: T,
+    ) -> Result<Committed<T>, WriteError> {
+        let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut newest_request: Option<Timestamp> = None;
+        for write in writes {
+            apply(&tx, write)?;
+            if let Write::Request(request) = write {
+                self.requests_since_prune += 1;
+                newest_request = Some(request.at);
+            }
+        }
+        if let Some(now) = newest_request
+            && self.requests_since_prune >= PRUNE_EVERY
+        {
+            self.requests_since_prune = 0;
+            tx.execute("DELETE FROM requests WHERE at < ?1", [now.plus_ms(-REQUEST_MEMORY_MS).ms()])?;
+        }
+        tx.commit()?;
+        self.bound_wal()?;
+        Ok(Committed(carried))
+    }
+
+    fn bound_wal(&mut self) -> Result<(), WriteError> {
+        let bytes = std::fs::metadata(&self.wal).map_or(0, |meta| meta.len());
+        if bytes >= RESTART_BYTES {
+            // Busy readers are waited for within the busy timeout; if they stay, the next commit tries again.
+            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+        } else if bytes >= CHECKPOINT_BYTES {
+            match self.checkpoint.try_send(()) {
+                // A full channel means that one is asked for already.
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies the WAL back without holding up the writer.
+fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>) {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    while asked.recv().is_ok() {
+        let Ok(connection) = Connection::open_with_flags(path, flags) else { continue };
+        // A passive checkpoint that does not get through is repeated at the next request.
+        let passed = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get::<_, i64>(0));
+        drop(passed);
+    }
+}
+
+fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
+    match write {
+        Write::Image { digest, name, record } => {
+            tx.prepare_cached("INSERT OR IGNORE INTO images (digest, name, record) VALUES (?1, ?2, ?3)")?
+                .execute(params![digest, name, record.encode_to_vec()])?;
+        }
+        Write::Agent(row) => insert_agent(tx, row)?,
+        Write::AgentState { id, state, detail, incarnation, started_at } => {
+            let (code, reason) = state.codes();
+            tx.prepare_cached(
+                "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, incarnation = ?5, started_at = ?6 \
+                 WHERE id = ?1",
+            )?
+            .execute(params![id.as_str(), code, reason, detail, incarnation, started_at.map(Timestamp::ms)])?;
+        }
+        Write::Session(row) => {
+            tx.prepare_cached("INSERT INTO sessions (id, agent, sender, created_at) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![row.id.as_str(), row.agent.as_str(), row.sender, row.created_at.ms()])?;
+        }
+        Write::Turn(row) => insert_turn(tx, row)?,
+        Write::TurnState { id, state, ended_at, usage, failure } => {
+            tx.prepare_cached(
+                "UPDATE turns SET state = ?2, ended_at = ?3, input_tokens = ?4, output_tokens = ?5, failure = ?6 \
+                 WHERE id = ?1",
+            )?
+            .execute(params![
+                id.as_str(),
+                state.code(),
+                ended_at.map(Timestamp::ms),
+                usage.input_tokens.cast_signed(),
+                usage.output_tokens.cast_signed(),
+                failure.as_ref().map(Message::encode_to_vec),
+            ])?;
+        }
+        Write::Step(row) => insert_step(tx, row)?,
+        Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, ended_at } => {
+            tx.prepare_cached(
+                "UPDATE steps SET state = ?4, attempt = ?5, exit_code = ?6, signal = ?7, ended_at = ?8 \
+                 WHERE turn = ?1 AND step = ?2 AND ordinal = ?3",
+            )?
+            .execute(params![
+                turn.as_str(),
+                step,
+                ordinal,
+                state.code(),
+                attempt,
+                exit_code,
+                signal,
+                ended_at.map(Timestamp::ms)
+            ])?;
+        }
+        Write::Message(row) => insert_message(tx, row)?,
+        Write::Event(row) => insert_event(tx, row)?,
+        Write::Request(row) => insert_request(tx, row)?,
+    }
+    Ok(())
+}
+
+fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
+    let (code, reason) = row.state.codes();
+    tx.prepare_cached(
+        "INSERT INTO agents (id, name, image, image_digest, lineage, sandbox, state, failure_reason, failure_detail, \
+         incarnation, uid, created_at, started_at, spec) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+    )?
+    .execute(params![
+        row.id.as_str(),
+        row.name,
+        row.image,
+        row.image_digest,
+        row.lineage.as_str(),
+        row.sandbox.as_str(),
+        code,
+        reason,
+        row.failure_detail,
+        row.incarnation,
+        row.uid,
+        row.created_at.ms(),
+        row.started_at.map(Timestamp::ms),
+        row.spec.encode_to_vec(),
+    ])?;
+    Ok(())
+}
+
+fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO turns (id, session, agent, number, state, first_event, first_message, created_at, ended_at, \
+         input_tokens, output_tokens, failure) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+    )?
+    .execute(params![
+        row.id.as_str(),
+        row.session.as_str(),
+        row.agent.as_str(),
+        row.number,
+        row.state.code(),
+        row.first_event.cast_signed(),
+        row.first_message.cast_signed(),
+        row.created_at.ms(),
+        row.ended_at.map(Timestamp::ms),
+        row.usage.input_tokens.cast_signed(),
+        row.usage.output_tokens.cast_signed(),
+        row.failure.as_ref().map(Message::encode_to_vec),
+    ])?;
+    Ok(())
+}
+
+fn insert_step(tx: &Connection, row: &StepRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO steps (turn, step, ordinal, id, kind, name, state, attempt, call, exec, request, exit_code, \
+         signal, started_at, ended_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+    )?
+    .execute(params![
+        row.turn.as_str(),
+        row.step,
+        row.ordinal,
+        row.id.as_str(),
+        row.kind.code(),
+        row.name,
+        row.state.code(),
+        row.attempt,
+        row.call,
+        row.exec.as_ref().map(lodge_core::ExecId::as_str),
+        row.request.as_ref().map(Message::encode_to_vec),
+        row.exit_code,
+        row.signal,
+        row.started_at.ms(),
+        row.ended_at.map(Timestamp::ms),
+    ])?;
+    Ok(())
+}
+
+fn insert_message(tx: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO messages (session, seq, turn, number, step, role, at, body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![
+        row.session.as_str(),
+        row.seq.cast_signed(),
+        row.turn.as_str(),
+        row.number,
+        row.step,
+        row.role.code(),
+        row.at.ms(),
+        row.body.encode_to_vec(),
+    ])?;
+    Ok(())
+}
+
+fn insert_event(tx: &Connection, row: &EventRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO events (seq, stream, stream_seq, at, kind, data) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?
+    .execute(params![
+        row.seq.cast_signed(),
+        row.stream,
+        row.stream_seq.cast_signed(),
+        row.at.ms(),
+        row.kind.code(),
+        row.data.encode_to_vec(),
+    ])?;
+    tx.prepare_cached(
+        "INSERT INTO streams (stream, head) VALUES (?1, ?2) ON CONFLICT (stream) DO UPDATE SET head = excluded.head",
+    )?
+    .execute(params![row.stream, row.stream_seq.cast_signed()])?;
+    Ok(())
+}
+
+fn insert_request(tx: &Connection, row: &RequestRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO requests (caller, request_id, digest, answer, at) VALUES (?1, ?2, ?3, ?4, ?5) \
+         ON CONFLICT (caller, request_id) DO UPDATE SET digest = excluded.digest, answer = excluded.answer, at = excluded.at",
+    )?
+    .execute(params![row.caller, row.request_id, row.digest, row.answer, row.at.ms()])?;
+    Ok(())
+}
