@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::fold::{Action, Piece, TextFold};
 use crate::follow::{Daemon, Seen};
 use crate::render;
-use crate::words::{Words, put, put_bytes};
+use crate::words::Words;
 
 /// How a turn ended.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) async fn follow(
     turn: &TurnView,
     words: &Words,
 ) -> Result<Ending, Failure> {
-    let mut screen = Screen { words, fold: TextFold::default(), line_open: false };
+    let mut screen = Screen { words, fold: TextFold::default() };
     loop {
         match daemon.next().await? {
             Seen::Preview(delta) if delta.turn == turn.id => {
@@ -39,7 +39,7 @@ pub(crate) async fn follow(
             }
             Seen::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
                 if let Some(ending) = screen.event(&event)? {
-                    screen.end_line()?;
+                    words.end_line()?;
                     return Ok(ending);
                 }
             }
@@ -51,8 +51,6 @@ pub(crate) async fn follow(
 struct Screen<'a> {
     words: &'a Words,
     fold: TextFold,
-    /// Whether something stands on the current line of stdout.
-    line_open: bool,
 }
 
 impl Screen<'_> {
@@ -103,36 +101,25 @@ impl Screen<'_> {
         }
         for action in actions {
             match action {
-                Action::Print(bytes) => {
-                    self.line_open = bytes.last() != Some(&b'\n');
-                    if self.words.stdout_is_terminal() {
-                        put(&self.words.shown(&String::from_utf8_lossy(&bytes)))?;
-                    } else {
-                        put_bytes(&bytes)?;
-                    }
-                }
+                Action::Print(bytes) => self.words.part(&bytes)?,
                 Action::Restart => {
-                    self.end_line()?;
+                    self.words.end_line()?;
                     self.words.murmur("[answer restarted]");
                 }
-                Action::NewStep => self.end_line()?,
+                Action::NewStep => self.words.end_line()?,
             }
         }
         Ok(())
     }
 
-    fn tool(&mut self, line: &str) -> Result<(), Failure> {
+    fn tool(&self, line: &str) -> Result<(), Failure> {
         if self.words.watched() && !self.words.json {
             if self.words.stdout_is_terminal() {
-                self.end_line()?;
+                self.words.end_line()?;
             }
             self.words.progress(line);
         }
         Ok(())
-    }
-
-    fn end_line(&mut self) -> Result<(), Failure> {
-        if std::mem::take(&mut self.line_open) { put("\n") } else { Ok(()) }
     }
 }
 

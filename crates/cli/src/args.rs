@@ -27,19 +27,25 @@ pub(crate) struct Cli {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Global {
     /// Print JSON: an array for listings, an object for one thing, JSON Lines for streams
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
     /// Say only what was asked for (listings: ids only)
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub quiet: bool,
     /// The daemon's Unix socket [env: LODGE_SOCKET]
-    #[arg(long, global = true, value_name = "PATH", conflicts_with = "daemon")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Global options",
+        value_name = "PATH",
+        conflicts_with = "daemon"
+    )]
     pub socket: Option<PathBuf>,
     /// The daemon's address, such as http://127.0.0.1:5500 [env: LODGE_DAEMON]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     pub daemon: Option<String>,
     /// Do not start a daemon when none answers [env: LODGE_NO_AUTOSTART]
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub no_autostart: bool,
 }
 
@@ -124,6 +130,7 @@ pub(crate) struct RunArgs {
     /// A directory or file of this machine that the agent sees
     #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:ro]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
+    /// A label of the agent
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub label: Vec<(String, String)>,
     /// A value for an ARG of the Agentfile
@@ -243,8 +250,10 @@ pub(crate) enum ProviderCommand {
     /// Add a provider
     Add {
         name: String,
+        /// The protocol that it speaks
         #[arg(long)]
         kind: Kind,
+        /// Where it is, when not at the usual place
         #[arg(long, value_name = "URL")]
         base_url: Option<String>,
         /// The key; - reads it from stdin, so that it stays out of the shell's history

@@ -29,7 +29,7 @@ const DIAL_PAUSE_MAX: Duration = Duration::from_millis(100);
 const LOG_LINES_SHOWN: usize = 8;
 const LOG_BYTES_READ: u64 = 16 * 1024;
 /// How `lodged` exits when another one holds the state directory.
-const LODGED_ALREADY_RUNNING: i32 = 4;
+const LODGED_ALREADY_RUNNING: i32 = 75;
 
 /// Starts a daemon for this address and returns a connection to it, or to the one that was faster.
 pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Failure> {
@@ -67,9 +67,7 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
 fn may_come_up(error: &ClientError, address: &Address) -> bool {
     match error {
         ClientError::Handshake { status: Some(401), .. } => address.token().is_none(),
-        ClientError::Handshake { status: Some(503) | None, .. } | ClientError::Lost => true,
-        ClientError::NoDaemon { .. } => is_absent(error),
-        ClientError::Handshake { .. } | ClientError::Refused(_) | ClientError::Garbled { .. } => false,
+        _ => is_absent(error),
     }
 }
 

@@ -110,17 +110,15 @@ impl Address {
     }
 }
 
-/// Whether nobody listens there, as opposed to somebody who does not want us or is too slow.
+/// Whether nobody serves there (any more, or yet), as opposed to somebody who does not want us or is too slow.
 pub(crate) fn is_absent(error: &ClientError) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound};
     match error {
         ClientError::NoDaemon { cause, .. } => {
             matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset | ConnectionAborted)
         }
-        ClientError::Handshake { .. }
-        | ClientError::Lost
-        | ClientError::Refused(_)
-        | ClientError::Garbled { .. } => false,
+        ClientError::Lost | ClientError::Handshake { status: None | Some(503), .. } => true,
+        ClientError::Handshake { .. } | ClientError::Refused(_) | ClientError::Garbled { .. } => false,
     }
 }
 

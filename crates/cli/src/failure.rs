@@ -113,18 +113,19 @@ impl From<ClientError> for Failure {
         match error {
             ClientError::NoDaemon { target, cause } => {
                 let hint = match target {
-                    Target::Unix(_) => "start one with `lodged serve`, or leave out `--no-autostart`",
+                    Target::Unix(_) => "start one with `lodged serve`",
                     Target::Tcp(_) => "check the address given by `--daemon` or `LODGE_DAEMON`",
                 };
                 Failure::new(Exit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }
             ClientError::Handshake { body: Some(body), .. } => Failure::from_body(*body),
             ClientError::Handshake { body: None, detail, status, .. } => {
-                let failure = Failure::refused(what).because(detail);
-                match status {
-                    Some(401 | 403) => failure.hint("set `LODGE_TOKEN`, or use the state directory of that daemon"),
-                    _ => failure.hint("perhaps another program listens there"),
-                }
+                let (exit, hint) = match status {
+                    Some(401 | 403) => (Exit::Refused, "set `LODGE_TOKEN`, or use the state directory of that daemon"),
+                    Some(_) => (Exit::Refused, "perhaps another program listens there"),
+                    None => (Exit::NoDaemon, "perhaps another program listens there"),
+                };
+                Failure::new(exit, what).because(detail).hint(hint)
             }
             ClientError::Lost => Failure::new(Exit::NoDaemon, what).hint("run the command again"),
             ClientError::Refused(body) => Failure::from_body(*body),

@@ -138,7 +138,7 @@ impl<'a> Daemon<'a> {
                 }
                 Err(failure) if waited >= RECONNECT_MAX => return Err(given_up(failure)),
                 // No daemon yet, or one that is still coming up or going down: worth another try.
-                Err(failure) if failure.exit() == Exit::NoDaemon || failure.is("daemon.shutting_down") => {}
+                Err(failure) if failure.exit() == Exit::NoDaemon || is_passing(&failure) => {}
                 Err(failure) if waited < RESTART_GRACE => drop(failure),
                 Err(failure) => return Err(failure),
             }
@@ -160,9 +160,17 @@ impl<'a> Daemon<'a> {
                 Ok(true)
             }
             Err(ClientError::Lost) => Ok(false),
-            Err(other) => Err(other.into()),
+            Err(other) => match Failure::from(other) {
+                failure if is_passing(&failure) => Ok(false),
+                failure => Err(failure),
+            },
         }
     }
+}
+
+/// Whether the refusal is over in a moment.
+fn is_passing(failure: &Failure) -> bool {
+    failure.is("daemon.shutting_down") || failure.is("daemon.busy")
 }
 
 fn given_up(failure: Failure) -> Failure {

@@ -3,6 +3,7 @@
 //! Owns: colour, quietness, what a terminal may be shown. Never: what is said.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
@@ -10,13 +11,15 @@ use serde::Serialize;
 use crate::failure::Failure;
 
 /// How to speak on stderr, and how to print on stdout.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Words {
     pub quiet: bool,
     pub json: bool,
     stdout_is_terminal: bool,
     stderr_is_terminal: bool,
     colour: bool,
+    /// Whether something stands on the current line of stdout.
+    line_open: Cell<bool>,
 }
 
 impl Words {
@@ -29,14 +32,22 @@ impl Words {
             stdout_is_terminal: io::stdout().is_terminal(),
             stderr_is_terminal: io::stderr().is_terminal(),
             colour: !set("NO_COLOR") && !dumb,
+            line_open: Cell::new(false),
         }
     }
 
     /// Something worth knowing; not with `-q`.
     pub(crate) fn say(&self, line: &str) {
         if !self.quiet {
-            tell(line);
+            self.tell(line);
         }
+    }
+
+    /// One line on stderr, also with `-q`. On a terminal it does not run into an open line of the answer.
+    pub(crate) fn tell(&self, line: &str) {
+        let one_screen = self.stdout_is_terminal && self.stderr_is_terminal;
+        let apart = one_screen && self.line_open.take();
+        tell(&format!("{}{line}", if apart { "\n" } else { "" }));
     }
 
     /// Like `say`, and set back from the data.
@@ -47,7 +58,7 @@ impl Words {
     /// Progress: only for a person who watches.
     pub(crate) fn progress(&self, line: &str) {
         if self.watched() {
-            tell(&self.dim(line));
+            self.tell(&self.dim(line));
         }
     }
 
@@ -82,6 +93,23 @@ impl Words {
         self.stdout_is_terminal
     }
 
+    /// Prints a part of an answer, which may end in the middle of a line.
+    pub(crate) fn part(&self, bytes: &[u8]) -> Result<(), Failure> {
+        if let Some(last) = bytes.last() {
+            self.line_open.set(*last != b'\n');
+        }
+        if self.stdout_is_terminal {
+            put(&printable(&String::from_utf8_lossy(bytes)))
+        } else {
+            put_bytes(bytes)
+        }
+    }
+
+    /// Ends the current line of the answer, when something stands on it.
+    pub(crate) fn end_line(&self) -> Result<(), Failure> {
+        if self.line_open.take() { put("\n") } else { Ok(()) }
+    }
+
     /// Prints one thing as JSON.
     pub(crate) fn json<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(thing).map_err(unencodable)?;
@@ -104,7 +132,7 @@ pub(crate) fn put(text: &str) -> Result<(), Failure> {
     put_bytes(text.as_bytes())
 }
 
-pub(crate) fn put_bytes(bytes: &[u8]) -> Result<(), Failure> {
+fn put_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(Failure::output)
 }

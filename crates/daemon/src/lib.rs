@@ -5,3 +5,14 @@
 
 pub mod engine;
 mod view;
+
+mod act;
+mod api;
+mod auth;
+mod commit;
+pub mod config;
+pub mod crash;
+mod home;
+mod hub;
+pub mod serve;
+mod shell;

@@ -1,1 +1,64 @@
-fn main() {}
+//! lodged: the daemon's command line.
+
+use std::process::ExitCode;
+
+use lodge_daemon::config::{self, Config};
+use lodge_daemon::serve;
+
+fn main() -> ExitCode {
+    let command = clap::Command::new("lodged")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("The daemon of Lodge, a durable home for agents")
+        .subcommand(config::command())
+        .args(config::command().get_arguments().cloned())
+        .args_conflicts_with_subcommands(true);
+    let matches = match command.try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => {
+            // Help and version go to stdout and are no failure.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            return if error.print().is_ok() { ExitCode::from(code) } else { ExitCode::from(2) };
+        }
+    };
+    let flags = matches.subcommand().map_or(&matches, |(_, flags)| flags);
+    let config = match Config::resolve(flags, &|name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, Some(error.hint()), 2),
+    };
+    start_log(&config);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("lodged").build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error, None, 1),
+    };
+    let served = runtime.block_on(serve::serve(config));
+    // What still runs was told to stop and given its time.
+    runtime.shutdown_background();
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, error.hint(), error.exit_code()),
+    }
+}
+
+fn start_log(config: &Config) {
+    let level = config.text("log-level");
+    let filter = tracing_subscriber::EnvFilter::try_new(level).unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match config.text("log-format") {
+        "json" => log.json().flatten_event(true).init(),
+        _ => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+    }
+}
+
+fn fail(error: &dyn std::error::Error, hint: Option<String>, code: u8) -> ExitCode {
+    eprintln!("error: {error}");
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        eprintln!("  because: {next}");
+        cause = next.source();
+    }
+    if let Some(hint) = hint {
+        eprintln!("\nhint: {hint}");
+    }
+    ExitCode::from(code)
+}

@@ -1,1 +1,23 @@
+//! The only code outside the keeper that starts, signals or inspects processes.
+//!
+//! Owns: `run/` and `bin/` of the state directory, keepers' starts, the link to each, and reading what a
+//! sandbox left behind as if it had been written by an enemy. Never: what should run, or when.
 
+mod channel;
+mod dial;
+mod error;
+mod evidence;
+mod host;
+mod lock;
+mod programs;
+mod start;
+
+pub use channel::{Link, Receiver, Sender};
+pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
+pub use evidence::{Captured, Evidence, Stream};
+pub use host::Host;
+pub use lodge_link::{
+    Bind, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, KnownExec, Layer,
+    Secret, Start, Usage, Welcome, limits,
+};
+pub use start::SandboxSpec;

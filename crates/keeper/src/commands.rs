@@ -5,7 +5,8 @@
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    Command, Ended, Event, ExecKind, ExecState, ExitRecord, STDERR_FILE, STDOUT_FILE, Start, Usage, is_valid_id,
+    Command, Ended, Event, ExecKind, ExecState, ExitRecord, STDERR_FILE, STDOUT_FILE, Start, Usage,
+    is_valid_id,
 };
 
 use crate::captured::Captured;
@@ -63,6 +64,10 @@ impl Keeper {
             Err(NotSpawned { errno, why }) => {
                 let ended = Ended::NotStarted { errno, why: why.clone() };
                 let recorded = self.record_not_started(&dir, ended, started_ms);
+                // It did not run and nothing says so: without its claim it can be asked for again.
+                if !recorded {
+                    self.forget(&start.exec);
+                }
                 self.tell(&Event::Refused { exec: start.exec, why, recorded });
             }
         }
@@ -139,6 +144,7 @@ impl Keeper {
             stderr,
             lines: Lines::default(),
             stage: Stage::Alive,
+            retry_at: None,
             note: String::new(),
         }
     }
@@ -177,7 +183,7 @@ impl Keeper {
         let ended = self.ended.iter().find(|(id, _)| id == exec).map(|(_, main)| *main);
         match running.or(ended) {
             Some(main) => self.doom(main, grace),
-            None => self.tell_if_known(exec),
+            None => self.tell_not_running(exec),
         }
     }
 
@@ -220,9 +226,13 @@ impl Keeper {
         found
     }
 
-    fn tell_if_known(&mut self, exec: &str) {
-        if is_valid_id(exec) && self.shelf.record(exec).is_some() {
+    /// Answers for an exec that cannot be signalled, so that nobody waits for its end.
+    fn tell_not_running(&mut self, exec: &str) {
+        if is_valid_id(exec) && self.shelf.is_claimed(exec) {
             self.tell_state(exec);
+        } else {
+            let why = "it was never started".to_owned();
+            self.tell(&Event::Refused { exec: exec.to_owned(), why, recorded: false });
         }
     }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use lodge_link::KeeperSpec;
 
 use crate::fence::{Fence, Namespaces};
-use crate::landlock;
+use crate::landlock::{self, Ruleset};
 use crate::layers::Layers;
 use crate::seccomp;
 use crate::sys;
@@ -42,6 +42,8 @@ pub(crate) struct Confined {
     pub(crate) proc_is_ours: bool,
     pub(crate) user: User,
     pub(crate) oom: Option<OomScore>,
+    /// Rules that each exec has to enter by itself.
+    pub(crate) rules: Option<Ruleset>,
 }
 
 /// The keeper's own score, raised around each fork so that only the child keeps it.
@@ -93,9 +95,24 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     layers.note("capabilities", drop_capabilities());
     let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
     writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
-    landlock::enter(&writable, dir, &mut layers);
+    let rules = confine_files(&writable, dir, namespaces, &mut layers)?;
     layers.note("seccomp", seccomp::enter());
-    Ok(Confined { layers, namespaces, proc_is_ours, user, oom })
+    Ok(Confined { layers, namespaces, proc_is_ours, user, oom, rules })
+}
+
+/// The keeper can share its execs' rules only where a mask keeps them from its directory.
+fn confine_files(
+    writable: &[&Path],
+    dir: &OwnedFd,
+    namespaces: Namespaces,
+    layers: &mut Layers,
+) -> io::Result<Option<Ruleset>> {
+    let is_hidden = namespaces == Namespaces::Own && layers.has("masks");
+    let rules = landlock::prepare(writable, is_hidden.then_some(dir), layers);
+    match rules {
+        Some(rules) if is_hidden => rules.enter().map(|()| None),
+        Some(_) | None => Ok(rules),
+    }
 }
 
 fn user(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<User> {

@@ -23,6 +23,8 @@ const FORCED_WITHIN: Duration = Duration::from_secs(5);
 const HOST_GRACE: Duration = Duration::from_secs(5);
 /// Most pipes that are emptied for processes which outlived their exec.
 const LEFTOVERS_MAX: usize = 256;
+/// Between two attempts to write a record for which there was no room.
+const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Most rounds of draining one stream when its exec ends.
 const LAST_ROUNDS_MAX: usize = 64;
 
@@ -96,6 +98,7 @@ impl Keeper {
         while at < self.running.len() {
             let due = match self.running[at].stage {
                 Stage::Alive => None,
+                Stage::Draining { .. } if self.running[at].retry_at.is_some_and(|again| now < again) => None,
                 Stage::Draining { until, .. } => Some(now >= until),
             };
             match due {
@@ -134,8 +137,19 @@ impl Keeper {
         };
         let record = one.record(ended, usage, finished_ms);
         self.fail_at("keeper.before_exit_record");
-        if let Err(error) = execs::write_record(&one.dir, &record) {
-            self.log.say(&format!("could not record how {} ended: {error}", one.id));
+        match execs::write_record(&one.dir, &record) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
+            }
+            Err(error) => {
+                // Nobody is told of an end that a crash could take back, so a full disk holds it up.
+                if one.retry_at.is_none() {
+                    self.log.say(&format!("could not record how {} ended: {error}", one.id));
+                }
+                one.retry_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
+                return self.running.push(one);
+            }
         }
         self.fail_at("keeper.after_exit_record");
         for stream in [&mut one.stdout, &mut one.stderr] {
@@ -236,7 +250,8 @@ impl Keeper {
         }
         let own = std::process::id().cast_signed();
         let all = tree::processes();
-        let runtimes: Vec<_> = self.running.iter().flat_map(|one| tree::belonging(&all, one.pid, &[])).collect();
+        let runtimes: Vec<_> =
+            self.running.iter().flat_map(|one| tree::belonging(&all, one.pid, &[])).collect();
         tree::descendants(&all, own)
             .iter()
             .any(|process| !process.is_zombie && !runtimes.iter().any(|known| known.pid == process.pid))

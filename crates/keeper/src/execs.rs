@@ -51,6 +51,8 @@ pub(crate) struct Running {
     pub(crate) stderr: Captured,
     pub(crate) lines: Lines,
     pub(crate) stage: Stage,
+    /// Its record could not be written: not before this moment is that tried again.
+    pub(crate) retry_at: Option<Instant>,
     pub(crate) note: String,
 }
 
@@ -115,6 +117,11 @@ impl Shelf {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Claim::Taken),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether an exec was claimed and not forgotten.
+    pub(crate) fn is_claimed(&self, exec: &str) -> bool {
+        c_name(exec).is_ok_and(|name| open_dir(&self.dir, &name).is_ok())
     }
 
     /// The record of an exec that ended, if it left one.

@@ -142,7 +142,8 @@ impl Fence {
                 continue;
             }
             // What lies beneath the agent's root is the agent's: no link of its making is followed.
-            let base = if !is_root && bind.target.starts_with(&spec.root) { Some(&spec.root) } else { hiding };
+            let base =
+                if !is_root && bind.target.starts_with(&spec.root) { Some(&spec.root) } else { hiding };
             match bind_one(&bind, &source, base.map(PathBuf::as_path)) {
                 Ok(()) => {}
                 Err(error) if is_root => return Err(error),
@@ -178,12 +179,7 @@ fn make_target(base: &Path, target: &Path, is_dir: bool) -> io::Result<OwnedFd> 
         let name = sys::c_string(part)?;
         if is_dir || parts.peek().is_some() {
             ignore_existing(sys::mkdir_at(at.as_raw_fd(), &name, 0o755))?;
-            at = sys::open_at(
-                at.as_raw_fd(),
-                &name,
-                libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY,
-                0,
-            )?;
+            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY, 0)?;
         } else {
             let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
             ignore_existing(sys::open_at(at.as_raw_fd(), &name, flags, 0o644).map(drop))?;
@@ -219,7 +215,8 @@ fn remount_read_only(path: &CStr) -> io::Result<()> {
         stat.f_flag
     };
     // A user namespace may not drop these flags from a mount that it did not make.
-    let keep = now & (libc::ST_NOSUID | libc::ST_NODEV | libc::ST_NOEXEC | libc::ST_NOATIME | libc::ST_NODIRATIME);
+    let keep =
+        now & (libc::ST_NOSUID | libc::ST_NODEV | libc::ST_NOEXEC | libc::ST_NOATIME | libc::ST_NODIRATIME);
     let relative = if now & libc::ST_RELATIME != 0 { libc::MS_RELATIME } else { 0 };
     let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | keep | relative;
     mount(None, path, None, flags, None)

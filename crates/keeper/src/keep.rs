@@ -16,7 +16,7 @@ use crate::confine::Confined;
 use crate::execs::{Doomed, Running, Shelf, Stage};
 use crate::log::Log;
 use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
-use crate::relay::LineTooLong;
+use crate::relay::{LineTooLong, Lines};
 use crate::sys;
 
 /// How often a keeper without a daemon looks whether it is still wanted.
@@ -317,8 +317,12 @@ impl Keeper {
             }
         });
         if let Err(LineTooLong) = cut {
-            one.stdout.pipe = None;
             self.condemn(serial, "wrote a line longer than a line may be. ");
+            // Closed only after the kill, so that the record tells of that and not of a broken pipe.
+            if let Some(one) = self.find(serial) {
+                one.stdout.pipe = None;
+                one.lines = Lines::default();
+            }
         }
         if let Some(daemon) = &mut self.daemon
             && daemon.write().is_err()
@@ -333,7 +337,7 @@ impl Keeper {
         let strangers = self.strangers.iter().map(|stranger| stranger.until);
         let drains = self.running.iter().filter_map(|one| match one.stage {
             Stage::Alive => None,
-            Stage::Draining { until, .. } => Some(until),
+            Stage::Draining { until, .. } => Some(one.retry_at.unwrap_or(until)),
         });
         let doomed = self.doomed.iter().map(|doomed| doomed.at);
         let ending = self.ending.and_then(|ending| match ending {

@@ -1,7 +1,8 @@
 //! Landlock by its system calls: read and execute everywhere, write in few places, signal only the sandbox.
 //!
-//! Entered once by the keeper, so that all execs of a sandbox share one domain: they may signal each
-//! other and nothing outside.
+//! Behind a mask it is entered once, by the keeper, so that all execs of a sandbox share one domain: they
+//! may signal each other and nothing outside. Without a mask each exec enters one of its own, which leaves
+//! out the keeper's directory.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -17,6 +18,7 @@ const READ_DIR: u64 = 1 << 3;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+const SCOPE_ABSTRACT_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
 const CREATE_VERSION: u32 = 1;
@@ -35,20 +37,40 @@ struct PathBeneath {
     parent: RawFd,
 }
 
-/// Enters the domain. `writable` are the places to write in; those that do not exist are left out.
-pub(crate) fn enter(writable: &[&Path], keeper_dir: &OwnedFd, layers: &mut Layers) {
-    let abi = match abi() {
-        Ok(abi) => abi,
+/// The rules of a sandbox, to be entered.
+#[derive(Debug)]
+pub(crate) struct Ruleset(OwnedFd);
+
+impl Ruleset {
+    /// Restricts this process and all that it starts. Needs `no_new_privs`.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        let fd = self.0.as_raw_fd();
+        // SAFETY: no memory is passed.
+        sys::check_long(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, fd, 0u32) }).map(drop)
+    }
+}
+
+/// Makes the rules. `writable` are the places to write in; those that do not exist are left out.
+pub(crate) fn prepare(
+    writable: &[&Path],
+    keeper_dir: Option<&OwnedFd>,
+    layers: &mut Layers,
+) -> Option<Ruleset> {
+    let made = abi().and_then(|abi| Ok((abi, ruleset(abi, writable, keeper_dir)?)));
+    match made {
+        Ok((abi, ruleset)) => {
+            layers.holds("landlock");
+            match abi {
+                ..=5 => layers.missing("landlock_scope", format!("needs landlock 6, this kernel has {abi}")),
+                6.. => layers.holds("landlock_scope"),
+            }
+            Some(ruleset)
+        }
         Err(error) => {
             layers.missing("landlock", error.to_string());
-            layers.missing("landlock_signals", "needs landlock");
-            return;
+            layers.missing("landlock_scope", "needs landlock");
+            None
         }
-    };
-    if layers.note("landlock", restrict(abi, writable, keeper_dir)) && abi >= 6 {
-        layers.holds("landlock_signals");
-    } else {
-        layers.missing("landlock_signals", format!("needs landlock 6, this kernel has {abi}"));
     }
 }
 
@@ -69,9 +91,9 @@ fn handled(abi: i64) -> u64 {
     (1 << bits) - 1
 }
 
-fn restrict(abi: i64, writable: &[&Path], keeper_dir: &OwnedFd) -> io::Result<()> {
+fn ruleset(abi: i64, writable: &[&Path], keeper_dir: Option<&OwnedFd>) -> io::Result<Ruleset> {
     let handled = handled(abi);
-    let scoped = if abi >= 6 { SCOPE_SIGNAL } else { 0 };
+    let scoped = if abi >= 6 { SCOPE_SIGNAL | SCOPE_ABSTRACT_SOCKET } else { 0 };
     let attr = RulesetAttr { handled_fs: handled, handled_net: 0, scoped };
     let size: usize = match abi {
         ..=3 => 8,
@@ -85,8 +107,9 @@ fn restrict(abi: i64, writable: &[&Path], keeper_dir: &OwnedFd) -> io::Result<()
     };
     let top = sys::open_path(Path::new("/").as_os_str())?;
     allow(&ruleset, &top, EXECUTE | READ_FILE | READ_DIR)?;
-    // The keeper writes here; its execs cannot reach the place, which lies behind a mask.
-    allow(&ruleset, keeper_dir, handled)?;
+    if let Some(keeper_dir) = keeper_dir {
+        allow(&ruleset, keeper_dir, handled)?;
+    }
     for path in writable {
         match sys::open_path(path.as_os_str()) {
             Ok(place) => allow(&ruleset, &place, handled)?,
@@ -94,9 +117,7 @@ fn restrict(abi: i64, writable: &[&Path], keeper_dir: &OwnedFd) -> io::Result<()
             Err(error) => return Err(error),
         }
     }
-    // SAFETY: no memory is passed.
-    sys::check_long(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0u32) })
-        .map(drop)
+    Ok(Ruleset(ruleset))
 }
 
 fn allow(ruleset: &OwnedFd, place: &OwnedFd, rights: u64) -> io::Result<()> {

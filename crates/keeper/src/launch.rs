@@ -47,6 +47,8 @@ pub(crate) fn keep() -> ExitCode {
         Ok(fd) => File::from(fd),
         Err(_) => return exit_code(EXIT_FAILED),
     };
+    // SAFETY: nothing in this process owns a descriptor beyond those that it was given.
+    unsafe { libc::close_range(descriptors::READY as libc::c_uint + 1, libc::c_uint::MAX, 0) };
     match serve(&ready) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failed::Held) => {
@@ -137,7 +139,8 @@ fn read_spec(file: File) -> Result<KeeperSpec, Failed> {
 
 /// A killed keeper releases its lock a moment before the kernel has killed its tree.
 fn await_old_tree(dir: &OwnedFd) {
-    let Ok(fd) = sys::open_at(dir.as_raw_fd(), &c_name(PID_FILE), libc::O_RDONLY | libc::O_NOFOLLOW, 0) else {
+    let Ok(fd) = sys::open_at(dir.as_raw_fd(), &c_name(PID_FILE), libc::O_RDONLY | libc::O_NOFOLLOW, 0)
+    else {
         return;
     };
     let mut text = String::new();
@@ -172,7 +175,6 @@ fn settle_process() -> io::Result<()> {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         sys::check(libc::setrlimit(libc::RLIMIT_CORE, &none))?;
-        sys::check(libc::close_range(7, libc::c_uint::MAX, 0))?;
     }
     std::env::set_current_dir("/")?;
     let null = sys::open_at(libc::AT_FDCWD, c"/dev/null", libc::O_RDWR, 0)?;

@@ -19,6 +19,10 @@ impl Layers {
         self.list.push(Layer { name: name.to_owned(), missing: Some(why.into()) });
     }
 
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.list.iter().any(|layer| layer.name == name && layer.missing.is_none())
+    }
+
     /// Records how an attempt went, and whether the layer holds.
     pub(crate) fn note(&mut self, name: &str, tried: io::Result<()>) -> bool {
         match tried {

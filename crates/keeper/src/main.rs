@@ -32,7 +32,9 @@ fn main() -> ExitCode {
         Some("keep") => launch::keep(),
         Some("probe") => probe::probe(),
         Some(_) | None => {
-            eprintln!("error: `keeper keep` is started by lodged; `keeper probe` tells what this host can do");
+            eprintln!(
+                "error: `keeper keep` is started by lodged; `keeper probe` tells what this host can do"
+            );
             ExitCode::from(2)
         }
     }

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    Assembler, Challenge, Command, Hello, NONCE_LEN, Secret, TurnedAway, TurnedAwayWhy, VERSION, daemon_proof,
-    limits, same_bytes,
+    Assembler, Challenge, Command, Hello, NONCE_LEN, Secret, TurnedAway, TurnedAwayWhy, VERSION,
+    daemon_proof, limits, same_bytes,
 };
 
 use crate::sys;

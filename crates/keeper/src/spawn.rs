@@ -11,6 +11,7 @@ use lodge_link::Start;
 
 use crate::confine::{self, Confined, User};
 use crate::fence::Namespaces;
+use crate::landlock::Ruleset;
 use crate::sys;
 
 /// A running child and this side of its streams.
@@ -75,8 +76,9 @@ pub(crate) fn spawn(
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
     let pid = fork(confined).map_err(failed)?;
     if pid == 0 {
-        let (step, error) = become_program(&prepared, confined, streams, report_theirs.as_raw_fd());
-        tell(step, error)
+        let report = report_theirs.as_raw_fd();
+        let (step, error) = become_program(&prepared, confined, streams, report);
+        tell(step, error, report)
     }
     drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
     match failure(report) {
@@ -142,6 +144,10 @@ fn become_program(
     streams: [RawFd; 3],
     report: RawFd,
 ) -> (Step, io::Error) {
+    match confined.rules.as_ref().map_or(Ok(()), Ruleset::enter) {
+        Ok(()) => {}
+        Err(error) => return (Step::User, error),
+    }
     match arrange_streams(streams, report) {
         Ok(()) => {}
         Err(error) => return (Step::Streams, error),
@@ -191,8 +197,8 @@ fn become_user(confined: &Confined) -> io::Result<()> {
     match confined.namespaces {
         Namespaces::Own => Ok(()),
         // Without a namespace the kernel does not end the sandbox with its keeper, so this has to.
-        // SAFETY: no memory is passed.
         Namespaces::Host => {
+            // SAFETY: no memory is passed.
             sys::check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(drop)
         }
     }
@@ -221,14 +227,17 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// Reports a failure to the keeper and ends the child.
-fn tell(step: Step, error: io::Error) -> ! {
+fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
     let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
     let message = [step as u8, errno[0], errno[1], errno[2], errno[3]];
-    // SAFETY: the message is five bytes long. If it cannot be written, the exit code says as much.
-    unsafe {
-        libc::write(REPORT_FD, message.as_ptr().cast(), message.len());
-        libc::_exit(127)
+    // Before the descriptors are arranged it lies where the keeper opened it; then 3 is a directory.
+    for fd in [REPORT_FD, report] {
+        if sys::write(fd, &message).is_ok() {
+            break;
+        }
     }
+    // SAFETY: ends the child at once. If nothing could be written, the exit code says as much.
+    unsafe { libc::_exit(127) }
 }
 
 /// Waits for the child to replace itself, which closes the pipe, or to say why not.

@@ -46,7 +46,8 @@ fn parse(pid: i32, stat: &str) -> Option<Process> {
 /// The processes of the exec whose main process is or was `main`: its group, its session, their
 /// descendants, and whatever was found to belong to it before.
 pub(crate) fn belonging(all: &[Process], main: i32, before: &[Process]) -> Vec<Process> {
-    let was_here = |process: &Process| before.iter().any(|b| b.pid == process.pid && b.start == process.start);
+    let was_here =
+        |process: &Process| before.iter().any(|b| b.pid == process.pid && b.start == process.start);
     let roots = all.iter().filter(|process| {
         process.pid == main || process.group == main || process.session == main || was_here(process)
     });
@@ -93,8 +94,7 @@ mod tests {
     #[test]
     fn a_name_full_of_brackets_does_not_confuse_the_parser() {
         let stat = "7 (a) S 9 (b)) Z 3 4 5 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
-        let expected =
-            Process { pid: 7, parent: 3, group: 4, session: 5, start: 4242, is_zombie: true };
+        let expected = Process { pid: 7, parent: 3, group: 4, session: 5, start: 4242, is_zombie: true };
         assert_eq!(parse(7, stat), Some(expected));
         assert_eq!(parse(7, "7 (a"), None);
     }

@@ -69,16 +69,30 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The exec runs, as `pid` of the sandbox.
-    Started { exec: String, pid: u32 },
+    Started {
+        exec: String,
+        pid: u32,
+    },
     /// The exec ended; its record lies in its directory.
-    Exited { exec: String, record: ExitRecord },
+    Exited {
+        exec: String,
+        record: ExitRecord,
+    },
     /// The exec was not started. If `recorded`, its claim and an exit record exist; else nothing does.
-    Refused { exec: String, why: String, recorded: bool },
+    Refused {
+        exec: String,
+        why: String,
+        recorded: bool,
+    },
     /// The exec was claimed before, does not run, and left no record.
-    Lost { exec: String },
+    Lost {
+        exec: String,
+    },
     /// One line, without its newline, from the runtime's stdout.
     RuntimeLine(Vec<u8>),
-    Pong { token: u64 },
+    Pong {
+        token: u64,
+    },
 }
 
 /// Whether a layer of the fence holds, and if not, why.
@@ -244,9 +258,7 @@ impl Event {
         let mut take = Take::new(frame.payload);
         Ok(Some(match frame.kind {
             kind::STARTED => Event::Started { exec: take.text()?, pid: take.u32()? },
-            kind::EXITED => {
-                Event::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? }
-            }
+            kind::EXITED => Event::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? },
             kind::REFUSED => {
                 Event::Refused { exec: take.text()?, why: take.text()?, recorded: take.u8()? != 0 }
             }

@@ -17,8 +17,8 @@ mod wire;
 
 pub use frame::{Assembler, Command, Event, ExecKind, FrameError, Layer, RawFrame, Start};
 pub use handshake::{
-    Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome, daemon_proof,
-    keeper_proof,
+    Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
+    daemon_proof, keeper_proof,
 };
 pub use record::{Counted, Ended, ExitRecord, Usage};
 pub use secret::{SECRET_LEN, Secret};

@@ -66,6 +66,8 @@ pub enum Nonsense {
     NotUtf8,
     #[error("something that is not the JSON of an answer")]
     NotJson,
+    #[error("a web page")]
+    WebPage,
     #[error("a reply without an answer in it")]
     NoAnswer,
     #[error("a tool call without a name")]

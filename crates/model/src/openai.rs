@@ -24,6 +24,7 @@ use crate::sse::SseParser;
 /// Of a refusal we read no more than this.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
 const MODELS_BYTES_MAX: usize = 4 << 20;
+const PAGE_BYTES_SHOWN: usize = 1000;
 const MODELS_MAX: usize = 2000;
 /// How long a finished answer waits for its connection to become reusable.
 const DRAIN_GRACE: Duration = Duration::from_millis(5);
@@ -40,17 +41,17 @@ pub(crate) async fn call(
 
 /// The models the provider lists; where it lists none, an answer of one token must do.
 pub(crate) async fn probe(provider: &Provider, context: &CallContext) -> Result<Vec<String>, CallError> {
-    let model = provider.models.first().map_or("", String::as_str);
-    let exchange = Exchange { provider, context, model };
+    // Without a model in mind, a 404 here is about the address and never about a model.
+    let exchange = Exchange { provider, context, model: "" };
     let listed = exchange.within_total(exchange.models()).await;
-    match listed {
-        Err(CallError::Status { status: 404 | 405, .. }) if !model.is_empty() => {
+    match (listed, provider.models.first()) {
+        (Err(CallError::Status { status: 404 | 405, .. }), Some(model)) => {
             let params = Params { max_tokens: Some(1), ..Params::default() };
             let request = Request { params, ..Request::new(model, vec![Message::user("hi")]) };
             call(provider, &request, context, &mut |_| ()).await?;
             Ok(provider.models.clone())
         }
-        Ok(_) | Err(_) => listed,
+        (listed, _) => listed,
     }
 }
 
@@ -279,6 +280,11 @@ impl<'a> Reader<'a> {
             // The first byte tells them apart more reliably than the content type servers send.
             match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
                 Some(b'{') => self.body = Body::Json(Vec::new()),
+                Some(b'<') => {
+                    let text =
+                        String::from_utf8_lossy(&bytes[..bytes.len().min(PAGE_BYTES_SHOWN)]).into_owned();
+                    return Err(Fault::Nonsense { what: Nonsense::WebPage, text });
+                }
                 Some(_) => self.body = Body::Events(SseParser::default()),
                 None => return Ok(()),
             }

@@ -117,6 +117,11 @@ pub(crate) struct Written<'a> {
 }
 
 impl Provider {
+    /// The key itself, for a person who asked to see it.
+    pub fn reveal_key(&self) -> Option<&str> {
+        self.api_key.as_ref().map(Secret::expose)
+    }
+
     /// A provider that needs no file: for tests and for trying one out before it is added.
     pub fn new(
         name: &str,

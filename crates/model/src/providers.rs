@@ -193,17 +193,14 @@ impl Providers {
         if !file::is_provider_name(&new.name) {
             return Err(ProvidersError::BadName { name: new.name.clone() });
         }
-        let written = Written {
-            name: &new.name,
-            kind: new.kind,
-            base_url: new.base_url.as_deref(),
-            api_key: new.api_key.as_ref(),
-            models: &new.models,
-        };
-        match Provider::expand(written, &self.lookup) {
-            // A variable may be set later; anything else would stay wrong.
-            Ok(_) | Err(ProviderProblem::VariableUnset { .. }) => {}
-            Err(problem) => return Err(ProvidersError::Problem(problem)),
+        let entry = Entry::from(new);
+        let written = entry.written();
+        // One by one, so that a variable which is set later does not hide a mistake that would stay.
+        for part in [Written { api_key: None, ..written }, Written { base_url: None, ..written }] {
+            match Provider::expand(part, &self.lookup) {
+                Ok(_) | Err(ProviderProblem::VariableUnset { .. }) => {}
+                Err(problem) => return Err(ProvidersError::Problem(problem)),
+            }
         }
         self.rewrite(|text, entries| {
             if entries.iter().any(|entry| entry.name == new.name) {
@@ -212,7 +209,7 @@ impl Providers {
             if entries.len() >= PROVIDERS_MAX {
                 return Err(ProvidersError::TooMany);
             }
-            Ok(edit::with_added(text, entries, Entry::from(new)))
+            Ok(edit::with_added(text, entries, entry))
         })
     }
 

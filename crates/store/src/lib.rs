@@ -14,6 +14,11 @@ pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
 pub use read::{AgentFound, AgentSummary, ReadError, Reader, SessionSummary, TurnFull};
 pub use write::{Committed, WriteError, Writer};
 
+/// A record as it is stored.
+pub fn encode<M: prost::Message>(record: &M) -> Vec<u8> {
+    record.encode_to_vec()
+}
+
 const _: () = assert!(
     rusqlite::ffi::SQLITE_VERSION_NUMBER >= 3_051_003,
     "older SQLite can corrupt a WAL database when two connections checkpoint at once"

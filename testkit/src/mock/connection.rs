@@ -10,6 +10,7 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const BODY_BYTES_MAX: usize = 256 << 20;
 
 pub(super) struct Connection {
+    pub(super) number: u64,
     stream: TcpStream,
     /// Read, but not yet used.
     unread: Vec<u8>,
@@ -31,9 +32,9 @@ struct Head {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(number: u64, stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self { stream, unread: Vec::with_capacity(4096) })
+        Ok(Self { number, stream, unread: Vec::with_capacity(4096) })
     }
 
     /// The next request; `None` when the client has closed.

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub struct RequestLine {
     /// From 1, in order of arrival.
     pub number: u64,
+    /// The connection it came on, numbered from 1.
+    pub connection: u64,
     /// Microseconds since 1970.
     pub at_us: u64,
     pub model: String,
@@ -54,6 +56,7 @@ enum Line {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Arrival {
     pub(super) number: u64,
+    pub(super) connection: u64,
     pub(super) at_us: u64,
     pub(super) model: String,
     pub(super) user: String,
@@ -124,6 +127,7 @@ impl From<Arrival> for RequestLine {
     fn from(arrival: Arrival) -> Self {
         Self {
             number: arrival.number,
+            connection: arrival.connection,
             at_us: arrival.at_us,
             model: arrival.model,
             user: arrival.user,

@@ -67,20 +67,21 @@ pub async fn serve(listener: TcpListener, options: Options) -> io::Result<()> {
         Arc::new(Server { options, journal, requests: AtomicU64::new(0), happened: Mutex::default() });
     // Dropping the set ends the connections with the server.
     let mut connections = JoinSet::new();
-    loop {
+    for number in 1.. {
         let (stream, _) = listener.accept().await?;
         while connections.try_join_next().is_some() {}
         let server = Arc::clone(&server);
         connections.spawn(async move {
             // A connection that breaks is the client's affair, and the journal tells.
-            let _ = server.connection(stream).await;
+            let _ = server.connection(number, stream).await;
         });
     }
+    Ok(())
 }
 
 impl Server {
-    async fn connection(&self, stream: TcpStream) -> io::Result<()> {
-        let mut connection = Connection::new(stream)?;
+    async fn connection(&self, number: u64, stream: TcpStream) -> io::Result<()> {
+        let mut connection = Connection::new(number, stream)?;
         while let Some(request) = connection.request().await? {
             let keep_alive = request.keep_alive;
             let ended = match (request.method.as_str(), request.path.as_str()) {
@@ -122,6 +123,7 @@ impl Server {
         let key_ok = self.key_ok(request);
         self.journal.arrived(Arrival {
             number,
+            connection: connection.number,
             at_us: now_us(),
             model: chat.model.clone().into_owned(),
             user: standing.user.clone(),

@@ -22,7 +22,7 @@ use crate::args::{AgentCommand, Cli, Command};
 use crate::connect::Address;
 use crate::failure::{Exit, Failure};
 use crate::follow::Daemon;
-use crate::words::{Words, put, tell};
+use crate::words::{Words, put};
 
 /// What every command gets.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ pub(crate) async fn interrupted(context: &Context) -> Failure {
                 _ = tokio::signal::ctrl_c() => {}
             }
         }
-        None => tell(say.as_deref().unwrap_or("interrupted")),
+        None => context.words.tell(say.as_deref().unwrap_or("interrupted")),
     }
     Failure::Silent(Exit::Interrupted)
 }

@@ -70,8 +70,15 @@ async fn prompt_text(words: &[String]) -> Result<String, Failure> {
     match words {
         [] if std::io::stdin().is_terminal() => Err(Failure::usage("there is nothing to ask")
             .hint("write the text after the agent, or pipe it in: `echo hello | lodge prompt AGENT`")),
-        [] => read_stdin("the prompt").await,
-        [dash] if dash == "-" => read_stdin("the prompt").await,
+        [] => prompt_from_stdin().await,
+        [dash] if dash == "-" => prompt_from_stdin().await,
         words => Ok(words.join(" ")),
     }
+}
+
+/// What was piped in, without the line end that `echo` and editors add.
+pub(super) async fn prompt_from_stdin() -> Result<String, Failure> {
+    let mut text = read_stdin("the prompt").await?;
+    text.truncate(text.trim_end_matches(['\r', '\n']).len());
+    Ok(text)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use lodge_proto::{AgentCreateParams, AgentView, Mount};
 
 use super::agents::{Goal, settle};
-use super::prompt::{ask, print_sent, send};
+use super::prompt::{ask, print_sent, prompt_from_stdin, send};
 use super::{Context, map, read_stdin, remove_agent, request_id};
 use crate::args::{RunArgs, Voice};
 use crate::failure::{Failure, io_words};
@@ -80,7 +80,7 @@ async fn prompt_of(args: &RunArgs) -> Result<Option<String>, Failure> {
         [dash] if dash == "-" && args.source == "-" => {
             Err(Failure::usage("stdin cannot be both the Agentfile and the prompt"))
         }
-        [dash] if dash == "-" => read_stdin("the prompt").await.map(Some),
+        [dash] if dash == "-" => prompt_from_stdin().await.map(Some),
         words => Ok(Some(words.join(" "))),
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
 
-use super::bounds::LINE_MAX;
+use super::bounds::{CAPABILITIES_MAX, LINE_MAX};
 use super::cursor::{Cursor, Pair, PairValue, Spot};
 use super::document::{
     Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
@@ -13,7 +13,7 @@ use super::document::{
 use super::env_key::check_env_key;
 use super::expand::Scope;
 use super::lex::Kind;
-use super::mistake::{FormMistake, ValueMistake};
+use super::mistake::{BoundMistake, FormMistake, NameOf, ValueMistake};
 use super::names;
 
 pub(super) fn from(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
@@ -46,7 +46,7 @@ pub(super) fn model(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Opti
 
 pub(super) fn name(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
     let word = cursor.word("a name")?;
-    let value = path_name(cursor, word, "an agent");
+    let value = path_name(cursor, word, NameOf::Agent);
     doc.name = Some(At { line, value });
     Some(())
 }
@@ -54,7 +54,7 @@ pub(super) fn name(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Optio
 pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
-    let name = path_name(cursor, word, "a context");
+    let name = path_name(cursor, word, NameOf::Context);
     if names::reserved_context(&name) {
         cursor.fault(at, ValueMistake::ReservedContext { found: name.clone() });
     }
@@ -119,7 +119,7 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
 
 pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
     let word = cursor.word("a name")?;
-    let name = path_name(cursor, word, "a tool");
+    let name = path_name(cursor, word, NameOf::Tool);
     let word = cursor.word("an image or `host:program`")?;
     let source = bin_source(cursor, word);
     let safe = cursor.flag("safe");
@@ -184,7 +184,7 @@ pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
     };
     // A path that was refused has no name worth judging.
     let name = match names::relative_path(&src) {
-        Ok(()) => path_name(cursor, name, "an added file"),
+        Ok(()) => path_name(cursor, name, NameOf::AddedFile),
         Err(_) => name.text,
     };
     let description = cursor.description();
@@ -232,6 +232,10 @@ pub(super) fn capability(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) ->
             cursor.fault(word.at, ValueMistake::Capability { found: word.text.clone() });
         }
         if !doc.capabilities.iter().any(|known| known.value == word.text) {
+            if doc.capabilities.len() == CAPABILITIES_MAX {
+                cursor.fault(word.at, BoundMistake::Capabilities { max: CAPABILITIES_MAX });
+                return None;
+            }
             doc.capabilities.push(At { line, value: word.text });
         }
         match cursor.word_if_any() {
@@ -241,9 +245,9 @@ pub(super) fn capability(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) ->
     }
 }
 
-pub(super) fn path_name(cursor: &mut Cursor, word: Spot, what: &'static str) -> String {
+pub(super) fn path_name(cursor: &mut Cursor, word: Spot, of: NameOf) -> String {
     if !names::path_name(&word.text) {
-        cursor.fault(word.at, ValueMistake::Name { what, found: word.text.clone() });
+        cursor.fault(word.at, ValueMistake::Name { of, found: word.text.clone() });
     }
     word.text
 }

@@ -255,7 +255,7 @@ keyed!(Context: name, Config: key, Env: key, Bin: name, Add: name, Label: key, A
 
 impl Keyed for At<Limit> {
     fn key(&self) -> &str {
-        self.value.key()
+        self.value.key().word()
     }
     fn line(&self) -> u32 {
         self.line

@@ -8,21 +8,21 @@ use super::document::{
     Agentfile, At, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
 };
 use super::env_key;
-use super::limit;
-use super::mistake::{FormMistake, ValueMistake};
+use super::limit::{Limit, LimitKey};
+use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::names;
 
 pub(super) fn limit(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
     let Spot { at, text } = cursor.word("a key")?;
-    let Some(key) = limit::known_key(&text) else {
+    let Some(key) = LimitKey::read(&text) else {
         cursor.fault(at, ValueMistake::UnknownLimit { found: text });
         return None;
     };
     let value = cursor.word_or_text("a value")?;
-    match limit::read(key, &value.text) {
+    match Limit::read(key, &value.text) {
         Ok(limit) => {
             let repeated = put_once(&mut doc.limits, At { line, value: limit });
-            refuse_second(cursor, at, Some(key), repeated);
+            refuse_second(cursor, at, Some(key.word()), repeated);
         }
         Err(mistake) => cursor.fault(value.at, mistake),
     }
@@ -69,7 +69,7 @@ pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
 pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
-    let name = path_name(cursor, word, "an MCP server");
+    let name = path_name(cursor, word, NameOf::McpServer);
     let target = cursor.word("a URL, an image or `host:program`")?;
     let source = if target.text.contains("://") {
         if !names::http_url(&target.text) {

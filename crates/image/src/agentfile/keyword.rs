@@ -20,8 +20,8 @@ macro_rules! keywords {
                 match self { $(Keyword::$variant => $word),* }
             }
 
-            /// The form of the instruction, as documentation writes it.
-            pub fn usage(self) -> &'static str {
+            /// The forms of the instruction, to be put between backticks.
+            pub(super) fn usage(self) -> &'static str {
                 match self { $(Keyword::$variant => $usage),* }
             }
         }

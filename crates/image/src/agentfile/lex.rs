@@ -68,7 +68,8 @@ fn word(line: &str, start: usize) -> Result<(Kind, usize), Fault> {
 fn invisible(c: char) -> bool {
     c.is_control()
         || c.is_whitespace()
-        || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{ad}' | '\u{feff}' | '\u{200b}'..='\u{200f}')
+        || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
 }
 
 fn string(line: &str, start: usize) -> Result<(Kind, usize), Fault> {

@@ -2,6 +2,7 @@
 //!
 //! Owns: their types and units. Never: enforces a limit.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::mistake::ValueMistake;
@@ -30,70 +31,86 @@ pub enum RevivalPolicy {
     Ask,
 }
 
-impl Limit {
-    pub const KEYS: &'static [&'static str] = &[
-        "memory",
-        "pids",
-        "cpu-time",
-        "output",
-        "budget-usd",
-        "budget-tokens",
-        "context-tokens",
-        "revival-policy",
-    ];
+macro_rules! limit_keys {
+    ($($variant:ident $word:literal $example:literal $expected:literal,)*) => {
+        /// The name of a limit.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum LimitKey { $($variant),* }
 
-    pub fn key(&self) -> &'static str {
-        match self {
-            Limit::MemoryBytes(_) => "memory",
-            Limit::Pids(_) => "pids",
-            Limit::CpuTime(_) => "cpu-time",
-            Limit::OutputBytes(_) => "output",
-            Limit::BudgetMicroUsd(_) => "budget-usd",
-            Limit::BudgetTokens(_) => "budget-tokens",
-            Limit::ContextTokens(_) => "context-tokens",
-            Limit::RevivalPolicy(_) => "revival-policy",
-        }
-    }
+        impl LimitKey {
+            pub const ALL: &'static [LimitKey] = &[$(LimitKey::$variant),*];
 
-    /// A value a person could copy.
-    pub(super) fn example(key: &str) -> &'static str {
-        match key {
-            "memory" | "output" => "512m",
-            "pids" => "64",
-            "cpu-time" => "1h30m",
-            "budget-usd" => "2.50",
-            "revival-policy" => "ask",
-            _ => "200k",
-        }
-    }
-}
+            pub fn word(self) -> &'static str {
+                match self { $(LimitKey::$variant => $word),* }
+            }
 
-/// Finds the limit a key names; `_` and `-` are the same.
-pub(super) fn known_key(found: &str) -> Option<&'static str> {
-    let dashed = found.replace('_', "-");
-    Limit::KEYS.iter().copied().find(|key| *key == dashed)
-}
+            /// A value a person could copy.
+            pub(super) fn example(self) -> &'static str {
+                match self { $(LimitKey::$variant => $example),* }
+            }
 
-/// Reads the value of a known key.
-pub(super) fn read(key: &'static str, value: &str) -> Result<Limit, ValueMistake> {
-    const SIZE: &str = "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)";
-    const TOKENS: &str = "a whole number above 0, with an optional k or m (thousands, millions)";
-    let (limit, expected) = match key {
-        "memory" => (size(value).map(Limit::MemoryBytes), SIZE),
-        "output" => (size(value).map(Limit::OutputBytes), SIZE),
-        "pids" => {
-            let pids = whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
-            (pids.map(Limit::Pids), "a whole number from 1 to 4294967295")
+            pub(super) fn expected(self) -> &'static str {
+                match self { $(LimitKey::$variant => $expected),* }
+            }
         }
-        "cpu-time" => {
-            (duration(value).map(Limit::CpuTime), "a duration above 0 with units, such as `90s` or `1h30m`")
-        }
-        "budget-usd" => (micro_usd(value).map(Limit::BudgetMicroUsd), "dollars with at most 6 decimals"),
-        "budget-tokens" => (tokens(value).map(Limit::BudgetTokens), TOKENS),
-        "context-tokens" => (tokens(value).map(Limit::ContextTokens), TOKENS),
-        _ => (policy(value).map(Limit::RevivalPolicy), "`revive`, `reap` or `ask`"),
     };
-    limit.ok_or_else(|| ValueMistake::LimitValue { key, expected, found: value.to_owned() })
+}
+
+limit_keys! {
+    Memory "memory" "512m" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
+    Pids "pids" "64" "a whole number from 1 to 4294967295",
+    CpuTime "cpu-time" "1h30m" "a duration above 0 with units, such as `90s` or `1h30m`",
+    Output "output" "64m" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
+    BudgetUsd "budget-usd" "2.50" "dollars with at most 6 decimals",
+    BudgetTokens "budget-tokens" "5m" "a whole number above 0, with an optional k or m (thousands, millions)",
+    ContextTokens "context-tokens" "200k" "a whole number above 0, with an optional k or m (thousands, millions)",
+    RevivalPolicy "revival-policy" "ask" "`revive`, `reap` or `ask`",
+}
+
+impl LimitKey {
+    /// Finds the limit a word names; `_` and `-` are the same.
+    pub(super) fn read(word: &str) -> Option<LimitKey> {
+        let dashed = word.replace('_', "-");
+        LimitKey::ALL.iter().copied().find(|key| key.word() == dashed)
+    }
+}
+
+impl fmt::Display for LimitKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl Limit {
+    pub fn key(&self) -> LimitKey {
+        match self {
+            Limit::MemoryBytes(_) => LimitKey::Memory,
+            Limit::Pids(_) => LimitKey::Pids,
+            Limit::CpuTime(_) => LimitKey::CpuTime,
+            Limit::OutputBytes(_) => LimitKey::Output,
+            Limit::BudgetMicroUsd(_) => LimitKey::BudgetUsd,
+            Limit::BudgetTokens(_) => LimitKey::BudgetTokens,
+            Limit::ContextTokens(_) => LimitKey::ContextTokens,
+            Limit::RevivalPolicy(_) => LimitKey::RevivalPolicy,
+        }
+    }
+
+    /// Reads the value of a limit.
+    pub(super) fn read(key: LimitKey, value: &str) -> Result<Limit, ValueMistake> {
+        let limit = match key {
+            LimitKey::Memory => size(value).map(Limit::MemoryBytes),
+            LimitKey::Pids => {
+                whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
+            }
+            LimitKey::CpuTime => duration(value).map(Limit::CpuTime),
+            LimitKey::Output => size(value).map(Limit::OutputBytes),
+            LimitKey::BudgetUsd => micro_usd(value).map(Limit::BudgetMicroUsd),
+            LimitKey::BudgetTokens => tokens(value).map(Limit::BudgetTokens),
+            LimitKey::ContextTokens => tokens(value).map(Limit::ContextTokens),
+            LimitKey::RevivalPolicy => policy(value).map(Limit::RevivalPolicy),
+        };
+        limit.ok_or_else(|| ValueMistake::LimitValue { key, found: value.to_owned() })
+    }
 }
 
 fn policy(value: &str) -> Option<RevivalPolicy> {

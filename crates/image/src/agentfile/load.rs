@@ -4,7 +4,7 @@
 //! anything but a regular file, or writes.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -212,10 +212,6 @@ struct Directory {
 }
 
 impl Directory {
-    fn at_instruction(file: &str, line: u32, keyword: Keyword, cause: LoadError) -> LoadError {
-        LoadError::Instruction { file: file.to_owned(), line, keyword, cause: Box::new(cause) }
-    }
-
     fn open(path: &Path) -> Result<Self, LoadError> {
         let root =
             fs::canonicalize(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
@@ -242,21 +238,27 @@ impl Directory {
 
     /// Reads at most `max` bytes of a file below the directory.
     fn read(&self, relative: &Path, max: u64) -> Result<Vec<u8>, LoadError> {
+        read_file(self.open_file(relative, || {})?, relative, max)
+    }
+
+    /// Opens a file below the directory. `between` runs after it was looked at and before it is opened.
+    fn open_file(&self, relative: &Path, between: impl FnOnce()) -> Result<File, LoadError> {
         let failed = |cause| LoadError::Read { path: relative.to_owned(), cause };
         let real = self.resolve(relative)?;
         if !fs::symlink_metadata(&real).map_err(failed)?.is_file() {
             return Err(LoadError::NotRegular { path: relative.to_owned() });
         }
+        between();
         let file = open(&real).map_err(failed)?;
-        // Between looking and opening, a directory on the way may have become a link. What was opened must
-        // be what the name leads to now, still inside.
+        // Meanwhile a directory on the way may have become a link. What was opened must be what the name
+        // leads to now, still inside.
         let again = self.resolve(relative)?;
         let (seen, opened) =
             (fs::symlink_metadata(&again).map_err(failed)?, file.metadata().map_err(failed)?);
-        if !same_file(&seen, &opened) {
+        if (seen.dev(), seen.ino()) != (opened.dev(), opened.ino()) {
             return Err(LoadError::Exchanged { path: relative.to_owned() });
         }
-        read_file(file, relative, max)
+        Ok(file)
     }
 
     fn resolve(&self, relative: &Path) -> Result<PathBuf, LoadError> {
@@ -277,10 +279,6 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)
 }
 
-fn same_file(a: &Metadata, b: &Metadata) -> bool {
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
-}
-
 fn read_file(file: File, path: &Path, max: u64) -> Result<Vec<u8>, LoadError> {
     let failed = |cause| LoadError::Read { path: path.to_owned(), cause };
     if !file.metadata().map_err(failed)?.is_file() {
@@ -293,4 +291,41 @@ fn read_file(file: File, path: &Path, max: u64) -> Result<Vec<u8>, LoadError> {
 
 fn shown_path(path: &Path) -> String {
     format!("`{}`", shown(&path.to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_turned_into_a_link_while_loading_leads_nowhere_outside() {
+        let base = std::env::temp_dir().join(format!("lodge-image-door-{}", std::process::id()));
+        for place in ["root/door", "outside"] {
+            fs::create_dir_all(base.join(place)).expect("create");
+            fs::write(base.join(place).join("x"), b"x").expect("write");
+        }
+        let directory = Directory::open(&base.join("root")).expect("open");
+        let opened = directory.open_file(Path::new("door/x"), || {
+            fs::rename(base.join("root/door"), base.join("root/was-door")).expect("rename");
+            std::os::unix::fs::symlink(base.join("outside"), base.join("root/door")).expect("link");
+        });
+        fs::remove_dir_all(&base).expect("remove");
+        assert_eq!(opened.expect_err("refused").code(), "agentfile.file_outside");
+    }
+
+    #[test]
+    fn a_file_exchanged_while_loading_is_noticed() {
+        let base = std::env::temp_dir().join(format!("lodge-image-exchange-{}", std::process::id()));
+        fs::create_dir_all(&base).expect("create");
+        fs::write(base.join("real"), b"1").expect("write");
+        std::os::unix::fs::symlink("real", base.join("x")).expect("link");
+        let directory = Directory::open(&base).expect("open");
+        let opened = directory.open_file(Path::new("x"), || {
+            fs::write(base.join("new"), b"2").expect("write");
+            fs::remove_file(base.join("x")).expect("unlink");
+            std::os::unix::fs::symlink("new", base.join("x")).expect("link");
+        });
+        fs::remove_dir_all(&base).expect("remove");
+        assert_eq!(opened.expect_err("refused").code(), "agentfile.file_exchanged");
+    }
 }

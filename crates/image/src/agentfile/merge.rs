@@ -6,9 +6,9 @@ use super::document::{Agentfile, put};
 
 /// Flattens a child over its parent.
 ///
-/// The result's `from` is the parent's, so a chain is flattened from the child upwards: as long as `from` names
-/// an image, merge that image's Agentfile (as parent) with what there is. The caller bounds the chain by
-/// `PARENTS_MAX`. Replaced items keep the parent's place, so an overridden CONTEXT stays where it was in the prompt.
+/// The result's `from` is the parent's, so a chain is flattened from the child upwards: as long as `from`
+/// names an image, merge that image's Agentfile (as parent) with what there is. The caller bounds the chain
+/// by `PARENTS_MAX`. Replaced items keep the parent's place, so an overridden CONTEXT stays where it was.
 pub fn merge(parent: Agentfile, child: Agentfile) -> Agentfile {
     let mut merged = parent;
     if child.runtime.is_some() {

@@ -27,8 +27,8 @@ mod names;
 mod parse;
 
 pub use bounds::{
-    ADD_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
-    LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX,
+    ADD_MAX, CAPABILITIES_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX,
+    INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX, WORDS_MAX,
 };
 pub use document::{
     Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Mcp,
@@ -37,8 +37,8 @@ pub use document::{
 pub use env_key::{EnvKeyError, check_env_key};
 pub use error::{Error, Errors};
 pub use keyword::Keyword;
-pub use limit::{Limit, RevivalPolicy};
+pub use limit::{Limit, LimitKey, RevivalPolicy};
 pub use load::{AddedFile, ContextText, LoadError, Loaded, load_dir, load_inline};
 pub use merge::merge;
-pub use mistake::{BoundMistake, FormMistake, Mistake, PathFault, TextMistake, ValueMistake};
+pub use mistake::{BoundMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake};
 pub use parse::{parse, unused_build_args};

@@ -12,7 +12,7 @@ const RESERVED_CONTEXTS: [&str; 3] = ["AGENT", "WORKSPACE", "MOUNTS"];
 const CRON_NAMES: [&str; 7] =
     ["@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"];
 
-/// One word of `min..=max` bytes whose first, inner and last characters obey their rule.
+/// One word of at most `max` bytes whose outer and inner characters obey their rule.
 fn shaped(word: &str, max: usize, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
     let bytes = word.as_bytes();
     match bytes {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use super::bounds::{
     ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX,
+    WORDS_MAX,
 };
 use super::cursor::Cursor;
 use super::directives;
@@ -153,11 +154,15 @@ impl<'a> Parser<'a> {
             }
         };
         self.read_heredoc(line, expanded, &mut tokens)?;
+        if tokens.len() > WORDS_MAX {
+            let mistake = BoundMistake::Words { words: tokens.len(), max: WORDS_MAX };
+            return self.report(line, 1, mistake);
+        }
         let mut tokens = tokens.into_iter();
         let first = tokens.next()?;
         let found = match first.kind {
             Kind::Word(word) => word,
-            Kind::Text(text) => text,
+            Kind::Text(text) => format!("\"{text}\""),
             Kind::Heredoc(marker) => format!("<<{marker}"),
             Kind::Body(_) => "<<".to_owned(),
         };

@@ -23,8 +23,8 @@ pub enum FormMistake {
     FromMissing,
     #[error("FROM stands after {before}")]
     FromNotFirst { before: Keyword },
-    #[error("{} was already given on line {first_line}", named(*keyword, key.as_deref()))]
     /// `key` is `None` for an instruction that a file has once at most.
+    #[error("{} was already given on line {first_line}", named(*keyword, key.as_deref()))]
     Repeated { keyword: Keyword, key: Option<String>, first_line: u32 },
     #[error("CONTEXT `{}` has no text", shown(name))]
     ContextWithoutText { name: String },

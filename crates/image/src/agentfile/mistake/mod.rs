@@ -8,7 +8,7 @@ mod value;
 
 pub use form::FormMistake;
 pub use text::TextMistake;
-pub use value::{PathFault, ValueMistake};
+pub use value::{NameOf, PathFault, ValueMistake};
 
 use super::env_key::EnvKeyError;
 
@@ -89,6 +89,10 @@ pub enum BoundMistake {
     Lines { lines: usize, max: usize },
     #[error("the line is too long: {bytes} bytes")]
     Line { bytes: usize, max: usize },
+    #[error("the line has too many words: {words}")]
+    Words { words: usize, max: usize },
+    #[error("the file has too many capabilities")]
+    Capabilities { max: usize },
     #[error("the file has too many instructions")]
     Instructions { max: usize },
     #[error("the file has too many heredocs")]
@@ -107,6 +111,8 @@ codes! { BoundMistake:
     File => "agentfile.file_too_large",
     Lines => "agentfile.too_many_lines",
     Line => "agentfile.line_too_long",
+    Words => "agentfile.too_many_words",
+    Capabilities => "agentfile.too_many_capabilities",
     Instructions => "agentfile.too_many_instructions",
     Heredocs => "agentfile.too_many_heredocs",
     Heredoc => "agentfile.heredoc_too_large",
@@ -124,6 +130,8 @@ impl BoundMistake {
             | BoundMistake::ExpandedLine { max }
             | BoundMistake::Expansion { max } => format!("at most {max} bytes"),
             BoundMistake::Lines { max, .. } => format!("at most {max} lines"),
+            BoundMistake::Words { max, .. } => format!("at most {max} words"),
+            BoundMistake::Capabilities { max } => format!("at most {max} capabilities"),
             BoundMistake::Instructions { max } => format!("at most {max} instructions"),
             BoundMistake::Heredocs { max } => format!("at most {max} heredocs"),
             BoundMistake::Errors { max } => format!("fewer than {max} mistakes"),
@@ -135,6 +143,10 @@ impl BoundMistake {
             BoundMistake::File { .. } | BoundMistake::Lines { .. } | BoundMistake::Heredoc { .. } => {
                 "move long texts to files: `CONTEXT NAME file://path`"
             }
+            BoundMistake::Words { .. } => {
+                "split the line, or put words that belong together into double quotes"
+            }
+            BoundMistake::Capabilities { .. } => "keep those the agent uses",
             BoundMistake::Line { .. } => "move the text to a heredoc or a file",
             BoundMistake::Instructions { .. } | BoundMistake::Heredocs { .. } => {
                 "split the agent: put what is shared into a parent image and name it in FROM"

@@ -5,14 +5,14 @@
 use super::codes;
 use crate::agentfile::error::shown;
 use crate::agentfile::keyword::nearest;
-use crate::agentfile::limit::Limit;
+use crate::agentfile::limit::LimitKey;
 use crate::agentfile::names;
 
 /// An instruction's value is not one it takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueMistake {
-    #[error("`{}` cannot be the name of {what}", shown(found))]
-    Name { what: &'static str, found: String },
+    #[error("`{}` cannot be the name of {of}", shown(found))]
+    Name { of: NameOf, found: String },
     #[error("the context name `{}` is reserved", shown(found))]
     ReservedContext { found: String },
     #[error("`{}` is not a CONFIG key", shown(found))]
@@ -40,7 +40,7 @@ pub enum ValueMistake {
     #[error("unknown limit `{}`", shown(found))]
     UnknownLimit { found: String },
     #[error("`{}` is not a value for the limit {key}", shown(found))]
-    LimitValue { key: &'static str, expected: &'static str, found: String },
+    LimitValue { key: LimitKey, found: String },
     #[error("`{}` is not a host to allow", shown(found))]
     NetworkHost { found: String },
     #[error("NETWORK mixes `{}` with other words", shown(found))]
@@ -80,6 +80,21 @@ codes! { ValueMistake:
     ServiceOption => "agentfile.unknown_service_option",
     Cron => "agentfile.bad_cron",
     Empty => "agentfile.empty",
+}
+
+/// What a name becomes a file name of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NameOf {
+    #[error("an agent")]
+    Agent,
+    #[error("a context")]
+    Context,
+    #[error("a tool")]
+    Tool,
+    #[error("an added file")]
+    AddedFile,
+    #[error("an MCP server")]
+    McpServer,
 }
 
 /// Why a path in an Agentfile is refused before anything is opened.
@@ -123,8 +138,11 @@ impl ValueMistake {
             ValueMistake::HostProgram { .. } => "`host:name` or `host:/absolute/path`".to_owned(),
             ValueMistake::Path { .. } => "a path below the Agentfile's directory".to_owned(),
             ValueMistake::Exec => "`EXEC [\"word\", \"word\"]`".to_owned(),
-            ValueMistake::UnknownLimit { .. } => format!("one of {}", Limit::KEYS.join(", ")),
-            ValueMistake::LimitValue { expected, .. } => (*expected).to_owned(),
+            ValueMistake::UnknownLimit { .. } => {
+                let words: Vec<&str> = LimitKey::ALL.iter().map(|key| key.word()).collect();
+                format!("one of {}", words.join(", "))
+            }
+            ValueMistake::LimitValue { key, .. } => key.expected().to_owned(),
             ValueMistake::NetworkHost { .. } => {
                 "a host name, `*.name`, an address or a range, with an optional port".to_owned()
             }
@@ -145,7 +163,7 @@ impl ValueMistake {
             );
         }
         match self {
-            ValueMistake::Name { what: "an added file", .. } => {
+            ValueMistake::Name { of: NameOf::AddedFile, .. } => {
                 "give it a name of its own: `ADD path name`".to_owned()
             }
             ValueMistake::Name { .. } => "the name becomes a file name: choose a plain one".to_owned(),
@@ -177,7 +195,7 @@ impl ValueMistake {
             }
             ValueMistake::Exec => "put every word into double quotes, with commas between them".to_owned(),
             ValueMistake::UnknownLimit { found } => limit_hint(found),
-            ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", Limit::example(key)),
+            ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", key.example()),
             ValueMistake::NetworkHost { .. } => "write it as `example.com` or `example.com:443`".to_owned(),
             ValueMistake::NetworkMixed { .. } => "keep one of them".to_owned(),
             ValueMistake::McpUrl { .. } => "start it with `https://`".to_owned(),
@@ -219,7 +237,7 @@ fn limit_hint(found: &str) -> String {
     if let Some((key, value)) = found.split_once('=') {
         return format!("write `LIMIT {} {}`, without `=`", shown(key), shown(value));
     }
-    match nearest(&found.to_ascii_lowercase().replace('_', "-"), Limit::KEYS.iter().copied()) {
+    match nearest(&found.to_ascii_lowercase().replace('_', "-"), LimitKey::ALL.iter().map(|key| key.word())) {
         Some(key) => format!("did you mean `{key}`?"),
         None => "remove it, or use one of these".to_owned(),
     }
@@ -231,10 +249,7 @@ fn rewrite(found: &str, joint: char, rule: fn(&str) -> bool) -> String {
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { joint })
         .collect();
-    match rule(&fixed) {
-        true => format!("write `{fixed}`"),
-        false => "use lower-case letters and digits".to_owned(),
-    }
+    if rule(&fixed) { format!("write `{fixed}`") } else { "use lower-case letters and digits".to_owned() }
 }
 
 /// The key of the first `${key}` that was left in a text because nothing defines it.

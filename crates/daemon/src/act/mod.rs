@@ -1,0 +1,98 @@
+//! Acting: what was committed is done, by one task per agent and one per model call.
+//!
+//! Every effect carries its id and can be asked for twice without harm.
+
+mod actor;
+mod model;
+mod result;
+mod root;
+mod runtime;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lodge_core::{AgentId, TurnId};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::Effect;
+use crate::shell::Shell;
+
+/// Effects that may wait for one agent's task. Turns in flight are bounded, and each has a few effects at most.
+const EFFECTS_MAX: usize = 1_024;
+
+/// The tasks that act.
+#[derive(Debug, Default)]
+pub struct Actors {
+    agents: Mutex<HashMap<AgentId, mpsc::Sender<Effect>>>,
+    models: Mutex<HashMap<TurnId, CancellationToken>>,
+    profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
+}
+
+impl Actors {
+    fn profile(&self, agent: &AgentId) -> Option<Arc<runtime::Profile>> {
+        self.profiles.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
+    }
+
+    fn set_profile(&self, agent: &AgentId, profile: runtime::Profile) {
+        self.profiles.lock().unwrap_or_else(PoisonError::into_inner).insert(agent.clone(), Arc::new(profile));
+    }
+}
+
+/// Does one effect, or hands it to the task whose business it is.
+pub fn act(shell: &Arc<Shell>, effect: Effect) {
+    match effect {
+        Effect::CallModel(order) => {
+            let token = CancellationToken::new();
+            let turn = order.turn.clone();
+            shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
+            shell.spawn(model::call(shell.clone(), *order, token));
+        }
+        Effect::CancelModel { turn } => {
+            if let Some(token) = shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn) {
+                token.cancel();
+            }
+        }
+        Effect::Up { ref row, .. } => to_agent(shell, &row.id.clone(), effect),
+        Effect::Down { ref agent, .. }
+        | Effect::Clear { ref agent, .. }
+        | Effect::RunTurn { ref agent, .. }
+        | Effect::DropTurn { ref agent, .. }
+        | Effect::Answer { ref agent, .. }
+        | Effect::StartExec { ref agent, .. }
+        | Effect::KillExec { ref agent, .. }
+        | Effect::ForgetExec { ref agent, .. } => to_agent(shell, &agent.clone(), effect),
+    }
+}
+
+/// Hands an effect to an agent's task, which is started when there is none. Called by the writer alone, in the
+/// order of commits.
+fn to_agent(shell: &Arc<Shell>, agent: &AgentId, effect: Effect) {
+    let sender = {
+        let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        agents
+            .entry(agent.clone())
+            .or_insert_with(|| {
+                let (sender, effects) = mpsc::channel(EFFECTS_MAX);
+                shell.spawn(actor::run(shell.clone(), agent.clone(), effects));
+                sender
+            })
+            .clone()
+    };
+    match sender.try_send(effect) {
+        Ok(()) => {}
+        Err(mpsc::error::TrySendError::Full(effect)) => {
+            tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
+            // Closed only when the daemon is about to exit.
+            drop(sender.blocking_send(effect));
+        }
+        Err(mpsc::error::TrySendError::Closed(_)) => {}
+    }
+}
+
+/// Forgets an agent that was removed.
+fn forget_agent(shell: &Shell, agent: &AgentId) {
+    shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
+    shell.actors.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
+    shell.set_living(agent, None);
+}

@@ -1,0 +1,184 @@
+//! One model call: context by reference in, text as it comes, one answer or one failure out.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lodge_core::record::{CallRecord, FailureRecord, MessageRow, Role, Usage};
+use lodge_model::{Message, Request, ToolCall};
+use lodge_proto::Delta;
+use tokio_util::sync::CancellationToken;
+
+use crate::crash;
+use crate::engine::{ModelAnswer, ModelFailure, ModelOrder, Seen};
+use crate::shell::Shell;
+
+/// How often text that was shown becomes an event.
+const TEXT_EVERY: Duration = Duration::from_millis(300);
+
+/// Makes the call and tells the engine how it went. Cancelled, it tells nothing.
+pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: CancellationToken) {
+    let made = async {
+        if order.delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(order.delay_ms)).await;
+        }
+        attempt(&shell, &order).await
+    };
+    let seen = tokio::select! {
+        () = cancel.cancelled() => return,
+        seen = made => seen,
+    };
+    crash::point("before_answer");
+    shell.tell(seen).await;
+}
+
+async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
+    let failed = |failure: ModelFailure| Seen::ModelFailed {
+        turn: order.turn.clone(),
+        step: order.step,
+        attempt: order.attempt,
+        failure,
+    };
+    let request = match request(shell, order) {
+        Ok(request) => request,
+        Err(failure) => return failed(failure),
+    };
+    let resolved = match shell.providers.resolve(&order.model) {
+        Ok(resolved) => resolved,
+        Err(error) => return failed(final_failure(error.code(), &chain(&error), error.hint())),
+    };
+    let request = Request { model: resolved.model, ..request };
+    let data = shell.config.data_dir.join("agents").join(order.agent.as_str()).join("etc/data");
+    let context = shell.calls.at(data);
+    let shown: Arc<Mutex<Shown>> = Arc::default();
+    let mut on_text = {
+        let (shell, shown, order) = (shell.clone(), shown.clone(), order.clone());
+        move |text: &str| show(&shell, &order, &shown, text)
+    };
+    let called = {
+        let call = lodge_model::call(&resolved.provider, &request, &context, &mut on_text);
+        tokio::pin!(call);
+        let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + TEXT_EVERY, TEXT_EVERY);
+        loop {
+            tokio::select! {
+                called = &mut call => break called,
+                _ = tick.tick() => store_text(shell, order, &shown).await,
+            }
+        }
+    };
+    match called {
+        Ok(answer) => Seen::ModelAnswered {
+            turn: order.turn.clone(),
+            step: order.step,
+            attempt: order.attempt,
+            answer: ModelAnswer {
+                text: answer.text,
+                calls: answer.calls.into_iter().map(record).collect(),
+                usage: Usage { input_tokens: answer.usage.input_tokens, output_tokens: answer.usage.output_tokens },
+            },
+        },
+        Err(error) => {
+            // What people saw of a call that broke off stays readable.
+            store_text(shell, order, &shown).await;
+            failed(ModelFailure {
+                record: FailureRecord { code: error.code().to_owned(), message: chain(&error), hint: error.hint() },
+                retryable: error.retryable(),
+                after_ms: error.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+            })
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    offset: u64,
+    /// Shown and not yet told to the engine.
+    waiting: String,
+}
+
+fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
+    let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let offset = shown.offset + shown.waiting.len() as u64;
+    shown.waiting.push_str(text);
+    drop(shown);
+    shell.hub.preview(Delta {
+        agent: order.agent.to_string(),
+        session: order.session.to_string(),
+        turn: order.turn.to_string(),
+        step: order.step,
+        attempt: order.attempt,
+        offset,
+        text: text.to_owned(),
+    });
+    crash::point("during_model");
+}
+
+async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
+    let (offset, text) = {
+        let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = std::mem::take(&mut shown.waiting);
+        let offset = shown.offset;
+        shown.offset += text.len() as u64;
+        (offset, text)
+    };
+    if !text.is_empty() {
+        let (turn, step, attempt) = (order.turn.clone(), order.step, order.attempt);
+        shell.tell(Seen::ModelText { turn, step, attempt, offset, text }).await;
+    }
+}
+
+/// The request, from what the runtime registered and what the store holds.
+fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
+    let profile = shell.actors.profile(&order.agent).filter(|profile| profile.context == order.context);
+    let Some(profile) = profile else {
+        return Err(final_failure("turn.unknown_context", "the runtime named a context it did not register", None));
+    };
+    let rows = shell.reader.context(&order.session, order.from_turn, order.number);
+    let rows = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))?;
+    Ok(Request {
+        model: String::new(),
+        system: profile.system.clone(),
+        messages: rows.into_iter().map(message).collect(),
+        tools: profile.tools.clone(),
+        params: profile.params.clone(),
+    })
+}
+
+fn message(row: MessageRow) -> Message {
+    match row.role {
+        Role::User => Message::User { text: row.body.text },
+        Role::Assistant => Message::Assistant {
+            text: row.body.text,
+            calls: row
+                .body
+                .calls
+                .into_iter()
+                .map(|call| ToolCall { id: call.id, name: call.name, arguments: call.arguments })
+                .collect(),
+        },
+        Role::Tool => Message::ToolResult { call_id: row.body.call.unwrap_or_default(), text: row.body.text },
+    }
+}
+
+fn record(call: ToolCall) -> CallRecord {
+    CallRecord { id: call.id, name: call.name, arguments: call.arguments }
+}
+
+fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailure {
+    ModelFailure {
+        record: FailureRecord { code: code.to_owned(), message: message.to_owned(), hint },
+        retryable: false,
+        after_ms: None,
+    }
+}
+
+/// An error and its causes, told once.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}

@@ -1,0 +1,78 @@
+//! What a model is told about a program that ran.
+
+use lodge_exec::{Captured, Ended, ExitRecord};
+
+use crate::engine::{ExecEnd, ExecHow};
+
+/// The end of an exec as the engine takes it, from its record and what was captured.
+pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -> ExecEnd {
+    let (how, head) = match &record.ended {
+        Ended::Code(0) => (ExecHow::Exited { code: 0 }, None),
+        Ended::Code(code) => (ExecHow::Exited { code: *code }, Some(format!("[exit code {code}]"))),
+        Ended::Signal(signal) => (ExecHow::Killed { signal: *signal }, Some(format!("[ended by signal {signal}]"))),
+        Ended::NotStarted { why, .. } => (ExecHow::NotStarted, Some(format!("[could not be started: {why}]"))),
+    };
+    let mut parts: Vec<String> = head.into_iter().collect();
+    if stdout.total > 0 {
+        parts.push(text(stdout, record.stdout.seen));
+    }
+    if stderr.total > 0 {
+        parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen)));
+    }
+    if parts.is_empty() {
+        parts.push("[exit code 0, no output]".to_owned());
+    }
+    let whole = |captured: &Captured, seen: u64| (captured.head.len() + captured.tail.len()) as u64 == seen;
+    ExecEnd {
+        how,
+        text: parts.join("\n"),
+        stdout_bytes: record.stdout.seen,
+        stderr_bytes: record.stderr.seen,
+        whole: whole(stdout, record.stdout.seen) && whole(stderr, record.stderr.seen),
+    }
+}
+
+/// An exec of which nobody knows how it ended, with what evidence there is.
+pub(super) fn lost(stdout: &Captured, stderr: &Captured) -> ExecEnd {
+    let mut parts = vec![
+        "[outcome unknown: the sandbox died while this ran. It may or may not have had its effect; check before \
+         doing it again]"
+            .to_owned(),
+    ];
+    if stdout.total > 0 {
+        parts.push(format!("[captured before that]\n{}", text(stdout, stdout.total)));
+    }
+    if stderr.total > 0 {
+        parts.push(format!("[stderr captured before that]\n{}", text(stderr, stderr.total)));
+    }
+    ExecEnd {
+        how: ExecHow::Lost,
+        text: parts.join("\n"),
+        stdout_bytes: stdout.total,
+        stderr_bytes: stderr.total,
+        whole: false,
+    }
+}
+
+/// An exec that the keeper refused before anything of it existed.
+pub(super) fn refused(why: &str) -> ExecEnd {
+    ExecEnd {
+        how: ExecHow::NotStarted,
+        text: format!("[could not be started: {why}]"),
+        stdout_bytes: 0,
+        stderr_bytes: 0,
+        whole: true,
+    }
+}
+
+fn text(captured: &Captured, seen: u64) -> String {
+    let left_out = seen - (captured.head.len() + captured.tail.len()) as u64;
+    let head = String::from_utf8_lossy(&captured.head);
+    if left_out == 0 {
+        let mut all = head.into_owned();
+        all.push_str(&String::from_utf8_lossy(&captured.tail));
+        return all;
+    }
+    let tail = String::from_utf8_lossy(&captured.tail);
+    format!("{head}\n[… {left_out} bytes left out …]\n{tail}")
+}

@@ -1,0 +1,266 @@
+//! The runtime protocol, as the daemon speaks it: newline-delimited JSON-RPC through the keeper.
+
+use std::path::Path;
+
+use lodge_core::TurnId;
+use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
+use lodge_model::{Params, Tool};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::engine::Ask;
+
+/// What a runtime said about itself when it got ready.
+#[derive(Debug)]
+pub struct Profile {
+    pub context: String,
+    pub system: String,
+    pub tools: Vec<Tool>,
+    pub params: Params,
+}
+
+/// A line from the runtime that the daemon has to do something about.
+#[derive(Debug)]
+pub(super) enum Said {
+    Ready(Box<Profile>, Vec<TurnId>),
+    NotReady(String),
+    Asked { id: Value, ask: Ask },
+    /// A request that makes no sense; it is answered so.
+    Nonsense { id: Value, why: String },
+    /// An acknowledgement, or noise.
+    Nothing,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    id: Value,
+    method: Option<String>,
+    #[serde(default)]
+    params: Value,
+    result: Option<Value>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct ReadyResult {
+    context: ReadyContext,
+    #[serde(default)]
+    tools: Vec<ReadyTool>,
+    #[serde(default)]
+    params: ReadyParams,
+    #[serde(default)]
+    turns: Vec<ReadyTurn>,
+}
+
+#[derive(Deserialize)]
+struct ReadyContext {
+    id: String,
+    system: String,
+}
+
+#[derive(Deserialize)]
+struct ReadyTool {
+    name: String,
+    #[serde(default)]
+    description: String,
+    parameters: Value,
+}
+
+#[derive(Deserialize, Default)]
+struct ReadyParams {
+    max_tokens: Option<u32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct ReadyTurn {
+    turn: String,
+}
+
+#[derive(Deserialize)]
+struct ModelAsk {
+    turn: String,
+    step: u32,
+    context: String,
+    from_turn: u32,
+}
+
+#[derive(Deserialize)]
+struct ExecAsk {
+    turn: String,
+    step: u32,
+    call: String,
+    bin: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    stdin: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct AnswerAsk {
+    turn: String,
+    step: u32,
+    call: String,
+    text: String,
+    #[serde(default)]
+    error: bool,
+}
+
+#[derive(Deserialize)]
+struct FinishAsk {
+    turn: String,
+    code: String,
+    message: String,
+}
+
+/// The probe: everything a runtime needs, and the question whether it is ready.
+pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<u8> {
+    let context: Vec<Value> = super::root::contexts(root, row, image)
+        .into_iter()
+        .map(|(name, _)| {
+            let description = image.contexts.iter().find(|context| context.name == name).and_then(|context| context.description.clone());
+            match description {
+                Some(description) => json!({"name": name, "file": format!("{name}.md"), "description": description}),
+                None => json!({"name": name, "file": format!("{name}.md")}),
+            }
+        })
+        .collect();
+    let tools: Vec<Value> = row
+        .spec
+        .tools
+        .iter()
+        .map(|tool| match &tool.usage {
+            Some(usage) => json!({"name": tool.name, "description": tool.description, "usage": usage}),
+            None => json!({"name": tool.name, "description": tool.description}),
+        })
+        .collect();
+    line(&json!({
+        "jsonrpc": "2.0",
+        "id": id,
+        "method": "initialize",
+        "params": {
+            "protocol": 1,
+            "epoch": epoch,
+            "agent": {"id": row.id.as_str(), "name": row.name, "model": row.spec.model},
+            "root": root,
+            "configs": image.configs,
+            "context": context,
+            "tools": tools,
+        },
+    }))
+}
+
+pub(super) fn run_turn(turn: &TurnId, session: &str, number: u32, step: u32, calls: &[CallRecord]) -> Vec<u8> {
+    let calls: Vec<Value> = calls
+        .iter()
+        .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}))
+        .collect();
+    line(&json!({
+        "jsonrpc": "2.0",
+        "id": format!("run:{turn}:{step}"),
+        "method": "turn/run",
+        "params": {"turn": turn.as_str(), "session": session, "number": number, "step": step, "calls": calls},
+    }))
+}
+
+pub(super) fn drop_turn(turn: &TurnId) -> Vec<u8> {
+    line(&json!({
+        "jsonrpc": "2.0",
+        "id": format!("drop:{turn}"),
+        "method": "turn/interrupt",
+        "params": {"turn": turn.as_str()},
+    }))
+}
+
+pub(super) fn answer(id: &Value, answer: &Result<Value, FailureRecord>) -> Vec<u8> {
+    match answer {
+        Ok(result) => line(&json!({"jsonrpc": "2.0", "id": id, "result": result})),
+        Err(failure) => line(&json!({
+            "jsonrpc": "2.0",
+            "id": id,
+            "error": {"code": -32000, "message": failure.message, "data": {"code": failure.code}},
+        })),
+    }
+}
+
+fn line(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+/// Reads one line. `probe` is the id of the `initialize` that is waited for.
+pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> Said {
+    let Ok(line) = serde_json::from_slice::<Line>(bytes) else { return Said::Nothing };
+    let Some(method) = line.method else {
+        if probe.is_none() || line.id.as_str() != probe {
+            return Said::Nothing;
+        }
+        return match (line.result, line.error) {
+            (Some(result), _) => ready(result),
+            (None, error) => Said::NotReady(error.unwrap_or_default().to_string()),
+        };
+    };
+    // Until it has answered the probe, what it says is for a daemon that is gone; it says it again after.
+    if probe.is_some() {
+        return Said::Nothing;
+    }
+    match ask(&method, line.params) {
+        Ok(ask) => Said::Asked { id: line.id, ask },
+        Err(why) => Said::Nonsense { id: line.id, why },
+    }
+}
+
+fn ready(result: Value) -> Said {
+    match serde_json::from_value::<ReadyResult>(result) {
+        Ok(ready) => {
+            let running = ready.turns.iter().filter_map(|turn| turn.turn.parse().ok()).collect();
+            let tools = ready.tools.into_iter();
+            let profile = Profile {
+                context: ready.context.id,
+                system: ready.context.system,
+                tools: tools.map(|tool| Tool { name: tool.name, description: tool.description, parameters: tool.parameters }).collect(),
+                params: Params {
+                    max_tokens: ready.params.max_tokens,
+                    temperature: ready.params.temperature,
+                    top_p: ready.params.top_p,
+                    ..Params::default()
+                },
+            };
+            Said::Ready(Box::new(profile), running)
+        }
+        Err(error) => Said::NotReady(format!("its answer to initialize does not fit the protocol: {error}")),
+    }
+}
+
+fn ask(method: &str, params: Value) -> Result<Ask, String> {
+    let turn = |turn: String| turn.parse::<TurnId>().map_err(|error| error.to_string());
+    let bad = |error: serde_json::Error| error.to_string();
+    match method {
+        "model/stream" => {
+            let ask: ModelAsk = serde_json::from_value(params).map_err(bad)?;
+            Ok(Ask::Model { turn: turn(ask.turn)?, step: ask.step, context: ask.context, from_turn: ask.from_turn })
+        }
+        "exec/run" => {
+            let ask: ExecAsk = serde_json::from_value(params).map_err(bad)?;
+            Ok(Ask::Exec {
+                turn: turn(ask.turn)?,
+                step: ask.step,
+                call: ask.call,
+                bin: ask.bin,
+                args: ask.args,
+                stdin: ask.stdin.unwrap_or_default().into_bytes(),
+            })
+        }
+        "tool/answer" => {
+            let ask: AnswerAsk = serde_json::from_value(params).map_err(bad)?;
+            Ok(Ask::Answer { turn: turn(ask.turn)?, step: ask.step, call: ask.call, text: ask.text, error: ask.error })
+        }
+        "turn/finish" => {
+            let ask: FinishAsk = serde_json::from_value(params).map_err(bad)?;
+            Ok(Ask::Finish { turn: turn(ask.turn)?, code: ask.code, message: ask.message })
+        }
+        other => Err(format!("there is no method `{other}`")),
+    }
+}

@@ -1,0 +1,113 @@
+//! Plain HTTP: the router, authentication, one call per POST, health.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Request as HttpRequest, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use axum::routing::get;
+use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
+use serde_json::{Value, json};
+
+use super::{Api, envelope, methods, socket, sse};
+use crate::auth::{self, Who};
+
+/// Through which door a request came.
+#[derive(Debug, Clone)]
+pub(super) enum Door {
+    Unix,
+    /// The address that is listened on.
+    Tcp(String),
+}
+
+pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
+    let behind = Router::new()
+        .route("/v1/rpc", get(socket::upgrade).post(post))
+        .route("/v1/events", get(sse::events))
+        .layer(middleware::from_fn_with_state(api.clone(), authenticate));
+    Router::new()
+        .route("/healthz", get(healthz))
+        .merge(behind)
+        .fallback(not_found)
+        .layer(middleware::from_fn_with_state((api.clone(), door), check_door))
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .with_state(api)
+}
+
+/// A browser elsewhere must not reach a loopback listener through a name of its own.
+async fn check_door(State((api, door)): State<(Arc<Api>, Door)>, request: HttpRequest, next: Next) -> HttpResponse {
+    if let Door::Tcp(bound) = &door {
+        let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let host = text(header::HOST).or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
+        let allowed = api.shell.config.list("allowed-origins");
+        if let Err(error) = auth::check_browser(host, text(header::ORIGIN), bound, &allowed) {
+            return failed(Value::Null, error);
+        }
+    }
+    next.run(request).await
+}
+
+async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, next: Next) -> HttpResponse {
+    let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    match api.gate.check(header) {
+        Ok(who) => {
+            request.extensions_mut().insert(who);
+            next.run(request).await
+        }
+        Err(error) => failed(Value::Null, error),
+    }
+}
+
+async fn healthz(State(api): State<Arc<Api>>) -> HttpResponse {
+    axum::Json(json!({"status": "ok", "epoch": api.shell.epoch, "version": env!("CARGO_PKG_VERSION")})).into_response()
+}
+
+async fn not_found() -> HttpResponse {
+    failed(Value::Null, ErrorBody::new("method.not_found", "there is nothing at this path").hint("the API is at POST /v1/rpc"))
+}
+
+async fn post(
+    State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
+    headers: HeaderMap,
+    body: Result<Bytes, axum::extract::rejection::BytesRejection>,
+) -> HttpResponse {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if !kind.starts_with("application/json") {
+        let error = ErrorBody::new("request.invalid", "the body must be application/json").hint("send `Content-Type: application/json`");
+        return failed(Value::Null, error);
+    }
+    let body = match body {
+        Ok(body) => body,
+        Err(rejected) if rejected.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let error = ErrorBody::new("request.too_large", format!("the body is over {REQUEST_BYTES_MAX} bytes"))
+                .hint("put large material into the agent's workspace instead");
+            return failed(Value::Null, error);
+        }
+        Err(rejected) => return failed(Value::Null, ErrorBody::new("request.malformed", rejected.body_text())),
+    };
+    let value: Value = match serde_json::from_slice(&body) {
+        Ok(value) => value,
+        Err(error) => {
+            let error = ErrorBody::new("request.malformed", "the body is not JSON").because(error.to_string());
+            return failed(Value::Null, error);
+        }
+    };
+    let request = match envelope(value) {
+        Ok(request) => request,
+        Err((id, error)) => return failed(id, error),
+    };
+    match methods::call(&api, &who, &request.method, request.params).await {
+        Ok(result) => axum::Json(Response::ok(request.id, result)).into_response(),
+        Err(error) => failed(request.id, error),
+    }
+}
+
+/// An error, with the HTTP status that goes with its code.
+pub(super) fn failed(id: Value, error: ErrorBody) -> HttpResponse {
+    let status = StatusCode::from_u16(http_status(&error.data.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, axum::Json(Response::err(id, error))).into_response()
+}

@@ -1,0 +1,212 @@
+//! The doors: a Unix socket and a TCP port, each bounded, both behind the same router.
+
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{Api, http};
+
+/// Connections at the same time, per door.
+const CONNECTIONS_MAX: usize = 1_024;
+/// The kernel's limit on a socket's path.
+const SUN_PATH_MAX: usize = 107;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("could not listen on {}", path.display())]
+    Unix { path: PathBuf, #[source] cause: std::io::Error },
+    #[error("{} is there and is not a socket", path.display())]
+    NotASocket { path: PathBuf },
+    #[error("could not listen on {addr}")]
+    Tcp { addr: String, #[source] cause: std::io::Error },
+}
+
+impl ListenError {
+    pub fn hint(&self) -> String {
+        match self {
+            ListenError::Unix { .. } => "check that the directory exists and that you own it, or choose another with --socket-path".to_owned(),
+            ListenError::NotASocket { path } => format!("move {} away, or choose another --socket-path", path.display()),
+            ListenError::Tcp { cause, .. } if cause.kind() == std::io::ErrorKind::AddrInUse => {
+                "something else listens there: choose another with --http-addr (port 0 picks a free one), or --no-http".to_owned()
+            }
+            ListenError::Tcp { .. } => "give --http-addr as ADDRESS:PORT, or --no-http".to_owned(),
+        }
+    }
+}
+
+/// Listeners that are bound and not yet served.
+#[derive(Debug)]
+pub struct Bound {
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+    pub http_addr: Option<String>,
+}
+
+/// Binds both doors. Only the holder of the state directory's lock may call this: it replaces a stale socket.
+pub async fn bind(socket: &Path, http: Option<&str>) -> Result<Bound, ListenError> {
+    let unix = bind_unix(socket)?;
+    let Some(addr) = http else { return Ok(Bound { unix, tcp: None, http_addr: None }) };
+    let failed = |cause| ListenError::Tcp { addr: addr.to_owned(), cause };
+    let tcp = TcpListener::bind(addr).await.map_err(failed)?;
+    let http_addr = tcp.local_addr().map_err(failed)?.to_string();
+    Ok(Bound { unix, tcp: Some(tcp), http_addr: Some(http_addr) })
+}
+
+fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
+    let failed = |cause| ListenError::Unix { path: path.to_owned(), cause };
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path).map_err(failed)?,
+        Ok(_) => return Err(ListenError::NotASocket { path: path.to_owned() }),
+        Err(_) => {}
+    }
+    // A path too long for the kernel is bound through its directory's descriptor.
+    let bound = if path.as_os_str().len() > SUN_PATH_MAX {
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        };
+        let dir = std::fs::File::open(dir).map_err(failed)?;
+        let short = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir))).join(name);
+        UnixListener::bind(short)
+    } else {
+        UnixListener::bind(path)
+    };
+    let listener = bound.map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+impl Bound {
+    /// Serves both doors until the daemon stops; then requests in flight may finish within `patience`.
+    pub async fn serve(self, api: Arc<Api>, patience: Duration) {
+        let stop = api.shell.stop.clone();
+        let mut servers = tokio::task::JoinSet::new();
+        let unix = http::router(api.clone(), http::Door::Unix);
+        let listener = Limited::new(self.unix);
+        servers.spawn(async move { axum::serve(listener, unix).with_graceful_shutdown(stop.cancelled_owned()).await });
+        if let (Some(tcp), Some(addr)) = (self.tcp, self.http_addr) {
+            let stop = api.shell.stop.clone();
+            let router = http::router(api.clone(), http::Door::Tcp(addr));
+            let listener = Limited::new(tcp);
+            servers.spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await });
+        }
+        api.shell.stop.cancelled().await;
+        let drained = async { while servers.join_next().await.is_some() {} };
+        if tokio::time::timeout(patience, drained).await.is_err() {
+            tracing::warn!(event = "requests.cut", patience_ms = patience.as_millis());
+        }
+    }
+}
+
+/// A listener that accepts no more than a bounded number of connections at a time; others wait in the kernel.
+struct Limited<L> {
+    listener: L,
+    room: Arc<Semaphore>,
+}
+
+impl<L> Limited<L> {
+    fn new(listener: L) -> Self {
+        Limited { listener, room: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+    }
+
+    async fn permit(&self) -> OwnedSemaphorePermit {
+        match self.room.clone().acquire_owned().await {
+            Ok(permit) => permit,
+            // The semaphore is never closed.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// A connection that gives its place back when it ends.
+struct Held<S> {
+    stream: S,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// What to do when accepting fails: the kernel may be out of descriptors for a moment.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl axum::serve::Listener for Limited<UnixListener> {
+    type Io = Held<UnixStream>;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let permit = self.permit().await;
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => return (Held { stream, _permit: permit }, ()),
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(())
+    }
+}
+
+impl axum::serve::Listener for Limited<TcpListener> {
+    type Io = Held<TcpStream>;
+    type Addr = std::net::SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let permit = self.permit().await;
+        loop {
+            match self.listener.accept().await {
+                // Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
+                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => return (Held { stream, _permit: permit }, addr),
+                Ok(_) => {}
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
+    fn poll_read(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
+    fn poll_write(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        buf: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        std::pin::Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+        std::pin::Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+        bufs: &[std::io::IoSlice<'_>],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        std::pin::Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,433 @@
+//! What each method does: reads go to the store, changes go to the engine.
+
+use std::sync::Arc;
+
+use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_model::{Kind, NewProvider, Secret};
+use lodge_proto::*;
+use lodge_store::{AgentFound, AgentSummary, ReadError};
+use serde_json::Value;
+
+use super::{Api, create, params, request_key};
+use crate::auth::Who;
+use crate::engine::{Command, NewTurn, RequestKey, SessionChoice, reused};
+use crate::hub::Filter;
+use crate::shell::Shell;
+use crate::view;
+
+const PAGE_DEFAULT: u32 = 100;
+const LOG_LINES_DEFAULT: u32 = 200;
+/// The longest piece of a log that one answer carries.
+const LOG_BYTES_MAX: u64 = 1024 * 1024;
+
+type Answer = Result<Value, ErrorBody>;
+
+/// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets.
+pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) -> Answer {
+    let shell = &api.shell;
+    if let Some(known) = known_answer(shell, who, method, &given)? {
+        return Ok(known);
+    }
+    let key = request_key(who, method, &given)?;
+    match method {
+        "info" => info(shell).await,
+        "rpc/discover" => Ok(view::json(&discover(env!("CARGO_PKG_VERSION")))),
+        "agent/create" => create::create(shell, key, params(method, given)?).await,
+        "agent/list" => agent_list(shell, &params(method, given)?),
+        "agent/get" => agent_get(shell, &params(method, given)?),
+        "agent/start" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::StartAgent { id }).await
+        }
+        "agent/stop" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::StopAgent { id }).await
+        }
+        "agent/remove" => {
+            let given: AgentRemoveParams = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
+        }
+        "agent/logs" => agent_logs(shell, &params(method, given)?),
+        "turn/send" => turn_send(shell, key, params(method, given)?).await,
+        "turn/get" => turn_get(shell, &params(method, given)?),
+        "turn/list" => turn_list(shell, &params(method, given)?),
+        "turn/interrupt" => {
+            let given: TurnInterruptParams = params(method, given)?;
+            let id = turn_id(&given.turn)?;
+            shell.ask(key, Command::InterruptTurn { id }).await
+        }
+        "session/list" => session_list(shell, &params(method, given)?),
+        "session/get" => session_get(shell, &params(method, given)?),
+        "session/messages" => session_messages(shell, &params(method, given)?),
+        "provider/add" => provider_add(shell, params(method, given)?).await,
+        "provider/list" => provider_list(shell, &params(method, given)?),
+        "provider/remove" => provider_remove(shell, params(method, given)?).await,
+        "provider/test" => provider_test(shell, &params(method, given)?).await,
+        "event/list" => event_list(shell, &params(method, given)?),
+        "daemon/shutdown" => shutdown(shell, &params(method, given)?).await,
+        "client/attach" | "client/detach" => Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
+            .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),
+        other => Err(ErrorBody::new("method.not_found", format!("there is no method `{other}`"))),
+    }
+}
+
+/// The answer that was given to this very request before.
+fn known_answer(shell: &Shell, who: &Who, method: &str, given: &Value) -> Result<Option<Value>, ErrorBody> {
+    let Some(key) = request_key(who, method, given)? else { return Ok(None) };
+    let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else { return Ok(None) };
+    if row.digest != key.digest {
+        return Err(*reused(&key.request_id));
+    }
+    serde_json::from_slice(&row.answer).map(Some).map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
+}
+
+async fn info(shell: &Shell) -> Answer {
+    let (total, running, working) = shell.reader.agent_counts().map_err(internal)?;
+    let layers = shell
+        .layers
+        .get_or_init(|| async {
+            let layers = shell.host.probe().await.into_iter();
+            layers.map(|layer| LayerView { name: layer.name, in_force: layer.missing.is_none(), why: layer.missing }).collect()
+        })
+        .await;
+    let mut warnings: Vec<String> = layers
+        .iter()
+        .filter(|layer| !layer.in_force)
+        .map(|layer| format!("isolation: {} is missing: {}", layer.name, layer.why.as_deref().unwrap_or("unknown")))
+        .collect();
+    warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
+    Ok(view::json(&Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: shell.epoch,
+        log: shell.log.clone(),
+        executor: shell.config.text("executor").to_owned(),
+        socket: shell.config.path("socket-path").display().to_string(),
+        http_addr: shell.http_addr.get().cloned(),
+        data_dir: shell.config.data_dir.display().to_string(),
+        config_file: shell.config.file.as_ref().map(|file| file.display().to_string()),
+        pid: std::process::id(),
+        started_at: shell.started_at.to_string(),
+        agents: AgentCounts { total, running, working },
+        isolation: layers.clone(),
+        config: shell.config.shown(),
+        warnings,
+    }))
+}
+
+fn agent_list(shell: &Shell, given: &AgentListParams) -> Answer {
+    let limit = page(given.limit);
+    let rows = shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?;
+    let next = (rows.len() == limit as usize).then(|| rows.last().map(|last| last.row.id.to_string())).flatten();
+    let agents = rows.iter().filter(|found| {
+        let labels = &found.row.spec.labels;
+        (given.all || found.row.state.takes_turns() || found.row.state == lodge_core::agent::AgentState::Removing)
+            && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    });
+    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(shell, found)).collect(), next }))
+}
+
+pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
+    let living = shell.living(&found.row.id);
+    view::agent(&found.row, found.working, living.as_deref())
+}
+
+fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
+    let found = one_agent(shell, &given.agent)?;
+    let image = shell.reader.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
+    let mut env_keys: Vec<String> = image.env.iter().map(|var| var.key.clone()).collect();
+    env_keys.extend(found.row.spec.env.keys().cloned());
+    env_keys.sort();
+    env_keys.dedup();
+    Ok(view::json(&AgentDetail {
+        agent: agent_view(shell, &found),
+        root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
+        incarnation: found.row.incarnation,
+        uid: found.row.uid,
+        tools: view::tools(&found.row),
+        configs: image.configs,
+        env_keys,
+        sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
+        agentfile: String::from_utf8_lossy(&image.agentfile).into_owned(),
+    }))
+}
+
+fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
+    use std::io::{Read, Seek, SeekFrom};
+    let id = find_agent(shell, &given.agent)?;
+    let path = shell.config.data_dir.join("logs").join(format!("{id}.log"));
+    let mut bytes = Vec::new();
+    let mut end = 0;
+    if let Ok(mut file) = std::fs::File::open(&path) {
+        let length = file.metadata().map_or(0, |meta| meta.len());
+        let from = given.after.unwrap_or(0).max(length.saturating_sub(LOG_BYTES_MAX)).min(length);
+        let read = file.seek(SeekFrom::Start(from)).and_then(|_| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
+        let read = read.map_err(|error| ErrorBody::new("daemon.internal", "the log could not be read").because(error.to_string()))?;
+        end = from + read as u64;
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let text = match given.after {
+        Some(_) => text.into_owned(),
+        None => {
+            let lines: Vec<&str> = text.lines().collect();
+            let keep = given.lines.unwrap_or(LOG_LINES_DEFAULT) as usize;
+            lines[lines.len().saturating_sub(keep)..].iter().map(|line| format!("{line}\n")).collect()
+        }
+    };
+    Ok(view::json(&AgentLogs { path: path.display().to_string(), text, end }))
+}
+
+async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
+    let agent = find_agent(shell, &given.agent)?;
+    let session = match (&given.session, &given.sender) {
+        (Some(_), Some(_)) => {
+            return Err(ErrorBody::new("params.invalid", "name a session or a sender, not both"));
+        }
+        (Some(session), None) => {
+            let id = session_id(session)?;
+            let fact = shell.reader.session_fact(&id).map_err(internal)?;
+            SessionChoice::Named { id, fact }
+        }
+        (None, Some(sender)) => {
+            // A sender's session has an id of its own, so that two first messages at once are one session.
+            let fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
+            let id = match &fact {
+                Some(fact) => fact.row.id.clone(),
+                None => sender_session(&agent, sender)?,
+            };
+            SessionChoice::Named { id, fact }
+        }
+        (None, None) => SessionChoice::Fresh,
+    };
+    let new = NewTurn { agent, session, sender: given.sender, text: given.text };
+    shell.ask(key, Command::SendTurn(Box::new(new))).await
+}
+
+/// The id of the session of an agent with a sender: the same for everybody who asks.
+fn sender_session(agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
+    if sender.is_empty() || sender.len() > 256 {
+        return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));
+    }
+    let digest = crate::auth::derive(&[0; 32], &["sender", agent.as_str(), sender]);
+    let short: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    session_id(&format!("ses_{short}"))
+}
+
+fn turn_get(shell: &Shell, given: &TurnRef) -> Answer {
+    let id = turn_id(&given.turn)?;
+    let found = shell.reader.turn(&id).map_err(internal)?;
+    let found = found.ok_or_else(|| ErrorBody::new("turn.not_found", format!("no turn `{id}`")))?;
+    Ok(view::json(&view::full_turn(found)))
+}
+
+fn turn_list(shell: &Shell, given: &TurnListParams) -> Answer {
+    let id = session_id(&given.session)?;
+    if shell.reader.session(&id).map_err(internal)?.is_none() {
+        return Err(no_session(&id));
+    }
+    let limit = page(given.limit);
+    let after = match &given.after {
+        None => 0,
+        Some(after) => after.parse().map_err(|_| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))?,
+    };
+    let found = shell.reader.turns(&id, after, limit).map_err(internal)?;
+    let next = (found.len() == limit as usize).then(|| found.last().map(|last| last.row.number.to_string())).flatten();
+    Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
+}
+
+fn session_list(shell: &Shell, given: &SessionListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
+    let limit = page(given.limit);
+    let found = shell.reader.sessions(agent.as_ref(), given.after.as_deref(), limit).map_err(internal)?;
+    let next = (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
+    Ok(view::json(&SessionList { sessions: found.iter().map(view::session).collect(), next }))
+}
+
+fn session_get(shell: &Shell, given: &SessionRef) -> Answer {
+    let id = session_id(&given.session)?;
+    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| no_session(&id))?;
+    Ok(view::json(&view::session(&found)))
+}
+
+fn session_messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
+    let id = session_id(&given.session)?;
+    if shell.reader.session(&id).map_err(internal)?.is_none() {
+        return Err(no_session(&id));
+    }
+    let limit = page(given.limit);
+    let found = shell.reader.messages(&id, given.before, limit).map_err(internal)?;
+    let next = found.first().filter(|first| first.seq > 1 && found.len() == limit as usize).map(|first| first.seq);
+    Ok(view::json(&MessageList { messages: found.into_iter().map(view::message).collect(), next }))
+}
+
+async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
+    let kind = Kind::named(&given.kind).ok_or_else(|| {
+        ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
+            .hint("kinds are openai, anthropic, gemini, ollama and script")
+    })?;
+    let new = NewProvider {
+        name: given.name.clone(),
+        kind,
+        base_url: given.base_url,
+        api_key: given.api_key.map(Secret::new),
+        models: given.models,
+    };
+    blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
+    let all = providers(shell, false)?;
+    let added = all.into_iter().find(|provider| provider.name == given.name);
+    added.map(|added| view::json(&added)).ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
+}
+
+fn provider_list(shell: &Shell, given: &ProviderListParams) -> Answer {
+    let error = shell.providers.last_error().map(|error| error.to_string());
+    Ok(view::json(&ProviderList { providers: providers(shell, given.reveal)?, error }))
+}
+
+fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
+    let list = shell.providers.list().map_err(|error| provider_error(&error))?;
+    let shown = list.into_iter().map(|provider| {
+        let revealed = reveal.then(|| shell.providers.get(&provider.name).ok()).flatten();
+        let key = revealed.and_then(|provider| provider.reveal_key().map(str::to_owned)).or(provider.key);
+        ProviderView {
+            name: provider.name,
+            kind: provider.kind.as_str().to_owned(),
+            base_url: provider.base_url,
+            api_key: key,
+            models: provider.models,
+            builtin: provider.implicit,
+        }
+    });
+    Ok(shown.collect())
+}
+
+async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
+    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error))).await?;
+    Ok(view::json(&Done { done: true }))
+}
+
+async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
+    let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
+    match lodge_model::test(&provider, &shell.calls).await {
+        Ok(tested) => Ok(view::json(&ProviderTested {
+            ok: true,
+            ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),
+            models: tested.models,
+        })),
+        Err(error) => {
+            let mut body = ErrorBody::new(error.code(), error.to_string());
+            body.data.cause = std::error::Error::source(&error).map(|cause| chain(cause));
+            body.data.hint = error.hint();
+            Err(body)
+        }
+    }
+}
+
+fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
+    let filter = Filter { stream: agent.map(|agent| agent.to_string()), session: given.session.clone(), kind: given.kind.clone() };
+    let limit = page(given.limit) as usize;
+    let (head, mut cursor) = (shell.hub.head(), given.since.unwrap_or(0));
+    if cursor > head {
+        return Err(future(cursor, head));
+    }
+    let mut events: Vec<Event> = Vec::new();
+    while events.len() < limit && cursor < head {
+        let (found, last) = shell.hub.page(&shell.reader, cursor, &filter).map_err(internal)?;
+        cursor = last;
+        events.extend(found.iter().take(limit - events.len()).map(|event| view::event(event)));
+    }
+    Ok(view::json(&EventList { events, head, log: shell.log.clone() }))
+}
+
+async fn shutdown(shell: &Arc<Shell>, given: &ShutdownParams) -> Answer {
+    if given.agents {
+        let agents = shell.reader.agents(None, u32::MAX).map_err(internal)?;
+        let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
+            let shell = shell.clone();
+            async move { shell.ask(None, Command::StopAgent { id: found.row.id }).await }
+        });
+        for stopped in futures_util::future::join_all(stops).await {
+            stopped?;
+        }
+    }
+    let shell = shell.clone();
+    // The answer leaves first; then the daemon goes.
+    tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        shell.stop.cancel();
+    });
+    Ok(view::json(&Done { done: true }))
+}
+
+/// Runs file work off the runtime's workers.
+async fn blocking<T: Send + 'static>(
+    shell: &Arc<Shell>,
+    work: impl FnOnce(&Shell) -> Result<T, ErrorBody> + Send + 'static,
+) -> Result<T, ErrorBody> {
+    let shell = shell.clone();
+    let done = tokio::task::spawn_blocking(move || work(&shell)).await;
+    done.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+}
+
+pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
+    match shell.reader.find_agent(given).map_err(internal)? {
+        AgentFound::One(id) => Ok(id),
+        AgentFound::None => Err(ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents")),
+        AgentFound::Many(ids) => {
+            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            Err(ErrorBody::new("agent.ambiguous", format!("several agents start with `{given}`"))
+                .hint(format!("give more of the id: {}", ids.join(", "))))
+        }
+    }
+}
+
+pub(super) fn one_agent(shell: &Shell, given: &str) -> Result<AgentSummary, ErrorBody> {
+    let id = find_agent(shell, given)?;
+    shell.reader.agent(&id).map_err(internal)?.ok_or_else(|| ErrorBody::new("agent.not_found", format!("no agent `{given}`")))
+}
+
+fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {
+    given.parse().map_err(|_| ErrorBody::new("turn.not_found", format!("no turn `{given}`")).hint("`lodge session show` lists turns"))
+}
+
+pub(super) fn session_id(given: &str) -> Result<SessionId, ErrorBody> {
+    given.parse().map_err(|error: lodge_core::id::BadSessionId| ErrorBody::new("session.bad_id", error.to_string()))
+}
+
+fn no_session(id: &SessionId) -> ErrorBody {
+    ErrorBody::new("session.not_found", format!("no session `{id}`")).hint("`lodge session ls` lists all sessions")
+}
+
+pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
+    ErrorBody::new("cursor.future", format!("the cursor {cursor} is ahead of the log, which is at {head}"))
+        .hint("attach without `since` to start from now")
+}
+
+fn page(limit: Option<u32>) -> u32 {
+    limit.unwrap_or(PAGE_DEFAULT).clamp(1, PAGE_MAX)
+}
+
+fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
+    let mut body = ErrorBody::new(error.code(), error.to_string());
+    body.data.cause = std::error::Error::source(error).map(|cause| chain(cause));
+    body.data.hint = error.hint();
+    body
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
+pub(super) fn internal(error: ReadError) -> ErrorBody {
+    ErrorBody::new("daemon.internal", error.to_string()).because(std::error::Error::source(&error).map(chain).unwrap_or_default())
+}

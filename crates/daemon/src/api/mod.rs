@@ -1,0 +1,87 @@
+//! The API's edge: listeners, authentication, and the one dispatch behind all transports.
+
+mod attach;
+mod create;
+mod http;
+mod listen;
+mod methods;
+mod socket;
+mod sse;
+
+pub use listen::{ListenError, bind};
+
+use lodge_proto::{ErrorBody, METHODS, Request};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::auth::{Gate, Who};
+use crate::engine::RequestKey;
+use crate::shell::Shell;
+
+/// What every connection shares.
+#[derive(Debug)]
+pub struct Api {
+    pub shell: std::sync::Arc<Shell>,
+    pub gate: Gate,
+}
+
+/// Checks the envelope of a call.
+fn envelope(value: Value) -> Result<Request, (Value, ErrorBody)> {
+    let id = value.get("id").cloned().unwrap_or(Value::Null);
+    let invalid = |message: &str| {
+        let hint = r#"send {"jsonrpc": "2.0", "id": 1, "method": "info", "params": {}}"#;
+        (id.clone(), ErrorBody::new("request.invalid", message).hint(hint))
+    };
+    if value.is_array() {
+        return Err(invalid("batches are not supported: send one request at a time"));
+    }
+    if value.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(invalid("this is not a JSON-RPC 2.0 request: `jsonrpc` must be \"2.0\""));
+    }
+    if id.is_null() || id.is_object() || id.is_array() || id.is_boolean() {
+        return Err(invalid("the request needs an `id` that is a number or a string"));
+    }
+    if !value.get("params").is_none_or(|params| params.is_object() || params.is_null()) {
+        return Err(invalid("`params` must be an object"));
+    }
+    let mut request: Request = serde_json::from_value(value).map_err(|error| invalid(&error.to_string()))?;
+    if request.params.is_null() {
+        request.params = Value::Object(serde_json::Map::new());
+    }
+    if !METHODS.iter().any(|doc| doc.name == request.method) {
+        let near = METHODS.iter().map(|doc| doc.name).find(|name| {
+            name.split('/').next() == request.method.split('/').next() || name.ends_with(&request.method)
+        });
+        let hint = match near {
+            Some(near) => format!("did you mean `{near}`? `rpc/discover` lists all methods"),
+            None => "`rpc/discover` lists all methods".to_owned(),
+        };
+        let error = ErrorBody::new("method.not_found", format!("there is no method `{}`", request.method)).hint(hint);
+        return Err((request.id, error));
+    }
+    Ok(request)
+}
+
+/// The parameters of a method, or what is wrong with them.
+fn params<P: serde::de::DeserializeOwned>(method: &str, value: Value) -> Result<P, ErrorBody> {
+    serde_json::from_value(value).map_err(|error| {
+        ErrorBody::new("params.invalid", format!("the parameters do not fit `{method}`"))
+            .because(error.to_string())
+            .hint("`rpc/discover` has the schema of every method")
+    })
+}
+
+/// The key under which a change happens once, when the client chose one.
+fn request_key(who: &Who, method: &str, params: &Value) -> Result<Option<RequestKey>, ErrorBody> {
+    let Some(request_id) = params.get("request_id").and_then(Value::as_str) else { return Ok(None) };
+    if request_id.is_empty() || request_id.len() > 128 {
+        return Err(ErrorBody::new("params.invalid", "a request_id has 1 to 128 bytes"));
+    }
+    let mut hash = Sha256::new();
+    hash.update(method.as_bytes());
+    hash.update([0]);
+    // Objects are ordered by key, so the same parameters give the same bytes.
+    hash.update(params.to_string().as_bytes());
+    let (caller, request_id) = (who.name.clone(), request_id.to_owned());
+    Ok(Some(RequestKey { caller, request_id, digest: hash.finalize().into() }))
+}

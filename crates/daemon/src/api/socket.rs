@@ -1,0 +1,249 @@
+//! WebSockets: calls and, after `client/attach`, notifications, on one connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::response::Response as HttpResponse;
+use futures_util::{SinkExt, StreamExt};
+use lodge_proto::{
+    AttachParams, DetachParams, Done, ErrorBody, Gap, Notification, REQUEST_BYTES_MAX, Response,
+};
+use serde_json::Value;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{Api, attach, envelope, methods, params};
+use crate::auth::Who;
+use crate::hub::Filter;
+use crate::view;
+
+/// Messages that may wait for a slow client: then its followers wait, as cursors, and its calls do.
+const OUTBOX_MAX: usize = 64;
+/// Calls of one connection at the same time.
+const CALLS_MAX: usize = 64;
+/// Attachments of one connection.
+const ATTACHMENTS_MAX: usize = 32;
+
+pub(super) async fn upgrade(
+    State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
+    upgrade: WebSocketUpgrade,
+) -> HttpResponse {
+    upgrade
+        .max_message_size(REQUEST_BYTES_MAX)
+        .max_frame_size(REQUEST_BYTES_MAX)
+        .write_buffer_size(0)
+        .on_upgrade(move |socket| serve(api, who, socket))
+}
+
+/// Serves one connection until either side ends it, or the daemon stops.
+async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
+    let (mut sink, mut stream) = socket.split();
+    let (outbox, mut waiting) = mpsc::channel::<Message>(OUTBOX_MAX);
+    let closing = api.shell.stop.child_token();
+    let writer = {
+        let closing = closing.clone();
+        async move {
+            loop {
+                let next = tokio::select! {
+                    () = closing.cancelled() => break,
+                    next = waiting.recv() => next,
+                };
+                let Some(message) = next else { break };
+                if sink.send(message).await.is_err() {
+                    break;
+                }
+            }
+            closing.cancel();
+            // A peer that is gone cannot be told goodbye.
+            drop(sink.close().await);
+        }
+    };
+    let writer = tokio::spawn(writer);
+    let mut connection = Connection {
+        api,
+        who,
+        outbox,
+        closing: closing.clone(),
+        calls: Arc::new(Semaphore::new(CALLS_MAX)),
+        attachments: HashMap::new(),
+        next_attachment: 1,
+    };
+    loop {
+        let message = tokio::select! {
+            () = closing.cancelled() => break,
+            message = stream.next() => message,
+        };
+        match message {
+            Some(Ok(Message::Text(text))) => connection.heard(text.as_bytes()).await,
+            Some(Ok(Message::Binary(bytes))) => connection.heard(&bytes).await,
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+        }
+    }
+    closing.cancel();
+    // The writer ends with `closing`; a panic in it concerned this connection alone.
+    drop(writer.await);
+}
+
+struct Connection {
+    api: Arc<Api>,
+    who: Who,
+    outbox: mpsc::Sender<Message>,
+    closing: CancellationToken,
+    calls: Arc<Semaphore>,
+    attachments: HashMap<u64, CancellationToken>,
+    next_attachment: u64,
+}
+
+impl Connection {
+    async fn heard(&mut self, bytes: &[u8]) {
+        let value: Value = match serde_json::from_slice(bytes) {
+            Ok(value) => value,
+            Err(error) => {
+                let error = ErrorBody::new("request.malformed", "the message is not JSON").because(error.to_string());
+                return send(&self.outbox, &Response::err(Value::Null, error)).await;
+            }
+        };
+        let request = match envelope(value) {
+            Ok(request) => request,
+            Err((id, error)) => return send(&self.outbox, &Response::err(id, error)).await,
+        };
+        match request.method.as_str() {
+            "client/attach" => self.attach(request.id, request.params).await,
+            "client/detach" => self.detach(request.id, request.params).await,
+            _ => {
+                // Waits when too many calls are open: the client is held, not refused.
+                let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
+                let (api, who, outbox, closing) = (self.api.clone(), self.who.clone(), self.outbox.clone(), self.closing.clone());
+                tokio::spawn(async move {
+                    let call = methods::call(&api, &who, &request.method, request.params);
+                    // A change that was asked for goes on when its client leaves; only the answer is dropped.
+                    let answer = match call.await {
+                        Ok(result) => Response::ok(request.id, result),
+                        Err(error) => Response::err(request.id, error),
+                    };
+                    tokio::select! {
+                        () = closing.cancelled() => {}
+                        () = send(&outbox, &answer) => {}
+                    }
+                    drop(permit);
+                });
+            }
+        }
+    }
+
+    async fn attach(&mut self, id: Value, given: Value) {
+        let attachment = self.next_attachment;
+        let attached = params::<AttachParams>("client/attach", given)
+            .and_then(|given| {
+                if self.attachments.len() >= ATTACHMENTS_MAX {
+                    return Err(ErrorBody::new("daemon.busy", format!("a connection has at most {ATTACHMENTS_MAX} attachments")));
+                }
+                attach::attach(&self.api.shell, attachment, &given)
+            });
+        match attached {
+            Err(error) => send(&self.outbox, &Response::err(id, error)).await,
+            Ok((attached, filter)) => {
+                self.next_attachment += 1;
+                let token = self.closing.child_token();
+                self.attachments.insert(attachment, token.clone());
+                let since = attached.seq;
+                // Before the answer: text that streams from here on is not missed.
+                let deltas = self.api.shell.hub.deltas();
+                send(&self.outbox, &Response::ok(id, view::json(&attached))).await;
+                let follower = Follower { api: self.api.clone(), outbox: self.outbox.clone(), filter, cursor: since };
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = token.cancelled() => {}
+                        () = follower.run(deltas) => {}
+                    }
+                });
+            }
+        }
+    }
+
+    async fn detach(&mut self, id: Value, given: Value) {
+        let answer = match params::<DetachParams>("client/detach", given) {
+            Err(error) => Response::err(id, error),
+            Ok(given) => {
+                let found = self.attachments.remove(&given.attachment);
+                if let Some(token) = &found {
+                    token.cancel();
+                }
+                Response::ok(id, view::json(&Done { done: found.is_some() }))
+            }
+        };
+        send(&self.outbox, &answer).await;
+    }
+}
+
+/// Follows the log for one attachment.
+struct Follower {
+    api: Arc<Api>,
+    outbox: mpsc::Sender<Message>,
+    filter: Filter,
+    cursor: u64,
+}
+
+impl Follower {
+    async fn run(mut self, mut deltas: tokio::sync::broadcast::Receiver<Arc<lodge_proto::Delta>>) {
+        let shell = self.api.shell.clone();
+        let mut head = shell.hub.watch();
+        let mut dropped = 0;
+        loop {
+            let page = match shell.hub.page(&shell.reader, self.cursor, &self.filter) {
+                Ok((page, cursor)) => {
+                    self.cursor = cursor;
+                    page
+                }
+                Err(error) => {
+                    tracing::error!(event = "follower.failed", %error);
+                    return;
+                }
+            };
+            for event in &page {
+                send(&self.outbox, &Notification::new("event", view::json(&view::event(event)))).await;
+            }
+            if self.cursor < shell.hub.head() {
+                continue;
+            }
+            tokio::select! {
+                changed = head.changed() => if changed.is_err() { return },
+                delta = deltas.recv() => match delta {
+                    Ok(delta) if self.filter.takes_delta(&delta) => self.preview(&delta, &mut dropped),
+                    Ok(_) => {}
+                    Err(RecvError::Lagged(missed)) => dropped += missed,
+                    Err(RecvError::Closed) => return,
+                },
+            }
+        }
+    }
+
+    /// Live text goes out when there is room; a slow client loses some and is told how much.
+    fn preview(&self, delta: &lodge_proto::Delta, dropped: &mut u64) {
+        if *dropped > 0 {
+            let gap = Notification::new("gap", view::json(&Gap { dropped: *dropped }));
+            if self.outbox.try_send(text(&gap)).is_err() {
+                *dropped += 1;
+                return;
+            }
+            *dropped = 0;
+        }
+        if self.outbox.try_send(text(&Notification::new("delta", view::json(delta)))).is_err() {
+            *dropped += 1;
+        }
+    }
+}
+
+fn text<T: serde::Serialize>(message: &T) -> Message {
+    Message::text(serde_json::to_string(message).unwrap_or_default())
+}
+
+/// Waits for room in the outbox. A closed one means the connection is over.
+async fn send<T: serde::Serialize>(outbox: &mpsc::Sender<Message>, message: &T) {
+    drop(outbox.send(text(message)).await);
+}

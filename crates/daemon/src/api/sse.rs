@@ -1,0 +1,96 @@
+//! `/v1/events`: the log as server-sent events, resumed with `Last-Event-ID`.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::HeaderMap;
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use lodge_core::record::EventRow;
+use lodge_proto::ErrorBody;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::{Api, http, methods};
+use crate::hub::Filter;
+use crate::view;
+
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    since: Option<u64>,
+    agent: Option<String>,
+    session: Option<String>,
+    kind: Option<String>,
+}
+
+struct Follow {
+    api: Arc<Api>,
+    filter: Filter,
+    cursor: u64,
+    head: watch::Receiver<u64>,
+    page: VecDeque<Arc<EventRow>>,
+}
+
+pub(super) async fn events(
+    State(api): State<Arc<Api>>,
+    wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    match follow(api, wanted, &headers) {
+        Ok(follow) => {
+            let stream = futures_util::stream::unfold(follow, next);
+            Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+        }
+        Err(error) => http::failed(Value::Null, error),
+    }
+}
+
+fn follow(
+    api: Arc<Api>,
+    wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
+    headers: &HeaderMap,
+) -> Result<Follow, ErrorBody> {
+    let Query(wanted) = wanted.map_err(|error| {
+        ErrorBody::new("params.invalid", "the query does not fit").because(error.body_text()).hint("since, agent, session and kind are known")
+    })?;
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok());
+    let last = last.map(|last| last.parse().map_err(|_| ErrorBody::new("params.invalid", "Last-Event-ID is not a sequence number")));
+    let head = api.shell.hub.head();
+    let cursor = last.transpose()?.or(wanted.since).unwrap_or(head);
+    if cursor > head {
+        return Err(methods::future(cursor, head));
+    }
+    let agent = wanted.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
+    let filter = Filter { stream: agent.map(|agent| agent.to_string()), session: wanted.session, kind: wanted.kind };
+    let watch = api.shell.hub.watch();
+    Ok(Follow { api, filter, cursor, head: watch, page: VecDeque::new() })
+}
+
+async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follow)> {
+    loop {
+        if let Some(event) = follow.page.pop_front() {
+            let json = serde_json::to_string(&view::event(&event)).unwrap_or_default();
+            let sse = SseEvent::default().id(event.seq.to_string()).event(event.kind.word()).data(json);
+            return Some((Ok(sse), follow));
+        }
+        let shell = follow.api.shell.clone();
+        let (page, cursor) = shell.hub.page(&shell.reader, follow.cursor, &follow.filter).ok()?;
+        follow.page = page.into();
+        follow.cursor = cursor;
+        if !follow.page.is_empty() || follow.cursor < shell.hub.head() {
+            continue;
+        }
+        // Without this an open stream would hold up the daemon's end for ever.
+        tokio::select! {
+            () = shell.stop.cancelled() => return None,
+            changed = follow.head.changed() => changed.ok()?,
+        }
+    }
+}

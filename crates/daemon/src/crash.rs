@@ -1,0 +1,70 @@
+//! Named points at which a test may end this process as `kill -9` would.
+//!
+//! `LODGED_CRASH_AT=after_intent:3` ends it when that point is passed for the third time. Unset, a point costs one
+//! load of a flag.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Every point, in the order of the one path.
+pub const POINTS: &[&str] = &[
+    "after_lock",
+    "after_load",
+    "during_adoption",
+    "after_adoption",
+    "before_commit",
+    "after_accept",
+    "after_intent",
+    "during_effect",
+    "before_outcome",
+    "after_outcome",
+    "during_model",
+    "before_answer",
+    "after_answer",
+    "during_start",
+    "during_stop",
+];
+
+struct Plan {
+    point: String,
+    left: AtomicU64,
+}
+
+static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
+
+/// Passes a named point.
+pub fn point(name: &'static str) {
+    let plan = PLAN.get_or_init(|| {
+        let text = std::env::var("LODGED_CRASH_AT").ok()?;
+        let (point, nth) = text.split_once(':').unwrap_or((&text, "1"));
+        Some(Plan { point: point.to_owned(), left: AtomicU64::new(nth.parse().unwrap_or(1)) })
+    });
+    let Some(plan) = plan else { return };
+    if plan.point == name && plan.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        // SAFETY: sending a signal to oneself touches no memory; SIGKILL cannot be handled, so nothing is tidied up.
+        unsafe {
+            libc::kill(libc::getpid(), libc::SIGKILL);
+        }
+    }
+}
+
+/// A deliberate bug, so that the crash tests can show that they notice it. Only in debug builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    None,
+    /// Answers leave before they are durable.
+    ReplyBeforeCommit,
+    /// Programs start without a durable intent.
+    DropIntent,
+}
+
+pub fn mutation() -> Mutation {
+    if !cfg!(debug_assertions) {
+        return Mutation::None;
+    }
+    match std::env::var("LODGED_MUTATION").as_deref() {
+        Ok("reply-before-commit") => Mutation::ReplyBeforeCommit,
+        Ok("drop-intent") => Mutation::DropIntent,
+        Ok(_) | Err(_) => Mutation::None,
+    }
+}

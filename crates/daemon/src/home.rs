@@ -1,0 +1,124 @@
+//! The state directory: its layout, its lock, and the operator's credentials.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    #[error("another daemon has the state directory {} ({holder})", dir.display())]
+    Taken { dir: PathBuf, holder: String },
+    #[error("could not make {}", path.display())]
+    Make { path: PathBuf, #[source] cause: std::io::Error },
+    #[error("{} is writable for others", dir.display())]
+    Open { dir: PathBuf },
+}
+
+impl HomeError {
+    pub fn hint(&self) -> String {
+        match self {
+            HomeError::Taken { .. } => "use that one, or give this one another --data-dir".to_owned(),
+            HomeError::Make { .. } => "check that the state directory exists or can be made, and that you own it".to_owned(),
+            HomeError::Open { dir } => format!("run `chmod go-w {}`", dir.display()),
+        }
+    }
+}
+
+/// A state directory that this process alone may change.
+#[derive(Debug)]
+pub struct Home {
+    pub dir: PathBuf,
+    lock: File,
+}
+
+impl Home {
+    /// Makes the layout and takes the lock. Nothing else is touched by a daemon that loses.
+    pub fn take(dir: &Path) -> Result<Home, HomeError> {
+        let make = |path: &Path| {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+                .map_err(|cause| HomeError::Make { path: path.to_owned(), cause })
+        };
+        make(dir)?;
+        let mode = std::fs::metadata(dir).map_or(0, |meta| meta.permissions().mode());
+        if mode & 0o022 != 0 {
+            return Err(HomeError::Open { dir: dir.to_owned() });
+        }
+        let path = dir.join("anchor.lock");
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|cause| HomeError::Make { path: path.clone(), cause })?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let told = lock.read_to_string(&mut holder).is_ok() && !holder.trim().is_empty();
+                let holder = if told { holder.trim().to_owned() } else { "it is starting".to_owned() };
+                return Err(HomeError::Taken { dir: dir.to_owned(), holder });
+            }
+            Err(TryLockError::Error(cause)) => return Err(HomeError::Make { path, cause }),
+        }
+        for part in ["agents", "logs", "run", "bin", "skills"] {
+            make(&dir.join(part))?;
+        }
+        Ok(Home { dir: dir.to_owned(), lock })
+    }
+
+    /// Writes who holds the lock, for those who lose it.
+    pub fn sign(&mut self, epoch: u64) -> Result<(), HomeError> {
+        let words = format!("pid {}, epoch {epoch}\n", std::process::id());
+        let signed = self.lock.set_len(0).and_then(|()| self.lock.rewind()).and_then(|()| self.lock.write_all(words.as_bytes()));
+        signed.map_err(|cause| HomeError::Make { path: self.dir.join("anchor.lock"), cause })
+    }
+
+    pub fn database(&self) -> PathBuf {
+        self.dir.join("daemon.db")
+    }
+
+    /// Replaces a small private file as a whole, through a flushed temporary one.
+    pub fn put_private(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
+        let path = self.dir.join(name);
+        let temporary = self.dir.join(format!(".{name}.new"));
+        let put = || {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)
+        };
+        put().map_err(|cause| HomeError::Make { path: path.clone(), cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_daemon_is_told_who_has_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        let mut first = Home::take(&home).unwrap();
+        first.sign(3).unwrap();
+        let refused = Home::take(&home).unwrap_err();
+        assert!(refused.to_string().contains(&format!("pid {}, epoch 3", std::process::id())), "{refused}");
+        drop(first);
+        assert!(Home::take(&home).is_ok());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(Home::take(&home), Err(HomeError::Open { .. })));
+    }
+}

@@ -1,0 +1,112 @@
+//! What subscribers read: a ring of the newest events, the head of the log, and live text.
+//!
+//! A subscriber is a cursor, not a queue: it is woken by "the log is at N" and reads pages, from the ring or from
+//! the store. Only committed events come here.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use lodge_core::record::EventRow;
+use lodge_proto::Delta;
+use lodge_store::{ReadError, Reader};
+use tokio::sync::{broadcast, watch};
+
+/// Events kept in memory for subscribers that keep up.
+const RING_MAX: usize = 2_048;
+/// Live text a slow client may be behind before it loses some.
+const DELTAS_MAX: usize = 1_024;
+/// Events read at once.
+pub const PAGE: u32 = 256;
+
+#[derive(Debug)]
+pub struct Hub {
+    ring: RwLock<VecDeque<Arc<EventRow>>>,
+    head: watch::Sender<u64>,
+    deltas: broadcast::Sender<Arc<Delta>>,
+}
+
+/// Which events somebody wants.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub stream: Option<String>,
+    pub session: Option<String>,
+    pub kind: Option<String>,
+}
+
+impl Filter {
+    pub fn takes(&self, event: &EventRow) -> bool {
+        self.stream.as_ref().is_none_or(|stream| *stream == event.stream)
+            && self.session.as_ref().is_none_or(|session| event.data.session.as_ref() == Some(session))
+            && self.kind.as_ref().is_none_or(|kind| event.kind.word() == kind)
+    }
+
+    pub fn takes_delta(&self, delta: &Delta) -> bool {
+        self.kind.is_none()
+            && self.stream.as_ref().is_none_or(|stream| *stream == delta.agent)
+            && self.session.as_ref().is_none_or(|session| *session == delta.session)
+    }
+}
+
+impl Hub {
+    pub fn new(head: u64) -> Self {
+        Hub { ring: RwLock::default(), head: watch::Sender::new(head), deltas: broadcast::Sender::new(DELTAS_MAX) }
+    }
+
+    /// Takes events that are on disk, in order.
+    pub fn publish(&self, events: Vec<EventRow>) {
+        let Some(last) = events.last().map(|event| event.seq) else { return };
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        for event in events {
+            if ring.len() == RING_MAX {
+                ring.pop_front();
+            }
+            ring.push_back(Arc::new(event));
+        }
+        drop(ring);
+        self.head.send_replace(last);
+    }
+
+    pub fn preview(&self, delta: Delta) {
+        // Nobody listening is the ordinary case.
+        drop(self.deltas.send(Arc::new(delta)));
+    }
+
+    pub fn head(&self) -> u64 {
+        *self.head.borrow()
+    }
+
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.head.subscribe()
+    }
+
+    pub fn deltas(&self) -> broadcast::Receiver<Arc<Delta>> {
+        self.deltas.subscribe()
+    }
+
+    /// A page of matching events after `since`, and the cursor after it. An empty page with a moved cursor means
+    /// that there was nothing for this filter.
+    pub fn page(&self, reader: &Reader, since: u64, filter: &Filter) -> Result<(Vec<Arc<EventRow>>, u64), ReadError> {
+        if since >= self.head() {
+            return Ok((Vec::new(), since));
+        }
+        if let Some(page) = self.from_ring(since, filter) {
+            return Ok(page);
+        }
+        let (events, last) = reader.events(since, filter.stream.as_deref(), PAGE)?;
+        // With a stream filter the store passes over other streams: an incomplete page means nothing is left.
+        let last = if events.is_empty() && last == since { self.head() } else { last };
+        Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
+    }
+
+    fn from_ring(&self, since: u64, filter: &Filter) -> Option<(Vec<Arc<EventRow>>, u64)> {
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let oldest = ring.front()?.seq;
+        if since + 1 < oldest {
+            return None;
+        }
+        let skip = usize::try_from(since + 1 - oldest).ok()?;
+        let page: Vec<&Arc<EventRow>> = ring.iter().skip(skip).take(PAGE as usize).collect();
+        let last = page.last()?.seq;
+        Some((page.into_iter().filter(|event| filter.takes(event)).cloned().collect(), last))
+    }
+}

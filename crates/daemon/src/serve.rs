@@ -1,0 +1,182 @@
+//! The daemon's life: take the lock, load, recover, open the doors, wait, close.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use lodge_core::IdSource;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::api::{self, Api, ListenError};
+use crate::auth::Gate;
+use crate::commit::{self, BATCHES_MAX};
+use crate::config::Config;
+use crate::crash;
+use crate::engine::{Engine, Host};
+use crate::home::{Home, HomeError};
+use crate::shell::{self, ENGINE_QUEUE_MAX, Parts, Shell, now};
+
+/// The programs of every sandbox, built with the daemon and carried in it.
+const KEEPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keeper"));
+const RUNTIME: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/runtime"));
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    #[error(transparent)]
+    Store(#[from] lodge_store::OpenError),
+    #[error(transparent)]
+    Host(#[from] lodge_exec::HostError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("no random bytes from the kernel")]
+    Entropy { #[source] cause: std::io::Error },
+    #[error("could not sign the operator's token")]
+    Token { #[source] cause: jsonwebtoken::errors::Error },
+    #[error("could not start a thread or watch for signals")]
+    Process { #[source] cause: std::io::Error },
+    #[error("the docker executor is not part of this release")]
+    Docker,
+}
+
+impl ServeError {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ServeError::Home(error) => Some(error.hint()),
+            ServeError::Store(error) => Some(error.hint().to_owned()),
+            ServeError::Host(error) => error.hint(),
+            ServeError::Listen(error) => Some(error.hint()),
+            ServeError::Docker => Some("use --executor system".to_owned()),
+            ServeError::Entropy { .. } | ServeError::Token { .. } | ServeError::Process { .. } => None,
+        }
+    }
+
+    /// 75 (try again later) tells whoever started us that another daemon has the directory.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            ServeError::Home(HomeError::Taken { .. }) => 75,
+            ServeError::Home(_)
+            | ServeError::Store(_)
+            | ServeError::Host(_)
+            | ServeError::Listen(_)
+            | ServeError::Entropy { .. }
+            | ServeError::Token { .. }
+            | ServeError::Process { .. }
+            | ServeError::Docker => 1,
+        }
+    }
+}
+
+/// Runs the daemon until it is told to stop.
+pub async fn serve(config: Config) -> Result<(), ServeError> {
+    if config.text("executor") == "docker" {
+        return Err(ServeError::Docker);
+    }
+    let mut home = Home::take(&config.data_dir)?;
+    crash::point("after_lock");
+    let mut entropy = [0; 64];
+    let mut seed = [0; 8];
+    let mut random = std::fs::File::open("/dev/urandom").map_err(|cause| ServeError::Entropy { cause })?;
+    random.read_exact(&mut entropy).and_then(|()| random.read_exact(&mut seed)).map_err(|cause| ServeError::Entropy { cause })?;
+    let opened = lodge_store::open(&home.database(), &entropy)?;
+    crash::point("after_load");
+    home.sign(opened.loaded.epoch)?;
+    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
+    let runtime = host.put_program("runtime", RUNTIME)?;
+    let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
+    let (epoch, socket, patience) = (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
+    let http = (!config.flag("no-http")).then(|| config.text("http-addr").to_owned());
+    let about = Host { boot: host.boot_id().to_owned(), own_uids: rustix::process::geteuid().is_root() };
+    let parts = Parts {
+        config,
+        epoch,
+        log: opened.meta.log.clone(),
+        state_key: opened.meta.state_key,
+        reader: opened.reader,
+        head: opened.loaded.seq,
+        host,
+        runtime,
+    };
+    let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
+    let shell = Shell::new(parts, inputs);
+    let ids = IdSource::new(u64::from_le_bytes(seed));
+    let (engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
+    let (batches, committing) = sync_channel(BATCHES_MAX);
+    let writer = {
+        let shell = shell.clone();
+        std::thread::Builder::new()
+            .name("writer".into())
+            .spawn(move || commit::run(opened.writer, &committing, &shell))
+            .map_err(|cause| ServeError::Process { cause })?
+    };
+    // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
+    drop(batches.send(first));
+    bring_down_strays(&shell);
+    shell.spawn(shell::run_engine(engine, waiting, batches, shell.clone()));
+    let bound = api::bind(&socket, http.as_deref()).await?;
+    if let Some(addr) = &bound.http_addr {
+        // Set once, here.
+        drop(shell.http_addr.set(addr.clone()));
+    }
+    write_credentials(&home, &gate, &socket, bound.http_addr.as_deref())?;
+    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = bound.http_addr.as_deref());
+    watch_signals(&shell)?;
+    bound.serve(Arc::new(Api { shell: shell.clone(), gate }), patience).await;
+    shell.tasks.close();
+    if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {
+        tracing::warn!(event = "tasks.cut", patience_ms = patience.as_millis());
+    }
+    // The lock is held to the end; the socket of a daemon that is gone should not look like one.
+    drop(std::fs::remove_file(&socket));
+    drop(shell);
+    // The writer ends once the engine's sender is gone; everything acknowledged is on disk already.
+    drop(writer);
+    tracing::info!(event = "daemon.stopped", epoch);
+    drop(home);
+    Ok(())
+}
+
+/// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
+fn bring_down_strays(shell: &Arc<Shell>) {
+    let sandboxes = shell.host.sandboxes();
+    if sandboxes.is_empty() {
+        return;
+    }
+    let Ok(agents) = shell.reader.agents(None, u32::MAX) else { return };
+    for found in agents {
+        let stray = !found.row.state.wants_sandbox() && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
+        if stray && shell.host.is_held(found.row.sandbox.as_str()) {
+            shell.act(crate::engine::Effect::Down { agent: found.row.id, sandbox: found.row.sandbox });
+        }
+    }
+}
+
+/// The operator's token: kept while it is good, written anew otherwise, and when the addresses change.
+fn write_credentials(home: &Home, gate: &Gate, socket: &std::path::Path, http: Option<&str>) -> Result<(), ServeError> {
+    let path = home.dir.join("credentials.json");
+    let known: serde_json::Value = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let token = match known.get("token").and_then(serde_json::Value::as_str) {
+        Some(token) if gate.keeps(token, now()) => token.to_owned(),
+        Some(_) | None => gate.operator_token(now()).map_err(|cause| ServeError::Token { cause })?,
+    };
+    let http = http.map(|addr| format!("http://{addr}"));
+    let wanted = serde_json::json!({"token": token, "socket": socket, "http": http});
+    if wanted != known {
+        home.put_private("credentials.json", wanted.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn watch_signals(shell: &Arc<Shell>) -> Result<(), ServeError> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).map_err(|cause| ServeError::Process { cause })?;
+        let stop = shell.stop.clone();
+        shell.spawn(async move {
+            signals.recv().await;
+            stop.cancel();
+        });
+    }
+    Ok(())
+}

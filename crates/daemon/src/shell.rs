@@ -1,0 +1,207 @@
+//! The shell around the engine: queues, tickets, and everything the parts of the daemon share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lodge_core::{AgentId, Timestamp};
+use lodge_model::{CallContext, Providers};
+use lodge_proto::{ErrorBody, LayerView};
+use lodge_store::Reader;
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::act::Actors;
+use crate::config::Config;
+use crate::engine::{Batch, Command, Effect, Engine, Input, RequestKey, Seen, Ticket};
+use crate::hub::Hub;
+use crate::view::Living;
+
+/// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
+pub const ENGINE_QUEUE_MAX: usize = 1_024;
+/// Inputs decided in one step.
+const STEP_MAX: usize = 128;
+
+/// What all parts of the daemon share.
+#[derive(Debug)]
+pub struct Shell {
+    pub config: Config,
+    pub epoch: u64,
+    pub log: String,
+    pub state_key: StateKey,
+    pub reader: Reader,
+    pub hub: Hub,
+    pub providers: Providers,
+    pub calls: CallContext,
+    pub host: Arc<lodge_exec::Host>,
+    pub runtime: std::path::PathBuf,
+    pub stop: CancellationToken,
+    /// Every task that is not a connection; the daemon ends after they do, or after its patience.
+    pub tasks: TaskTracker,
+    pub actors: Actors,
+    pub started_at: Timestamp,
+    pub http_addr: std::sync::OnceLock<String>,
+    pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
+    handle: tokio::runtime::Handle,
+    inputs: mpsc::Sender<Input>,
+    tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Value, ErrorBody>>>>,
+    next_ticket: AtomicU64,
+    living: Mutex<HashMap<AgentId, Arc<Living>>>,
+}
+
+/// The key of the state directory; never printed.
+pub struct StateKey(pub [u8; 32]);
+
+impl std::fmt::Debug for StateKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+/// What is made before the shell and goes into it.
+#[derive(Debug)]
+pub struct Parts {
+    pub config: Config,
+    pub epoch: u64,
+    pub log: String,
+    pub state_key: [u8; 32],
+    pub reader: Reader,
+    pub head: u64,
+    pub host: Arc<lodge_exec::Host>,
+    pub runtime: std::path::PathBuf,
+}
+
+impl Shell {
+    pub fn new(parts: Parts, inputs: mpsc::Sender<Input>) -> Arc<Shell> {
+        let providers = Providers::open(parts.config.data_dir.join("providers.yaml"));
+        Arc::new(Shell {
+            calls: CallContext::new(parts.config.data_dir.clone()),
+            config: parts.config,
+            epoch: parts.epoch,
+            log: parts.log,
+            state_key: StateKey(parts.state_key),
+            reader: parts.reader,
+            hub: Hub::new(parts.head),
+            providers,
+            host: parts.host,
+            runtime: parts.runtime,
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            actors: Actors::default(),
+            started_at: now(),
+            http_addr: std::sync::OnceLock::new(),
+            layers: tokio::sync::OnceCell::new(),
+            handle: tokio::runtime::Handle::current(),
+            inputs,
+            tickets: Mutex::default(),
+            next_ticket: AtomicU64::new(1),
+            living: Mutex::default(),
+        })
+    }
+
+    /// Asks the engine and waits until the answer is durable.
+    pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
+        let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
+            Ok(()) => None,
+            Err(mpsc::error::TrySendError::Full(_)) => Some(
+                ErrorBody::new("daemon.busy", format!("{ENGINE_QUEUE_MAX} requests wait already")).hint("ask again in a moment"),
+            ),
+            Err(mpsc::error::TrySendError::Closed(_)) => Some(shutting_down()),
+        };
+        if let Some(refused) = refused {
+            self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
+            return Err(refused);
+        }
+        answer.await.unwrap_or_else(|_| Err(shutting_down()))
+    }
+
+    /// Tells the engine what was observed. Waits for room: an observation is never dropped.
+    pub async fn tell(&self, seen: Seen) {
+        // The engine is gone only when the process is about to be.
+        drop(self.inputs.send(Input::Seen(seen)).await);
+    }
+
+    /// Hands an answer to whoever holds the ticket. A caller that went away is no error.
+    pub fn answer(&self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
+        let waiting = self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
+        if let Some(waiting) = waiting {
+            drop(waiting.send(reply));
+        }
+    }
+
+    pub fn act(self: &Arc<Self>, effect: Effect) {
+        crate::act::act(self, effect);
+    }
+
+    pub fn living(&self, agent: &AgentId) -> Option<Arc<Living>> {
+        self.living.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
+    }
+
+    pub fn set_living(&self, agent: &AgentId, living: Option<Living>) {
+        let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        match living {
+            Some(living) => drop(all.insert(agent.clone(), Arc::new(living))),
+            None => drop(all.remove(agent)),
+        }
+    }
+
+    /// Starts a task that ends with the daemon.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        let task = async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = future => {}
+            }
+        };
+        self.tasks.spawn_on(task, &self.handle);
+    }
+}
+
+fn shutting_down() -> ErrorBody {
+    ErrorBody::new("daemon.shutting_down", "the daemon is about to exit").hint("send it again; the next daemon takes it")
+}
+
+/// The engine's loop: whatever waits is decided in one step.
+pub async fn run_engine(
+    mut engine: Engine,
+    mut inputs: mpsc::Receiver<Input>,
+    batches: SyncSender<Batch>,
+    shell: Arc<Shell>,
+) {
+    let mut waiting = Vec::with_capacity(STEP_MAX);
+    while inputs.recv_many(&mut waiting, STEP_MAX).await > 0 {
+        let mut batch = engine.step(waiting.drain(..), now());
+        for effect in std::mem::take(&mut batch.now) {
+            shell.act(effect);
+        }
+        if batch.writes.is_empty() && batch.after.is_empty() {
+            continue;
+        }
+        if let Err(full) = batches.try_send(batch) {
+            let batch = match full {
+                std::sync::mpsc::TrySendError::Full(batch) => batch,
+                std::sync::mpsc::TrySendError::Disconnected(_) => return,
+            };
+            // The disk is behind: wait for it off the runtime's workers, and take no inputs meanwhile.
+            let batches = batches.clone();
+            let sent = tokio::task::spawn_blocking(move || batches.send(batch).is_ok()).await;
+            if !matches!(sent, Ok(true)) {
+                return;
+            }
+        }
+    }
+}
+
+/// The wall clock.
+pub fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Timestamp::from_ms(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,170 @@
+//! What execs left on disk, read as if an enemy had written it.
+//!
+//! Every file is opened beneath its sandbox's directory without following a link, without blocking, and
+//! must be a plain file with one name, within a bound.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use lodge_link::{EXEC_DIR, EXIT_FILE, ExitRecord, STDERR_FILE, STDOUT_FILE, is_valid_id, limits};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use crate::error::ReadError;
+use crate::host::Host;
+
+/// What the directory of an exec tells about it.
+#[derive(Debug)]
+pub enum Evidence {
+    /// Never claimed, or forgotten since.
+    NoClaim,
+    /// Claimed, without an outcome: it runs, or its keeper died.
+    Claimed,
+    Exited(ExitRecord),
+    /// Something is there and cannot be trusted. It proves neither that the exec ran nor that it did not.
+    Unreadable(ReadError),
+}
+
+/// One of an exec's streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// Both ends of what was captured of a stream. They do not overlap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Captured {
+    pub head: Vec<u8>,
+    pub tail: Vec<u8>,
+    /// Bytes in the file when it was read.
+    pub total: u64,
+}
+
+impl Host {
+    /// What is on disk about an exec.
+    pub fn evidence(&self, sandbox: &str, exec: &str) -> Evidence {
+        if let Err(error) = check_ids(sandbox, exec) {
+            return Evidence::Unreadable(error);
+        }
+        let dir = self.run.join(sandbox);
+        let claim = format!("{EXEC_DIR}/{exec}");
+        match open_beneath(&dir, claim.as_ref(), OFlags::DIRECTORY | OFlags::RDONLY) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Evidence::NoClaim,
+            Err(cause) => return Evidence::Unreadable(ReadError::Open { what: "claim", cause }),
+        }
+        let path = format!("{claim}/{EXIT_FILE}");
+        match read_small(&dir, path.as_ref(), limits::RECORD_MAX) {
+            Ok(bytes) => match ExitRecord::decode(&bytes) {
+                Ok(record) => Evidence::Exited(record),
+                Err(cause) => Evidence::Unreadable(ReadError::Garbled { what: EXIT_RECORD, cause }),
+            },
+            Err(ReadError::Absent { .. }) => Evidence::Claimed,
+            Err(error) => Evidence::Unreadable(error),
+        }
+    }
+
+    /// The first `head_max` and the last `tail_max` bytes that were captured of a stream.
+    pub fn read_output(
+        &self,
+        sandbox: &str,
+        exec: &str,
+        stream: Stream,
+        head_max: usize,
+        tail_max: usize,
+    ) -> Result<Captured, ReadError> {
+        let file = self.output(sandbox, exec, stream)?;
+        let total = file.metadata().map_err(read_failed)?.len();
+        let head = read_at(&file, 0, head_max as u64, total)?;
+        let tail_from = total.saturating_sub(tail_max as u64).max(head.len() as u64);
+        let tail = read_at(&file, tail_from, total - tail_from, total)?;
+        Ok(Captured { head, tail, total })
+    }
+
+    /// At most `len_max` captured bytes from `offset` on. Empty: nothing was captured beyond it so far.
+    pub fn read_output_at(
+        &self,
+        sandbox: &str,
+        exec: &str,
+        stream: Stream,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<Vec<u8>, ReadError> {
+        let file = self.output(sandbox, exec, stream)?;
+        let total = file.metadata().map_err(read_failed)?.len();
+        read_at(&file, offset, len_max as u64, total)
+    }
+
+    fn output(&self, sandbox: &str, exec: &str, stream: Stream) -> Result<File, ReadError> {
+        check_ids(sandbox, exec)?;
+        let name = match stream {
+            Stream::Stdout => STDOUT_FILE,
+            Stream::Stderr => STDERR_FILE,
+        };
+        open_plain(&self.run.join(sandbox), format!("{EXEC_DIR}/{exec}/{name}").as_ref(), OUTPUT)
+    }
+}
+
+const EXIT_RECORD: &str = "exit record";
+const OUTPUT: &str = "captured output";
+
+fn check_ids(sandbox: &str, exec: &str) -> Result<(), ReadError> {
+    match [sandbox, exec].into_iter().find(|id| !is_valid_id(id)) {
+        None => Ok(()),
+        Some(id) => Err(ReadError::BadId { id: id.to_owned() }),
+    }
+}
+
+/// The whole of a small file.
+pub(crate) fn read_small(dir: &Path, path: &Path, len_max: usize) -> Result<Vec<u8>, ReadError> {
+    let what = EXIT_RECORD;
+    let file = open_plain(dir, path, what)?;
+    let len = file.metadata().map_err(|cause| ReadError::Read { what, cause })?.len();
+    if len > len_max as u64 {
+        return Err(ReadError::TooLong { what, len, len_max: len_max as u64 });
+    }
+    read_at(&file, 0, len, len)
+}
+
+fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadError> {
+    let file = match open_beneath(dir, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Absent { what }),
+        // A link, where none may be.
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(ReadError::NotPlain { what }),
+        Err(cause) => return Err(ReadError::Open { what, cause }),
+    };
+    let meta = file.metadata().map_err(|cause| ReadError::Open { what, cause })?;
+    if meta.is_file() && meta.nlink() == 1 { Ok(file) } else { Err(ReadError::NotPlain { what }) }
+}
+
+fn open_beneath(dir: &Path, path: &Path, flags: OFlags) -> io::Result<File> {
+    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let fd = rustix::fs::openat2(&dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    Ok(File::from(fd))
+}
+
+fn read_failed(cause: io::Error) -> ReadError {
+    ReadError::Read { what: OUTPUT, cause }
+}
+
+/// At most `len` bytes from `offset`, and none beyond `total`, which the file had when it was opened.
+fn read_at(file: &File, offset: u64, len: u64, total: u64) -> Result<Vec<u8>, ReadError> {
+    let len = len.min(total.saturating_sub(offset));
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], offset + filled as u64) {
+            // It was cut since: what is there is what there is.
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(read_failed(cause)),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}

@@ -1,0 +1,218 @@
+//! One host: the part of the state directory where keepers live and what can be asked about them.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lodge_link::{EXEC_DIR, LOCK_FILE, Layer, PID_FILE, is_valid_id};
+use rustix::fs::{Mode, OFlags};
+use tokio::io::unix::AsyncFd;
+
+use crate::error::{HostError, RemoveError};
+use crate::{evidence, lock, programs};
+
+/// First and longest pause between two looks at a lock that nothing notifies about.
+const PAUSE_FIRST: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// The sandboxes of one state directory. There can be several in one process, as in tests.
+#[derive(Debug)]
+pub struct Host {
+    pub(crate) state_dir: PathBuf,
+    pub(crate) run: PathBuf,
+    bin: PathBuf,
+    pub(crate) keeper: PathBuf,
+    boot_id: String,
+}
+
+impl Host {
+    /// Opens the state directory's `run/` and `bin/`, and puts the keeper there unless it is.
+    pub fn open(state_dir: &Path, keeper: &[u8]) -> Result<Host, HostError> {
+        let prepare = |path: &Path| {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+            made.map_err(|cause| HostError::Prepare { path: path.to_owned(), cause })
+        };
+        prepare(state_dir)?;
+        let canonical = state_dir.canonicalize();
+        let state_dir =
+            canonical.map_err(|cause| HostError::Prepare { path: state_dir.to_owned(), cause })?;
+        let (run, bin) = (state_dir.join("run"), state_dir.join("bin"));
+        prepare(&run)?;
+        prepare(&bin)?;
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let boot_id = boot_id.map_err(|cause| HostError::NoBootId { cause })?.trim().to_owned();
+        let keeper = programs::put(&bin, "keeper", keeper)?;
+        Ok(Host { state_dir, run, bin, keeper, boot_id })
+    }
+
+    /// Stores a program as `bin/<name>-<digest>`. Storing it again is free.
+    pub fn put_program(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, HostError> {
+        programs::put(&self.bin, name, bytes)
+    }
+
+    /// Names this boot of the host: what ran before it does not run any more.
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// Tries each layer of the fence. Layers that could not even be tried are one that is missing.
+    pub async fn probe(&self) -> Vec<Layer> {
+        let mut command = tokio::process::Command::new(&self.keeper);
+        command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
+        let failed = |why: String| vec![Layer { name: "probe".to_owned(), missing: Some(why) }];
+        match command.output().await {
+            Ok(output) if output.status.success() => {
+                String::from_utf8_lossy(&output.stdout).lines().filter_map(layer).collect()
+            }
+            Ok(output) => failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(error) => failed(error.to_string()),
+        }
+    }
+
+    /// Whether a keeper holds the sandbox's lock. Asking does not disturb one that starts.
+    ///
+    /// A lock that cannot be looked at counts as held: nothing may be revived on a guess.
+    pub fn is_held(&self, sandbox: &str) -> bool {
+        if !is_valid_id(sandbox) {
+            return false;
+        }
+        match File::open(self.run.join(sandbox).join(LOCK_FILE)) {
+            Ok(file) => lock::is_held(&file).unwrap_or(true),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Waits until the sandbox has no keeper and no process of its tree is left. False: there still is.
+    pub async fn wait_gone(&self, sandbox: &str, within: Duration) -> bool {
+        tokio::time::timeout(within, self.gone(sandbox)).await.is_ok()
+    }
+
+    async fn gone(&self, sandbox: &str) {
+        // The keeper is pid 1 of its namespace: it counts as dead only when all of the namespace is.
+        if let Some(pidfd) = self.keeper_pidfd(sandbox)
+            && let Ok(pidfd) = watch(pidfd)
+        {
+            // An error leaves the lock to look at.
+            drop(pidfd.readable().await);
+        }
+        let mut pause = PAUSE_FIRST;
+        while self.is_held(sandbox) {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// The process that the keeper wrote down, if it is still the same one.
+    fn keeper_pidfd(&self, sandbox: &str) -> Option<OwnedFd> {
+        if !is_valid_id(sandbox) {
+            return None;
+        }
+        let text = evidence::read_small(&self.run.join(sandbox), PID_FILE.as_ref(), 64).ok()?;
+        let mut words = std::str::from_utf8(&text).ok()?.split_whitespace();
+        let (pid, start): (i32, u64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let pidfd = rustix::process::pidfd_open(
+            rustix::process::Pid::from_raw(pid)?,
+            rustix::process::PidfdFlags::empty(),
+        );
+        let pidfd = pidfd.ok()?;
+        (start_time(pid)? == start).then_some(pidfd)
+    }
+
+    /// Every sandbox that has a directory.
+    pub fn sandboxes(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(&self.run) else { return Vec::new() };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| is_valid_id(name))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Every exec of a sandbox that was claimed and not forgotten.
+    pub fn execs(&self, sandbox: &str) -> Vec<String> {
+        if !is_valid_id(sandbox) {
+            return Vec::new();
+        }
+        let Ok(entries) = fs::read_dir(self.run.join(sandbox).join(EXEC_DIR)) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| is_valid_id(name)).collect();
+        names.sort();
+        names
+    }
+
+    /// Removes a sandbox's directory, unless a keeper holds it. Removing it twice is removing it once.
+    pub fn remove(&self, sandbox: &str) -> Result<(), RemoveError> {
+        let Some(held) = self.take(sandbox)? else { return Ok(()) };
+        let path = self.run.join(sandbox);
+        let removed = fs::remove_dir_all(&path);
+        drop(held);
+        match removed {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(RemoveError::Remove { path, cause }),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// As the command of that name, for a sandbox without a keeper.
+    pub fn forget(&self, sandbox: &str, exec: &str) -> Result<(), RemoveError> {
+        if !is_valid_id(exec) {
+            return Err(RemoveError::BadId { id: exec.to_owned() });
+        }
+        let Some(held) = self.take(sandbox)? else { return Ok(()) };
+        let path = self.run.join(sandbox).join(EXEC_DIR).join(exec);
+        let removed = fs::remove_dir_all(&path);
+        drop(held);
+        match removed {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(RemoveError::Remove { path, cause }),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes the place of a keeper, so that none can start. `None`: there is no such sandbox.
+    fn take(&self, sandbox: &str) -> Result<Option<File>, RemoveError> {
+        if !is_valid_id(sandbox) {
+            return Err(RemoveError::BadId { id: sandbox.to_owned() });
+        }
+        let dir = self.run.join(sandbox);
+        let path = dir.join(LOCK_FILE);
+        let failed = |cause| RemoveError::Remove { path: path.clone(), cause };
+        if !dir.is_dir() {
+            return Ok(None);
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => File::from(fd),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(failed(errno.into())),
+        };
+        match lock::try_take(&file).map_err(failed)? {
+            true => Ok(Some(file)),
+            false => Err(RemoveError::Held { sandbox: sandbox.to_owned() }),
+        }
+    }
+}
+
+fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays open, and the same, for as long as the registration owns it.
+    let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
+    watched.map_err(io::Error::from)
+}
+
+fn layer(line: &str) -> Option<Layer> {
+    let mut parts = line.splitn(3, '\t');
+    let (name, state) = (parts.next()?, parts.next()?);
+    let missing = (state != "ok").then(|| parts.next().unwrap_or("unknown").to_owned());
+    Some(Layer { name: name.to_owned(), missing })
+}
+
+/// When a process started, in ticks since boot: with its pid, this names it.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}

@@ -1,0 +1,212 @@
+//! Starting a keeper: detached, with a clean environment and exactly the descriptors it is meant to have.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use lodge_link::{Bind, KeeperSpec, SOCKET_FILE, Secret, descriptors, is_valid_id, limits, ready};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::process::Command;
+
+use crate::error::StartError;
+use crate::host::Host;
+
+/// How long a keeper may take until it can be dialled. It may have to wait for the tree of a dead one.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// Between two attempts to run a program that another process still has open for writing.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+const BUSY_RETRIES_MAX: u32 = 200;
+/// Between two looks at a socket that another keeper is about to open.
+const OTHER_PAUSE: Duration = Duration::from_millis(5);
+/// Descriptors are first moved out of the way of those that a keeper expects.
+const OUT_OF_THE_WAY: RawFd = 16;
+
+/// One sandbox, as its keeper has to know it.
+#[derive(Debug, Clone)]
+pub struct SandboxSpec {
+    pub id: String,
+    pub incarnation: u32,
+    pub secret: Secret,
+    /// The agent's root: visible inside at its own path, and writable.
+    pub root: PathBuf,
+    /// User and group of everything inside. Needed as root, without effect otherwise.
+    pub uid: Option<u32>,
+    pub binds: Vec<Bind>,
+    /// Takes the keeper's words and the runtime's stderr.
+    pub log: PathBuf,
+    /// Where the keeper dies, for crash tests.
+    pub failpoint: Option<String>,
+}
+
+/// What became of a keeper that somebody else started.
+enum Other {
+    Listens,
+    Ended,
+}
+
+/// What a keeper that starts says about it.
+enum Announced {
+    Listening,
+    Held,
+    Failed(String),
+    Nothing,
+}
+
+impl Host {
+    /// Sees to it that the sandbox has a keeper, and returns once it can be dialled.
+    ///
+    /// Doing so twice, even at the same time, leaves one keeper.
+    pub async fn start(&self, spec: &SandboxSpec) -> Result<(), StartError> {
+        let sandbox = || spec.id.clone();
+        if !is_valid_id(&spec.id) {
+            return Err(StartError::BadId { sandbox: sandbox() });
+        }
+        if rustix::process::geteuid().is_root() && spec.uid.is_none_or(|uid| uid == 0) {
+            return Err(StartError::NoUser { sandbox: sandbox() });
+        }
+        let started = async {
+            loop {
+                if self.is_held(&spec.id) {
+                    match self.await_other(spec).await? {
+                        Other::Listens => return Ok(()),
+                        Other::Ended => {}
+                    }
+                }
+                match self.launch(spec).await? {
+                    Announced::Listening => return Ok(()),
+                    Announced::Held => {}
+                    Announced::Failed(why) => return Err(StartError::GaveUp { sandbox: sandbox(), why }),
+                    Announced::Nothing => return Err(StartError::Died { sandbox: sandbox() }),
+                }
+            }
+        };
+        let timed = tokio::time::timeout(READY_WITHIN, started).await;
+        timed.unwrap_or(Err(StartError::NotReady { sandbox: sandbox(), waited_s: READY_WITHIN.as_secs() }))
+    }
+
+    async fn launch(&self, spec: &SandboxSpec) -> Result<Announced, StartError> {
+        let prepare = |cause| StartError::Prepare { sandbox: spec.id.clone(), cause };
+        let path = self.run.join(&spec.id);
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(prepare)?;
+        let dir = File::open(&path).map_err(prepare)?;
+        let log = File::options().append(true).create(true).mode(0o600).open(&spec.log);
+        let log = log.map_err(|cause| StartError::Log { path: spec.log.clone(), cause })?;
+        let spec_file = self.spec_file(spec)?;
+        let (announced, announce) = pipe_pair().map_err(prepare)?;
+        let given = [dir.into(), spec_file.into(), log.into(), announce];
+        let mut moved = Vec::with_capacity(given.len());
+        for fd in given {
+            moved.push(out_of_the_way(fd).map_err(prepare)?);
+        }
+        let no_keeper = |cause| StartError::NoKeeper { path: self.keeper.clone(), cause };
+        let mut child = self.run_keeper(&moved).await.map_err(no_keeper)?;
+        drop(moved);
+        let mut message = Vec::new();
+        let mut reader = pipe::Receiver::from_owned_fd(announced).map_err(prepare)?.take(4096);
+        reader.read_to_end(&mut message).await.map_err(prepare)?;
+        // The first process hands over to pid 1 of the new namespace and ends, or ends having failed.
+        child.wait().await.map_err(no_keeper)?;
+        Ok(match message.split_first() {
+            Some((&ready::LISTENING, _)) => Announced::Listening,
+            Some((&ready::HELD, _)) => Announced::Held,
+            Some((_, why)) => Announced::Failed(String::from_utf8_lossy(why).into_owned()),
+            None => Announced::Nothing,
+        })
+    }
+
+    /// The spec in memory, on a descriptor: the secret stands in no argument and no file.
+    fn spec_file(&self, spec: &SandboxSpec) -> Result<File, StartError> {
+        let prepare = |cause| StartError::Prepare { sandbox: spec.id.clone(), cause };
+        let bytes = KeeperSpec {
+            sandbox: spec.id.clone(),
+            incarnation: spec.incarnation,
+            secret: spec.secret.clone(),
+            state_dir: self.state_dir.clone(),
+            root: spec.root.canonicalize().map_err(prepare)?,
+            uid: spec.uid,
+            binds: spec.binds.clone(),
+            failpoint: spec.failpoint.clone().unwrap_or_default(),
+        }
+        .encode();
+        if bytes.len() > limits::SPEC_MAX {
+            let (sandbox, len, len_max) = (spec.id.clone(), bytes.len(), limits::SPEC_MAX);
+            return Err(StartError::SpecTooLong { sandbox, len, len_max });
+        }
+        let memory = rustix::fs::memfd_create("spec", rustix::fs::MemfdFlags::CLOEXEC);
+        let mut file = File::from(memory.map_err(|errno| prepare(errno.into()))?);
+        file.write_all(&bytes).map_err(prepare)?;
+        file.rewind().map_err(prepare)?;
+        Ok(file)
+    }
+
+    async fn run_keeper(&self, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
+        let expected = [descriptors::DIR, descriptors::SPEC, descriptors::LOG, descriptors::READY];
+        let pairs: Vec<(RawFd, RawFd)> = given.iter().map(AsRawFd::as_raw_fd).zip(expected).collect();
+        let mut command = Command::new(&self.keeper);
+        command.arg("keep").env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let arrange = move || arrange(&pairs);
+        // SAFETY: `arrange` makes only system calls, and allocates nothing.
+        unsafe { command.pre_exec(arrange) };
+        for _ in 0..BUSY_RETRIES_MAX {
+            match command.spawn() {
+                // A child of some other thread has not yet closed its copy of the file being written.
+                Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                other => return other,
+            }
+        }
+        command.spawn()
+    }
+
+    /// Another keeper holds the lock: waits until it listens, or ends.
+    async fn await_other(&self, spec: &SandboxSpec) -> Result<Other, StartError> {
+        let path = self.run.join(&spec.id);
+        let dir = File::open(&path);
+        let dir = dir.map_err(|cause| StartError::Prepare { sandbox: spec.id.clone(), cause })?;
+        let socket = format!("/proc/self/fd/{}/{SOCKET_FILE}", dir.as_raw_fd());
+        while UnixStream::connect(&socket).await.is_err() {
+            if !self.is_held(&spec.id) {
+                return Ok(Other::Ended);
+            }
+            tokio::time::sleep(OTHER_PAUSE).await;
+        }
+        Ok(Other::Listens)
+    }
+}
+
+/// Runs between fork and exec: the given descriptors at their places, and no others.
+fn arrange(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
+    for (given, expected) in pairs {
+        // SAFETY: no memory is passed. Nothing given lies where something is expected.
+        if unsafe { libc::dup2(*given, *expected) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    let (first, last) = (descriptors::READY as libc::c_uint + 1, libc::c_uint::MAX);
+    // Marked rather than closed: one of them is how a failing exec is reported.
+    // SAFETY: no memory is passed.
+    if unsafe { libc::close_range(first, last, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn out_of_the_way(fd: OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed; the result is a new descriptor that nothing else owns.
+    unsafe {
+        let moved = libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);
+        if moved == -1 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(moved)) }
+    }
+}
+
+fn pipe_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
+}

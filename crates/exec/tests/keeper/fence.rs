@@ -1,0 +1,178 @@
+//! The fence, seen from inside.
+
+use lodge_exec::{Bind, Command, Ended};
+
+use crate::home::{BOX, Home, PATIENCE, exited, is_root, mark, processes_with, until};
+
+#[tokio::test]
+async fn a_tool_sees_neither_the_state_directory_nor_other_homes() {
+    let home = Home::new();
+    let other = home.state().join("agents/b/root");
+    std::fs::create_dir_all(&other).unwrap();
+    let mut link = home.up().await;
+    let state = home.state();
+    let script = format!(
+        "ls -A {state}; ls -A {state}/agents; ls -A /run /home /root | grep -v '^/' | tr -d '\\n'; test -e {run}/k && echo socket",
+        state = state.display(),
+        run = home.run().display(),
+    );
+    home.run_sh(&mut link, "e1", &script).await;
+    // What names resolve by is bound back on hosts that keep it beneath /run.
+    let seen = home.stdout("e1").replace("systemd", "").replace("resolve", "");
+    assert_eq!(seen.trim(), "agents\na", "{}", home.stdout("e1"));
+}
+
+#[tokio::test]
+async fn a_tool_cannot_reach_the_keepers_socket_by_any_path() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let run = home.run();
+    let script = format!(
+        "for path in {run}/k /proc/1/root{run}/k /proc/1/cwd{run}/k /proc/1/fd/3/k; do test -e $path && echo $path; done; ls /proc/1/fd 2>/dev/null; true",
+        run = run.display(),
+    );
+    home.run_sh(&mut link, "e1", &script).await;
+    assert_eq!(home.stdout("e1"), "");
+}
+
+#[tokio::test]
+async fn a_tool_sees_only_processes_of_its_sandbox() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    home.run_sh(&mut link, "e1", "cd /proc; ls -d [0-9]* | wc -l; kill -9 1; echo $?").await;
+    let output = home.stdout("e1");
+    let words: Vec<&str> = output.split_whitespace().collect();
+    assert!(words[0].parse::<u32>().unwrap() <= 5, "{output}");
+    // Pid 1 takes no signal from its own namespace: as root the attempt is refused, else it has no effect.
+    home.run_sh(&mut link, "e2", "true").await;
+}
+
+#[tokio::test]
+async fn a_tool_has_its_own_uid_when_it_can_and_never_a_capability() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let script = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; cat /proc/self/oom_score_adj; umask; ulimit -c; ls /proc/self/fd | tr '\\n' ' '";
+    home.run_sh(&mut link, "e1", script).await;
+    let output = home.stdout("e1");
+    let lines: Vec<&str> = output.lines().collect();
+    if let Some(uid) = home.uid {
+        let uid = uid.to_string();
+        assert_eq!(lines[..3], [uid.as_str(), uid.as_str(), uid.as_str()], "{output}");
+    } else {
+        assert_eq!(lines[0], rustix::process::geteuid().as_raw().to_string());
+    }
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(output.contains(&format!("{set}:\t0000000000000000")), "{output}");
+    }
+    assert!(output.contains("NoNewPrivs:\t1") && output.contains("Seccomp:\t2"), "{output}");
+    // The descriptor beyond the standard ones is the one that `ls` itself opened.
+    assert_eq!(lines[lines.len() - 4..], ["500", "0022", "0", "0 1 2 3 "], "{output}");
+}
+
+#[tokio::test]
+async fn a_tool_writes_beneath_its_root_and_not_elsewhere() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let outside = tempfile::tempdir_in("/var/tmp").unwrap();
+    let script = "echo x > inside && mkdir -p a/b && mv inside a/b/ && echo ok; \
+        for place in /etc /usr /run /home /root /; do touch $place/x 2>/dev/null && echo wrote $place; done; \
+        t=$(mktemp) && rm $t && echo temporary; mount -t tmpfs none . 2>/dev/null && echo mounted; \
+        unshare -U true 2>/dev/null && echo unshared; true";
+    let mut start = home.sh("e1", script);
+    start.env.push(("TMPDIR".into(), "/tmp".into()));
+    link.send(&Command::Start(start)).await.unwrap();
+    exited(&mut link, "e1").await;
+    assert_eq!(home.stdout("e1"), "ok\ntemporary\n");
+    drop(outside);
+}
+
+#[tokio::test]
+async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
+    let home = Home::new();
+    let outside = home.state().join("shared");
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("file"), "shared\n").unwrap();
+    if let Some(uid) = home.uid {
+        std::os::unix::fs::chown(&outside, Some(uid), Some(uid)).unwrap();
+    }
+    let (writable, read_only) = (home.root.join("work"), home.state().join("elsewhere/ro"));
+    let program = home.host.put_program("tool", b"#!/bin/sh\necho ran\n").unwrap();
+    let bind = |target: &std::path::Path, read_only| Bind {
+        source: outside.clone(),
+        target: target.to_owned(),
+        read_only,
+    };
+    let mut spec = home.spec();
+    spec.binds = vec![
+        bind(&writable, false),
+        bind(&read_only, true),
+        Bind { source: program.clone(), target: program.clone(), read_only: true },
+    ];
+    home.host.start(&spec).await.unwrap();
+    let mut link = home.dial(1).await;
+    let script = format!(
+        "cat work/file {ro}/file; echo new > work/new && cat {ro}/new; touch {ro}/x 2>/dev/null && echo wrote; {program}",
+        ro = read_only.display(),
+        program = program.display(),
+    );
+    home.run_sh(&mut link, "e1", &script).await;
+    assert_eq!(home.stdout("e1"), "shared\nshared\nnew\nran\n", "{:?}", link.welcome.layers);
+    assert_eq!(std::fs::read_to_string(outside.join("new")).unwrap(), "new\n");
+}
+
+#[tokio::test]
+async fn tools_of_one_sandbox_may_signal_each_other() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    home.run_sh(&mut link, "e1", "sleep 1000 & echo $! > pid").await;
+    let record = home.run_sh(&mut link, "e2", "kill $(cat pid)").await;
+    assert_eq!(record.ended, Ended::Code(0));
+}
+
+#[tokio::test]
+async fn killing_the_keeper_frees_its_lock_and_kills_all_of_its_namespace() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    home.run_sh(&mut link, "e1", "true").await;
+    let mark = mark();
+    let script = format!("setsid sleep {mark} & sleep {mark}; true");
+    link.send(&Command::Start(home.sh("e2", &script))).await.unwrap();
+    until("its processes run", || processes_with(&mark).len() >= 3).await;
+    home.kill_keeper();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    assert!(processes_with(&mark).is_empty());
+    assert!(matches!(home.host.evidence(BOX, "e1"), lodge_exec::Evidence::Exited(_)));
+    assert!(matches!(home.host.evidence(BOX, "e2"), lodge_exec::Evidence::Claimed));
+    assert_eq!(tokio::time::timeout(PATIENCE, async { while link.next().await.is_some() {} }).await, Ok(()));
+
+    // The next keeper knows that e2 was claimed and does not run it again.
+    home.host.start(&home.spec()).await.unwrap();
+    let mut link = home.dial(2).await;
+    link.send(&Command::Start(home.sh("e2", "echo again > again"))).await.unwrap();
+    let lost = lodge_exec::KeeperEvent::Lost { exec: "e2".to_owned() };
+    assert_eq!(crate::home::next(&mut link).await, lost);
+    assert!(!home.root.join("again").exists());
+}
+
+#[tokio::test]
+async fn a_host_can_be_probed_for_its_layers() {
+    let home = Home::new();
+    let layers = home.host.probe().await;
+    for name in ["pidns", "seccomp", "landlock", "own_uid"] {
+        assert!(layers.iter().any(|layer| layer.name == name), "{name}: {layers:?}");
+    }
+    let link = home.up().await;
+    let names = |layers: &[lodge_exec::Layer]| -> Vec<String> {
+        layers.iter().filter(|layer| layer.missing.is_none()).map(|layer| layer.name.clone()).collect()
+    };
+    assert_eq!(names(&layers), names(&link.welcome.layers));
+}
+
+#[tokio::test]
+async fn as_root_a_sandbox_without_a_user_is_refused() {
+    let home = Home::new();
+    let mut spec = home.spec();
+    spec.uid = None;
+    let started = home.host.start(&spec).await;
+    assert_eq!(started.is_err(), is_root());
+}

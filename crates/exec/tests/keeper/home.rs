@@ -1,0 +1,190 @@
+//! A state directory of its own for each test, and one sandbox in it.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use lodge_exec::{Command, ExecKind, ExitRecord, Host, KeeperEvent, Link, SandboxSpec, Secret, Start};
+
+pub(crate) const BOX: &str = "box";
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Home {
+    dir: tempfile::TempDir,
+    pub(crate) host: Host,
+    pub(crate) root: PathBuf,
+    pub(crate) secret: Secret,
+    pub(crate) uid: Option<u32>,
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The keeper's bytes. `LODGE_TEST_KEEPER` names one that is built already.
+pub(crate) fn keeper() -> &'static [u8] {
+    static KEEPER: OnceLock<Vec<u8>> = OnceLock::new();
+    KEEPER.get_or_init(|| {
+        if let Some(path) = std::env::var_os("LODGE_TEST_KEEPER") {
+            return fs::read(path).unwrap();
+        }
+        let built = Process::new(env!("CARGO"))
+            .args(["build", "--quiet", "-p", "lodge-keeper"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(built.success());
+        let test = std::env::current_exe().unwrap();
+        fs::read(test.ancestors().nth(2).unwrap().join("keeper")).unwrap()
+    })
+}
+
+impl Home {
+    pub(crate) fn new() -> Home {
+        static NEXT_UID: AtomicU32 = AtomicU32::new(0);
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let host = Host::open(&state, keeper()).unwrap();
+        let root = state.join("agents/a/root");
+        fs::create_dir_all(&root).unwrap();
+        let root = root.canonicalize().unwrap();
+        let uid = is_root().then(|| 60_000 + NEXT_UID.fetch_add(1, Ordering::Relaxed));
+        if let Some(uid) = uid {
+            chown(&root, Some(uid), Some(uid)).unwrap();
+        }
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
+        Home { host, root, secret: Secret::new([7; 32]), uid, dir }
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("state").canonicalize().unwrap()
+    }
+
+    pub(crate) fn run(&self) -> PathBuf {
+        self.state().join("run").join(BOX)
+    }
+
+    pub(crate) fn exec_dir(&self, exec: &str) -> PathBuf {
+        self.run().join("exec").join(exec)
+    }
+
+    pub(crate) fn spec(&self) -> SandboxSpec {
+        SandboxSpec {
+            id: BOX.to_owned(),
+            incarnation: 1,
+            secret: self.secret.clone(),
+            root: self.root.clone(),
+            uid: self.uid,
+            binds: Vec::new(),
+            log: self.state().join("log"),
+            failpoint: None,
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.state().join("log")).unwrap_or_default()
+    }
+
+    pub(crate) async fn dial(&self, epoch: u64) -> Link {
+        self.host.dial(BOX, &self.secret, epoch).await.unwrap()
+    }
+
+    /// A keeper and a link to it.
+    pub(crate) async fn up(&self) -> Link {
+        self.host.start(&self.spec()).await.unwrap();
+        self.dial(1).await
+    }
+
+    pub(crate) fn sh(&self, exec: &str, script: &str) -> Start {
+        Start {
+            exec: exec.to_owned(),
+            kind: ExecKind::Tool,
+            argv: vec!["/bin/sh".into(), "-c".into(), script.into()],
+            env: vec![("PATH".into(), "/usr/bin:/bin".into())],
+            cwd: self.root.clone(),
+            stdin: Vec::new(),
+            output_cap: 1 << 20,
+        }
+    }
+
+    /// Runs a script to its end.
+    pub(crate) async fn run_sh(&self, link: &mut Link, exec: &str, script: &str) -> ExitRecord {
+        link.send(&Command::Start(self.sh(exec, script))).await.unwrap();
+        exited(link, exec).await
+    }
+
+    pub(crate) fn stdout(&self, exec: &str) -> String {
+        let captured = self.host.read_output(BOX, exec, lodge_exec::Stream::Stdout, 1 << 20, 0).unwrap();
+        String::from_utf8(captured.head).unwrap()
+    }
+
+    /// Pid of the keeper as the host sees it.
+    pub(crate) fn keeper_pid(&self) -> Option<i32> {
+        let text = fs::read_to_string(self.run().join("pid")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    }
+
+    pub(crate) fn kill_keeper(&self) {
+        let pid = rustix::process::Pid::from_raw(self.keeper_pid().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        // Held means that the pid written down is the holder's, so it cannot have been reused.
+        while self.host.is_held(BOX) && Instant::now() < until {
+            if let Some(pid) = self.keeper_pid().and_then(rustix::process::Pid::from_raw)
+                && rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_err()
+            {}
+            std::thread::yield_now();
+        }
+    }
+}
+
+pub(crate) async fn next(link: &mut Link) -> KeeperEvent {
+    tokio::time::timeout(PATIENCE, link.next()).await.expect("no event").expect("the link was lost")
+}
+
+/// Waits for the end of an exec.
+pub(crate) async fn exited(link: &mut Link, exec: &str) -> ExitRecord {
+    loop {
+        match next(link).await {
+            KeeperEvent::Exited { exec: ended, record } if ended == exec => return record,
+            KeeperEvent::Refused { exec, why, .. } => panic!("{exec} was refused: {why}"),
+            _ => {}
+        }
+    }
+}
+
+/// Waits for a condition, with a bound.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Pids on the host whose command line contains `mark`.
+pub(crate) fn processes_with(mark: &str) -> Vec<i32> {
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let line = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
+        let own = std::process::id().cast_signed();
+        *pid != own && line.windows(mark.len()).any(|part| part == mark.as_bytes())
+    })
+    .collect()
+}
+
+/// An argument that no other process has.
+pub(crate) fn mark() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("31{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}

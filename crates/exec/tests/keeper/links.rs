@@ -1,0 +1,221 @@
+//! Adoption, proofs, epochs: who may drive a keeper.
+
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use lodge_exec::{Command, DialError, Ended, ExecKind, ExecState, Host, KeeperEvent, Secret, Start};
+
+use crate::home::{BOX, Home, PATIENCE, exited, keeper, next, until};
+
+#[tokio::test]
+async fn a_second_host_adopts_what_the_first_one_started() {
+    let home = Home::new();
+    let link = home.up().await;
+    let script = "read line; echo got $line > done";
+    let mut start = home.sh("e1", &format!("until test -e go; do sleep 0.01; done; {script}"));
+    start.stdin = b"hello\n".to_vec();
+    link.send(&Command::Start(start)).await.unwrap();
+    until("claimed", || home.exec_dir("e1").join("stdout").exists()).await;
+    drop(link);
+
+    let second = Host::open(&home.state(), keeper()).unwrap();
+    assert_eq!(second.sandboxes(), [BOX]);
+    assert!(second.is_held(BOX));
+    second.start(&home.spec()).await.unwrap();
+    let mut link = second.dial(BOX, &home.secret, 2).await.unwrap();
+    assert!(matches!(link.welcome.execs[0].state, ExecState::Running { .. }), "{:?}", link.welcome.execs);
+    std::fs::write(home.root.join("go"), "").unwrap();
+    exited(&mut link, "e1").await;
+    assert_eq!(std::fs::read_to_string(home.root.join("done")).unwrap(), "got hello\n");
+
+    drop(link);
+    let link = second.dial(BOX, &home.secret, 3).await.unwrap();
+    assert!(matches!(link.welcome.execs[0].state, ExecState::Exited(_)));
+    assert_eq!(link.welcome.host_pid.map(u32::cast_signed), home.keeper_pid());
+}
+
+#[tokio::test]
+async fn keepers_started_at_the_same_time_are_one_keeper() {
+    let home = Home::new();
+    let spec = home.spec();
+    let (a, b, c) = tokio::join!(home.host.start(&spec), home.host.start(&spec), home.host.start(&spec));
+    for started in [a, b, c] {
+        started.unwrap();
+    }
+    let mut link = home.dial(1).await;
+    home.run_sh(&mut link, "e1", "true").await;
+    assert_eq!(home.log().matches("keeps box").count(), 1, "{}", home.log());
+}
+
+#[tokio::test]
+async fn a_daemon_with_the_wrong_secret_is_turned_away() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let refused = home.host.dial(BOX, &Secret::new([8; 32]), 9).await.unwrap_err();
+    assert!(matches!(refused, DialError::WrongSecret { .. }), "{refused}");
+    link.send(&Command::Ping { token: 5 }).await.unwrap();
+    assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 5 });
+}
+
+#[tokio::test]
+async fn whoever_answers_without_the_secret_is_not_taken_for_the_keeper() {
+    let home = Home::new();
+    std::fs::create_dir_all(home.run()).unwrap();
+    let impostor = UnixListener::bind(home.run().join("k")).unwrap();
+    let answering = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut stream, _) = impostor.accept().unwrap();
+        let mut bytes = Vec::new();
+        lodge_link::Challenge { version: 1, nonce: [1; 32] }.append_to(&mut bytes);
+        stream.write_all(&bytes).unwrap();
+        assert!(stream.read(&mut [0; 256]).unwrap() > 0);
+        bytes.clear();
+        let welcome = lodge_link::Welcome {
+            proof: [0; 32],
+            version: 1,
+            incarnation: 1,
+            host_pid: None,
+            layers: Vec::new(),
+            execs: Vec::new(),
+        };
+        welcome.append_to(&mut bytes);
+        stream.write_all(&bytes).unwrap();
+    });
+    let refused = home.host.dial(BOX, &home.secret, 1).await.unwrap_err();
+    assert!(matches!(refused, DialError::Impostor { .. }), "{refused}");
+    answering.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_higher_epoch_displaces_the_lower_one_and_never_the_other_way_round() {
+    let home = Home::new();
+    let mut first = home.up().await;
+    let mut second = home.dial(5).await;
+    assert_eq!(tokio::time::timeout(PATIENCE, first.next()).await.unwrap(), None);
+    let refused = home.host.dial(BOX, &home.secret, 4).await.unwrap_err();
+    assert!(matches!(refused, DialError::OldEpoch { current: 5, .. }), "{refused}");
+    second.send(&Command::Ping { token: 1 }).await.unwrap();
+    assert_eq!(next(&mut second).await, KeeperEvent::Pong { token: 1 });
+}
+
+#[tokio::test]
+async fn strangers_who_say_nothing_do_not_keep_the_daemon_out() {
+    let home = Home::new();
+    home.host.start(&home.spec()).await.unwrap();
+    let silent: Vec<_> =
+        (0..5).map(|_| std::os::unix::net::UnixStream::connect(home.run().join("k")).unwrap()).collect();
+    let mut link = home.dial(1).await;
+    link.send(&Command::Ping { token: 1 }).await.unwrap();
+    assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 1 });
+    drop(silent);
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_keeper_cannot_be_dialled_and_can_be_removed() {
+    let home = Home::new();
+    let absent = home.host.dial(BOX, &home.secret, 1).await.unwrap_err();
+    assert_eq!(absent.code(), "keeper.absent");
+    let link = home.up().await;
+    assert_eq!(home.host.remove(BOX).unwrap_err().to_string(), "sandbox box still has a keeper");
+    link.send(&Command::End { grace_ms: 1000 }).await.unwrap();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    assert!(!home.host.is_held(BOX));
+    home.host.remove(BOX).unwrap();
+    home.host.remove(BOX).unwrap();
+    assert!(home.host.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn waiting_for_a_living_keeper_to_go_times_out() {
+    let home = Home::new();
+    let _link = home.up().await;
+    assert!(!home.host.wait_gone(BOX, Duration::from_millis(20)).await);
+}
+
+fn runtime(home: &Home, exec: &str, script: &str) -> Start {
+    Start { kind: ExecKind::Runtime, ..home.sh(exec, script) }
+}
+
+#[tokio::test]
+async fn lines_are_relayed_to_and_from_the_runtime_and_its_stderr_is_logged() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let script = "echo starting >&2; while read line; do echo \"<$line>\"; done";
+    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    assert!(matches!(next(&mut link).await, KeeperEvent::Started { .. }));
+    let long = "x".repeat(300_000);
+    for line in ["{}", "two words", &long] {
+        link.send(&Command::RuntimeLine(line.as_bytes().to_vec())).await.unwrap();
+        assert_eq!(next(&mut link).await, KeeperEvent::RuntimeLine(format!("<{line}>").into_bytes()));
+    }
+    link.send(&Command::Start(runtime(&home, "r2", "true"))).await.unwrap();
+    assert!(matches!(next(&mut link).await, KeeperEvent::Refused { recorded: false, .. }));
+    assert!(home.log().contains("starting\n"), "{}", home.log());
+
+    drop(link);
+    let mut link = home.dial(2).await;
+    link.send(&Command::RuntimeLine(b"again".to_vec())).await.unwrap();
+    assert_eq!(next(&mut link).await, KeeperEvent::RuntimeLine(b"<again>".to_vec()));
+}
+
+#[tokio::test]
+async fn a_runtime_that_floods_is_held_back_while_nobody_reads() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let script = "i=0; while test $i -lt 20000; do echo \"$i 0123456789012345678901234567890123456789\"; i=$((i+1)); done; echo > full; read x";
+    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    // About a megabyte: more than the keeper queues, so every line must still come, in order.
+    let mut expected = 0;
+    while expected < 20000 {
+        if let KeeperEvent::RuntimeLine(line) = next(&mut link).await {
+            let line = String::from_utf8(line).unwrap();
+            assert!(line.starts_with(&format!("{expected} ")), "{line}");
+            expected += 1;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_writes_a_line_without_end_is_killed_and_that_is_noted() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    let script = "echo first; head -c 17000000 /dev/zero; echo; sleep 1000";
+    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    let record = exited(&mut link, "r1").await;
+    assert_eq!(record.ended, Ended::Signal(libc::SIGKILL));
+    assert!(record.note.contains("line"), "{record:?}");
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_read_is_killed_before_its_queue_grows_without_end() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    link.send(&Command::Start(runtime(&home, "r1", "sleep 1000"))).await.unwrap();
+    let line = Command::RuntimeLine(vec![b'x'; 8_000_000]);
+    for _ in 0..6 {
+        link.send(&line).await.unwrap();
+    }
+    let record = exited(&mut link, "r1").await;
+    assert!(record.note.contains("did not read"), "{record:?}");
+}
+
+#[tokio::test]
+async fn a_keeper_asked_by_the_host_ends_and_one_asked_from_inside_does_not() {
+    let home = Home::new();
+    let mut link = home.up().await;
+    home.run_sh(&mut link, "e1", "kill -TERM 1; kill -INT 1; true").await;
+    home.run_sh(&mut link, "e2", "true").await;
+    let pid = rustix::process::Pid::from_raw(home.keeper_pid().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+}
+
+#[tokio::test]
+async fn a_link_can_kill_a_keeper_that_does_not_answer() {
+    let home = Home::new();
+    let link = home.up().await;
+    let pid = rustix::process::Pid::from_raw(home.keeper_pid().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    link.sender().kill_keeper().unwrap();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+}

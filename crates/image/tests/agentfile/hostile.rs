@@ -1,0 +1,184 @@
+//! Input nobody meant.
+//!
+//! Owns: that no bytes make the parser panic, hang or print garbage. Never: says which mistakes are found.
+
+use std::time::{Duration, Instant};
+
+use lodge_image::agentfile::parse;
+
+use crate::{Args, args, stock};
+
+const CASES: u32 = 40_000;
+const SEED: u64 = 0x0dd_0a6e_27f1_1e5e;
+
+/// A small generator whose every run is the same.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T: ?Sized>(&mut self, items: &[&'a T]) -> &'a T {
+        items[self.below(items.len())]
+    }
+}
+
+const PIECES: [&[u8]; 40] = [
+    b"FROM scratch\n",
+    b"FROM ",
+    b"CONTEXT ",
+    b"CONFIG ",
+    b"ENV ",
+    b"BIN ",
+    b"EXEC ",
+    b"ADD ",
+    b"ARG ",
+    b"LIMIT ",
+    b"NETWORK ",
+    b"MCP ",
+    b"SERVICE ",
+    b"SCHEDULE ",
+    b"ON ",
+    b"CAPABILITY ",
+    b"LABEL ",
+    b"MODEL ",
+    b"<<",
+    b"<<EOF",
+    b"\nEOF\n",
+    b"\n",
+    b"\r\n",
+    b" ",
+    b"\t",
+    b"\"",
+    b"\\",
+    b"\\u",
+    b"\\ud83e\\u",
+    b"=",
+    b"!",
+    b"[",
+    b"]",
+    b",",
+    b"${",
+    b"}",
+    b"${a}",
+    b"file://",
+    b"\xc3\xa9",
+    b"# syntax=",
+];
+
+fn soup(random: &mut Random) -> Vec<u8> {
+    let mut bytes =
+        if random.below(2) == 0 { b"FROM scratch\nARG a=\"${\\\"x\"\n".to_vec() } else { Vec::new() };
+    for _ in 0..random.below(30) {
+        match random.below(8) {
+            0 => bytes.push(random.next() as u8),
+            1 => bytes.extend(random.next().to_string().bytes()),
+            _ => bytes.extend(random.pick(&PIECES)),
+        }
+    }
+    bytes
+}
+
+fn noise(random: &mut Random) -> Vec<u8> {
+    (0..random.below(80)).map(|_| random.next() as u8).collect()
+}
+
+fn mutation(random: &mut Random) -> Vec<u8> {
+    let mut bytes = random.pick(&stock::ALL).as_bytes().to_vec();
+    for _ in 0..=random.below(4) {
+        let at = random.below(bytes.len());
+        let to = (at + random.below(12)).min(bytes.len());
+        match random.below(4) {
+            0 => bytes[at] = random.next() as u8,
+            1 => drop(bytes.drain(at..to)),
+            2 => drop(bytes.splice(at..at, random.pick(&PIECES).iter().copied())),
+            _ => bytes.truncate(at.max(1)),
+        }
+        if bytes.is_empty() {
+            break;
+        }
+    }
+    bytes
+}
+
+#[test]
+fn no_input_panics_and_every_refusal_can_be_printed() {
+    let given = args(&[("a", "x \" y"), ("registry", "<<E"), ("tag", "")]);
+    let mut random = Random(SEED);
+    let (mut accepted, mut refused) = (0, 0);
+    for case in 0..CASES {
+        let bytes = match case % 4 {
+            0 => soup(&mut random),
+            1 => noise(&mut random),
+            _ => mutation(&mut random),
+        };
+        match parse("Agentfile", &bytes, &given) {
+            Ok(_) => accepted += 1,
+            Err(errors) => {
+                refused += 1;
+                let report = errors.to_string();
+                let plain = report.chars().all(|c| c == '\n' || !c.is_control());
+                assert!(plain, "case {case}: {report:?}");
+                assert!(errors.iter().all(|error| error.line > 0 && error.column > 0), "case {case}");
+            }
+        }
+    }
+    assert!(accepted > 1_000 && refused > 1_000, "{accepted} accepted, {refused} refused");
+}
+
+#[test]
+fn every_prefix_of_a_good_file_is_answered() {
+    for source in stock::ALL {
+        for end in 0..=source.len() {
+            // Only that there is an answer matters here.
+            let _ = parse("Agentfile", &source.as_bytes()[..end], &Args::new());
+        }
+    }
+}
+
+#[test]
+fn the_worst_files_of_the_allowed_size_are_answered_soon() {
+    let fill = |piece: &str| piece.repeat((1 << 20) / piece.len() - 64);
+    let started = Instant::now();
+    for source in [
+        fill("${"),
+        fill("${a}"),
+        fill("<<E\n"),
+        fill("A \"<<E\n"),
+        fill("\n"),
+        fill("#\n"),
+        fill("\""),
+        fill("\\"),
+        fill("é"),
+        fill("CAPABILITY a b c d e f g h\n"),
+        fill("CAPABILITY aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"),
+        format!("FROM scratch\nARG a={}\n{}", "x".repeat(60_000), fill("${a}\n")),
+        format!("FROM scratch\nNETWORK {}\n", "a,".repeat(30_000)),
+        format!(
+            "FROM scratch\n{}",
+            (0..1_000)
+                .map(|line| {
+                    let names: String = (0..120).map(|n| format!("c{line}x{n} ")).collect();
+                    format!("CAPABILITY {names}\n")
+                })
+                .collect::<String>()
+        ),
+        format!("FROM scratch\nCAPABILITY {}\n", (0..9_000).map(|n| format!("c{n} ")).collect::<String>()),
+        format!("FROM scratch\n{}", (0..4_000).map(|n| format!("LABEL l{n}=x\n")).collect::<String>()),
+        format!("FROM scratch\nSERVICE a b {}\n", (0..6_000).map(|n| format!("E{n}=1 ")).collect::<String>()),
+        format!("FROM scratch\nARG x=1\nNAME {}\n", "${x}".repeat(16_000)),
+        format!("FROM scratch\nARG x=1\nNETWORK {}\n", "${x}! ".repeat(10_000)),
+    ] {
+        let _ = parse("Agentfile", source.as_bytes(), &Args::new());
+    }
+    // Far above what it takes, far below what a quadratic mistake would.
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}

@@ -1,0 +1,89 @@
+//! Agentfiles of the kinds people ship: one tool, a web reader, an orchestrator, a house with services.
+//!
+//! Owns: that the fixtures mean what they look like. Never: covers single rules (see `grammar`).
+
+use std::time::Duration;
+
+use lodge_image::agentfile::{
+    BinSource, ContextSource, Limit, McpSource, Network, Parent, RevivalPolicy, merge,
+};
+
+use crate::{args, good, good_with};
+
+const SEARCHER: &str = include_str!("../fixtures/searcher/Agentfile");
+const FORECASTER: &str = include_str!("../fixtures/forecaster/Agentfile");
+const ORCHESTRATOR: &str = include_str!("../fixtures/orchestrator/Agentfile");
+const HOUSE: &str = include_str!("../fixtures/house/Agentfile");
+const CARETAKER: &str = include_str!("../fixtures/caretaker/Agentfile");
+
+pub(crate) const ALL: [&str; 5] = [SEARCHER, FORECASTER, ORCHESTRATOR, HOUSE, CARETAKER];
+
+#[test]
+fn an_agent_with_one_tool_keeps_its_texts_as_written() {
+    let doc = good(SEARCHER);
+    let rg = &doc.bins[0];
+    assert!(rg.safe);
+    assert_eq!(rg.source, BinSource::Image("ghcr.io/lodge/bins/rg:14".to_owned()));
+    assert_eq!(rg.usage.as_deref(), Some("rg PATTERN [PATH]\nrg -n --glob '*.rs' PATTERN"));
+    assert_eq!(doc.contexts[0].description.as_deref(), Some("who you are"));
+    let ContextSource::Inline(soul) = &doc.contexts[0].source else { panic!("not inline") };
+    assert!(soul.ends_with(r#"such as ${HOME} and "a\tb" are searched for as they stand."#), "{soul}");
+    let ContextSource::Inline(policies) = &doc.contexts[1].source else { panic!("not inline") };
+    assert!(policies.ends_with("here:\nEOF"), "{policies}");
+    assert_eq!(doc.configs.len(), 3);
+}
+
+#[test]
+fn an_agent_of_another_registry_needs_only_a_build_argument() {
+    let doc = good_with(FORECASTER, &args(&[("registry", "mirror.example:5000/x")]));
+    assert_eq!(
+        doc.runtime.expect("runtime").value.to_string(),
+        "mirror.example:5000/x/runtimes/stock:latest"
+    );
+    assert_eq!(doc.bins[0].source, BinSource::Host("curl".to_owned()));
+    assert!(
+        doc.bins[1].safe
+            && doc.bins[1].source.to_string().starts_with("mirror.example:5000/x/bins/jq@sha256:")
+    );
+    assert_eq!(doc.envs[0].value, "https://weather.example/v1/forecast?days=3&units=metric");
+    assert_eq!(doc.envs[1].value, "");
+    let allowed = ["weather.example:443", "*.tiles.example"].map(str::to_owned).to_vec();
+    assert_eq!(doc.network.expect("network").value, Network::Allow(allowed));
+    let limits: Vec<Limit> = doc.limits.into_iter().map(|limit| limit.value).collect();
+    let expected = [
+        Limit::MemoryBytes(256 << 20),
+        Limit::CpuTime(Duration::from_secs(90)),
+        Limit::BudgetMicroUsd(250_000),
+    ];
+    assert_eq!(limits, expected);
+}
+
+#[test]
+fn an_orchestrator_has_no_tools_and_two_dozen_capabilities() {
+    let doc = good(ORCHESTRATOR);
+    assert!(doc.bins.is_empty());
+    assert_eq!(doc.capabilities.len(), 24);
+    assert_eq!(doc.limits[0].value, Limit::RevivalPolicy(RevivalPolicy::Ask));
+    assert_eq!(doc.ons[0].prompt, "A deployment happened. Ask the watcher whether it looks healthy.");
+}
+
+#[test]
+fn a_house_written_in_lower_case_with_windows_line_ends_is_the_same_house() {
+    let doc = good(HOUSE);
+    assert_eq!(good(&HOUSE.replace('\n', "\r\n")), doc);
+    assert_eq!(doc.required_but_unset(), ["room"]);
+    assert_eq!(doc.exec.expect("exec").value, ["serve", "--quiet"]);
+    let McpSource::Program { args, .. } = &doc.mcps[1].source else { panic!("not a program") };
+    assert_eq!(args, &["--root=/data", "--title=My files"]);
+    assert_eq!(doc.services[1].envs[1].1, "not a secret");
+}
+
+#[test]
+fn a_child_of_the_house_inherits_what_it_does_not_say() {
+    let child = good(CARETAKER);
+    assert_eq!(child.from.value, Parent::Image("house:latest".to_owned()));
+    let doc = merge(good(HOUSE), child);
+    assert_eq!(doc.name.expect("name").value, "caretaker");
+    assert_eq!(doc.model.expect("model").value.to_string(), "work/small");
+    assert_eq!((doc.contexts.len(), doc.adds.len(), doc.services.len()), (2, 2, 2));
+}
