@@ -115,13 +115,19 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     drop(batches.send(first));
     bring_down_strays(&shell);
     shell.spawn(shell::run_engine(engine, waiting, batches, shell.clone()));
-    let bound = api::bind(&socket, http.as_deref()).await?;
-    if let Some(addr) = &bound.http_addr {
+    let tcp = match &http {
+        Some(addr) => Some(api::bind_tcp(addr).await?),
+        None => None,
+    };
+    let http = tcp.as_ref().map(|(_, addr)| addr.clone());
+    if let Some(addr) = &http {
         // Set once, here.
         drop(shell.http_addr.set(addr.clone()));
     }
-    write_credentials(&home, &gate, &socket, bound.http_addr.as_deref())?;
-    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = bound.http_addr.as_deref());
+    // Before the socket is there: whoever finds the socket finds the token.
+    write_credentials(&home, &gate, &socket, http.as_deref())?;
+    let bound = api::bind(&socket, tcp)?;
+    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
     watch_signals(&shell)?;
     bound.serve(Arc::new(Api { shell: shell.clone(), gate }), patience).await;
     shell.tasks.close();

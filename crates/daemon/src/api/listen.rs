@@ -43,18 +43,21 @@ impl ListenError {
 #[derive(Debug)]
 pub struct Bound {
     unix: UnixListener,
-    tcp: Option<TcpListener>,
-    pub http_addr: Option<String>,
+    tcp: Option<(TcpListener, String)>,
 }
 
-/// Binds both doors. Only the holder of the state directory's lock may call this: it replaces a stale socket.
-pub async fn bind(socket: &Path, http: Option<&str>) -> Result<Bound, ListenError> {
-    let unix = bind_unix(socket)?;
-    let Some(addr) = http else { return Ok(Bound { unix, tcp: None, http_addr: None }) };
+/// Binds the TCP door, and tells its address.
+pub async fn bind_tcp(addr: &str) -> Result<(TcpListener, String), ListenError> {
     let failed = |cause| ListenError::Tcp { addr: addr.to_owned(), cause };
     let tcp = TcpListener::bind(addr).await.map_err(failed)?;
-    let http_addr = tcp.local_addr().map_err(failed)?.to_string();
-    Ok(Bound { unix, tcp: Some(tcp), http_addr: Some(http_addr) })
+    let bound = tcp.local_addr().map_err(failed)?.to_string();
+    Ok((tcp, bound))
+}
+
+/// Binds the Unix door, which is what clients wait for. Only the holder of the state directory's lock may call
+/// this: it replaces a stale socket.
+pub fn bind(socket: &Path, tcp: Option<(TcpListener, String)>) -> Result<Bound, ListenError> {
+    Ok(Bound { unix: bind_unix(socket)?, tcp })
 }
 
 fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
@@ -88,7 +91,7 @@ impl Bound {
         let unix = http::router(api.clone(), http::Door::Unix);
         let listener = Limited::new(self.unix);
         servers.spawn(async move { axum::serve(listener, unix).with_graceful_shutdown(stop.cancelled_owned()).await });
-        if let (Some(tcp), Some(addr)) = (self.tcp, self.http_addr) {
+        if let Some((tcp, addr)) = self.tcp {
             let stop = api.shell.stop.clone();
             let router = http::router(api.clone(), http::Door::Tcp(addr));
             let listener = Limited::new(tcp);

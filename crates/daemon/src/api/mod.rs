@@ -8,7 +8,7 @@ mod methods;
 mod socket;
 mod sse;
 
-pub use listen::{ListenError, bind};
+pub use listen::{ListenError, bind, bind_tcp};
 
 use lodge_proto::{ErrorBody, METHODS, Request};
 use serde_json::Value;
