@@ -22,7 +22,8 @@ fn main() {
 fn build(manifest: &Path, out: &Path, program: &str) -> PathBuf {
     let cargo = std::env::var("CARGO").expect("cargo sets it");
     // A directory of its own, or this would wait for the build it is part of. Shared by all profiles.
-    let target_dir = out.ancestors().nth(4).expect("OUT_DIR lies below the target directory").join("embedded");
+    let target_dir =
+        out.ancestors().nth(4).expect("OUT_DIR lies below the target directory").join("embedded");
     let triple = std::env::var("TARGET").expect("cargo sets it");
     let status = Command::new(cargo)
         .current_dir(manifest)

@@ -1,2 +1,2 @@
-pub mod mock;
 pub mod lodge;
+pub mod mock;

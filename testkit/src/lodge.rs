@@ -22,12 +22,20 @@ pub fn bin(name: &str) -> PathBuf {
         || {
             let exe = std::env::current_exe().expect("a running program has a path");
             let dir = exe.parent().expect("a program lies in a directory");
-            if dir.ends_with("deps") { dir.parent().expect("deps has a parent").to_owned() } else { dir.to_owned() }
+            if dir.ends_with("deps") {
+                dir.parent().expect("deps has a parent").to_owned()
+            } else {
+                dir.to_owned()
+            }
         },
         PathBuf::from,
     );
     let path = dir.join(name);
-    assert!(path.exists(), "{} is not built: run `make test`, or `cargo build --workspace --bins`", path.display());
+    assert!(
+        path.exists(),
+        "{} is not built: run `make test`, or `cargo build --workspace --bins`",
+        path.display()
+    );
     path
 }
 
@@ -48,7 +56,8 @@ impl Default for Lodge {
 impl Lodge {
     /// A state directory without a daemon.
     pub fn new() -> Lodge {
-        let dir = tempfile::Builder::new().prefix("lodge-").tempdir().expect("a temporary directory can be made");
+        let dir =
+            tempfile::Builder::new().prefix("lodge-").tempdir().expect("a temporary directory can be made");
         Lodge { dir, child: None, env: Vec::new() }
     }
 
@@ -101,7 +110,11 @@ impl Lodge {
     /// Starts the daemon and does not wait.
     pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "a daemon is running already");
-        let log = fs::File::options().create(true).append(true).open(self.log_path()).expect("the log can be opened");
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the log can be opened");
         let mut command = self.daemon_command();
         command.stdout(Stdio::null()).stderr(log);
         // SAFETY: prctl with PR_SET_PDEATHSIG only sets a property of the calling process; it is async-signal-safe.
@@ -119,7 +132,9 @@ impl Lodge {
     pub fn try_wait_ready(&mut self) -> Result<(), std::process::ExitStatus> {
         let until = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().expect("a child can be waited for")) {
+            if let Some(status) =
+                self.child.as_mut().and_then(|child| child.try_wait().expect("a child can be waited for"))
+            {
                 self.child = None;
                 return Err(status);
             }
@@ -174,14 +189,16 @@ impl Lodge {
     }
 
     pub fn token(&self) -> String {
-        let bytes = fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
+        let bytes =
+            fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
         let value: Value = serde_json::from_slice(&bytes).expect("credentials are JSON");
         value["token"].as_str().expect("credentials have a token").to_owned()
     }
 
     /// `host:port` of the TCP listener.
     pub fn http_addr(&self) -> String {
-        let bytes = fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
+        let bytes =
+            fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
         let value: Value = serde_json::from_slice(&bytes).expect("credentials are JSON");
         value["http"].as_str().expect("credentials have an address").trim_start_matches("http://").to_owned()
     }
@@ -301,12 +318,19 @@ pub async fn until_async<T, F: Future<Output = Option<T>>>(what: &str, mut look:
 }
 
 /// Calls a method over plain HTTP, with the headers a test wants to be wrong.
-pub fn http(addr: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<(u16, String)> {
+pub fn http(
+    addr: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<(u16, String)> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(addr)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    let mut head =
+        format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
     if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
         head.push_str(&format!("host: {addr}\r\n"));
     }

@@ -38,7 +38,9 @@ pub enum AgentEvent {
     ProbeAnswered,
     ProbeTimedOut,
     /// The runtime or its keeper ended by itself.
-    Exited { clean: bool },
+    Exited {
+        clean: bool,
+    },
     StopAsked,
     RemoveAsked,
     /// Nothing of the agent is left on the host.
@@ -83,9 +85,15 @@ impl AgentState {
                 S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
                 E::ImageReady | E::ImageFailed,
             )
-            | (S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::SpawnFailed)
+            | (
+                S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
+                E::SpawnFailed,
+            )
             | (S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ProbeAnswered)
-            | (S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ProbeTimedOut)
+            | (
+                S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
+                E::ProbeTimedOut,
+            )
             | (S::Pulling | S::Removed, E::Exited { .. })
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
             | (S::Pulling | S::Starting | S::Ready | S::Removing | S::Removed, E::RemoveAsked)
@@ -195,7 +203,9 @@ impl fmt::Display for AgentState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             S::Failed(reason) => write!(f, "failed({})", reason.word()),
-            S::Pulling | S::Starting | S::Ready | S::Stopped | S::Removing | S::Removed => f.write_str(self.word()),
+            S::Pulling | S::Starting | S::Ready | S::Stopped | S::Removing | S::Removed => {
+                f.write_str(self.word())
+            }
         }
     }
 }

@@ -340,9 +340,19 @@ pub struct RequestRow {
 /// One change to what is stored. Batches of them are applied in one transaction, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    Image { digest: String, name: String, record: ImageRecord },
+    Image {
+        digest: String,
+        name: String,
+        record: Box<ImageRecord>,
+    },
     Agent(AgentRow),
-    AgentState { id: AgentId, state: AgentState, detail: Option<String>, incarnation: u32, started_at: Option<Timestamp> },
+    AgentState {
+        id: AgentId,
+        state: AgentState,
+        detail: Option<String>,
+        incarnation: u32,
+        started_at: Option<Timestamp>,
+    },
     Session(SessionRow),
     Turn(TurnRow),
     TurnState {

@@ -44,7 +44,11 @@ pub struct Who {
 impl Gate {
     pub fn new(state_key: &[u8; 32], log: &str) -> Self {
         let key = derive(state_key, &["token"]);
-        Gate { encoding: EncodingKey::from_secret(&key), decoding: DecodingKey::from_secret(&key), log: log.to_owned() }
+        Gate {
+            encoding: EncodingKey::from_secret(&key),
+            decoding: DecodingKey::from_secret(&key),
+            log: log.to_owned(),
+        }
     }
 
     /// A token for the person who owns the state directory.
@@ -105,17 +109,29 @@ pub fn derive(state_key: &[u8; 32], purpose: &[&str]) -> [u8; 32] {
 }
 
 /// Refuses names for this machine that a page of somebody else's could have planted, and pages that may not call.
-pub fn check_browser(host: Option<&str>, origin: Option<&str>, bound: &str, allowed: &[String]) -> Result<(), ErrorBody> {
+pub fn check_browser(
+    host: Option<&str>,
+    origin: Option<&str>,
+    bound: &str,
+    allowed: &[String],
+) -> Result<(), ErrorBody> {
     let name = |authority: &str| {
-        let bare = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())).map_or(authority, |(name, _)| name);
+        let bare = authority
+            .rsplit_once(':')
+            .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+            .map_or(authority, |(name, _)| name);
         bare.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
     };
     let ours = |given: &str| {
         let given = name(given);
-        given == "localhost" || given == name(bound) || given.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        given == "localhost"
+            || given == name(bound)
+            || given.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
     };
     let listed = |authority: &str| {
-        allowed.iter().any(|origin| origin.split_once("://").is_some_and(|(_, known)| known.eq_ignore_ascii_case(authority)))
+        allowed.iter().any(|origin| {
+            origin.split_once("://").is_some_and(|(_, known)| known.eq_ignore_ascii_case(authority))
+        })
     };
     match host {
         Some(host) if ours(host) || listed(host) => {}
@@ -126,7 +142,9 @@ pub fn check_browser(host: Option<&str>, origin: Option<&str>, bound: &str, allo
         None => return Err(ErrorBody::new("auth.host", "the request has no Host header")),
     }
     let Some(origin) = origin else { return Ok(()) };
-    let same = origin.split_once("://").is_some_and(|(_, authority)| host.is_some_and(|host| host.eq_ignore_ascii_case(authority)));
+    let same = origin
+        .split_once("://")
+        .is_some_and(|(_, authority)| host.is_some_and(|host| host.eq_ignore_ascii_case(authority)));
     if same || allowed.iter().any(|known| known.eq_ignore_ascii_case(origin)) {
         return Ok(());
     }
@@ -143,7 +161,8 @@ mod tests {
         let now = Timestamp::from_ms(jiffy());
         let gate = Gate::new(&[1; 32], "log");
         let good = gate.operator_token(now).unwrap();
-        let check = |gate: &Gate, token: &str| gate.check(Some(&format!("Bearer {token}"))).map_err(|e| e.data.code);
+        let check =
+            |gate: &Gate, token: &str| gate.check(Some(&format!("Bearer {token}"))).map_err(|e| e.data.code);
         assert_eq!(check(&gate, &good), Ok(Who { name: "operator".into() }));
         assert_eq!(check(&Gate::new(&[2; 32], "log"), &good), Err("auth.invalid".into()));
         assert_eq!(check(&Gate::new(&[1; 32], "other"), &good), Err("auth.invalid".into()));

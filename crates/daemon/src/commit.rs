@@ -100,7 +100,9 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
     let mut points: Vec<&'static str> = writes
         .filter_map(|write| match write {
             Write::Turn(_) => Some("after_accept"),
-            Write::Step(step) if step.kind == StepKind::Tool && step.state == StepState::Intent => Some("after_intent"),
+            Write::Step(step) if step.kind == StepKind::Tool && step.state == StepState::Intent => {
+                Some("after_intent")
+            }
             Write::StepState { ordinal, .. } if *ordinal > 0 => Some("after_outcome"),
             Write::Message(message) if message.role == Role::Assistant => Some("after_answer"),
             Write::Image { .. }
@@ -133,7 +135,9 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
             if batch.after.iter().any(is_start) {
                 let (early, late) = batch.after.into_iter().partition(is_start);
                 batch.after = late;
-                batch.writes.retain(|write| !matches!(write, Write::Step(step) if step.kind == StepKind::Tool));
+                batch
+                    .writes
+                    .retain(|write| !matches!(write, Write::Step(step) if step.kind == StepKind::Tool));
                 batch.urgent = false;
                 release(early, shell);
             }

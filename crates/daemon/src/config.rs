@@ -28,21 +28,76 @@ enum Shape {
 }
 
 const SETTINGS: &[Setting] = &[
-    Setting { name: "executor", default: "system", shape: Shape::OneOf(&["system", "docker"]), help: "how agents are run" },
-    Setting { name: "socket-path", default: "lodge.sock", shape: Shape::Path, help: "the Unix socket; relative to the state directory" },
-    Setting { name: "http-addr", default: "127.0.0.1:5500", shape: Shape::Text, help: "the TCP listener; port 0 picks a free one" },
+    Setting {
+        name: "executor",
+        default: "system",
+        shape: Shape::OneOf(&["system", "docker"]),
+        help: "how agents are run",
+    },
+    Setting {
+        name: "socket-path",
+        default: "lodge.sock",
+        shape: Shape::Path,
+        help: "the Unix socket; relative to the state directory",
+    },
+    Setting {
+        name: "http-addr",
+        default: "127.0.0.1:5500",
+        shape: Shape::Text,
+        help: "the TCP listener; port 0 picks a free one",
+    },
     Setting { name: "no-http", default: "false", shape: Shape::Flag, help: "no TCP listener" },
     Setting { name: "no-ui", default: "false", shape: Shape::Flag, help: "no dashboard" },
-    Setting { name: "max-concurrent", default: "10", shape: Shape::Count, help: "agents doing work at the same time" },
+    Setting {
+        name: "max-concurrent",
+        default: "10",
+        shape: Shape::Count,
+        help: "agents doing work at the same time",
+    },
     Setting { name: "max-jobs", default: "10", shape: Shape::Count, help: "jobs at the same time" },
     Setting { name: "backoff-base", default: "1s", shape: Shape::Span, help: "first pause before a restart" },
-    Setting { name: "backoff-cap", default: "30s", shape: Shape::Span, help: "longest pause before a restart" },
-    Setting { name: "shutdown-timeout", default: "5s", shape: Shape::Span, help: "how long requests may finish at shutdown" },
-    Setting { name: "readiness-timeout", default: "60s", shape: Shape::Span, help: "how long a runtime may take to get ready" },
-    Setting { name: "revival-policy", default: "revive", shape: Shape::OneOf(&["revive", "reap", "ask"]), help: "what happens to work whose process died" },
-    Setting { name: "allowed-origins", default: "", shape: Shape::List, help: "browser origins that may call, comma-separated" },
-    Setting { name: "log-format", default: "text", shape: Shape::OneOf(&["text", "json"]), help: "of the daemon's own log" },
-    Setting { name: "log-level", default: "info", shape: Shape::Text, help: "error, warn, info, debug, trace, or a filter" },
+    Setting {
+        name: "backoff-cap",
+        default: "30s",
+        shape: Shape::Span,
+        help: "longest pause before a restart",
+    },
+    Setting {
+        name: "shutdown-timeout",
+        default: "5s",
+        shape: Shape::Span,
+        help: "how long requests may finish at shutdown",
+    },
+    Setting {
+        name: "readiness-timeout",
+        default: "60s",
+        shape: Shape::Span,
+        help: "how long a runtime may take to get ready",
+    },
+    Setting {
+        name: "revival-policy",
+        default: "revive",
+        shape: Shape::OneOf(&["revive", "reap", "ask"]),
+        help: "what happens to work whose process died",
+    },
+    Setting {
+        name: "allowed-origins",
+        default: "",
+        shape: Shape::List,
+        help: "browser origins that may call, comma-separated",
+    },
+    Setting {
+        name: "log-format",
+        default: "text",
+        shape: Shape::OneOf(&["text", "json"]),
+        help: "of the daemon's own log",
+    },
+    Setting {
+        name: "log-level",
+        default: "info",
+        shape: Shape::Text,
+        help: "error, warn, info, debug, trace, or a filter",
+    },
 ];
 
 /// What is in effect.
@@ -78,7 +133,11 @@ pub enum ConfigError {
     #[error("unknown key `{key}` in {}", file.display())]
     UnknownKey { file: PathBuf, key: String, near: Option<&'static str> },
     #[error("could not read {}", file.display())]
-    Unreadable { file: PathBuf, #[source] cause: std::io::Error },
+    Unreadable {
+        file: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("{} is not valid YAML", file.display())]
     BadYaml { file: PathBuf, detail: String },
     #[error("`{given}` does not fit {name} ({from})")]
@@ -107,7 +166,13 @@ impl ConfigError {
 pub fn command() -> clap::Command {
     let mut serve = clap::Command::new("serve")
         .about("Run the daemon (the default command)")
-        .arg(clap::Arg::new("config").short('c').long("config").value_name("FILE").help("the configuration file"))
+        .arg(
+            clap::Arg::new("config")
+                .short('c')
+                .long("config")
+                .value_name("FILE")
+                .help("the configuration file"),
+        )
         .arg(clap::Arg::new("data-dir").long("data-dir").value_name("DIR").help("the state directory"));
     for setting in SETTINGS {
         let env = env_name(setting.name);
@@ -115,7 +180,9 @@ pub fn command() -> clap::Command {
         let arg = clap::Arg::new(setting.name).long(setting.name).help(help);
         serve = serve.arg(match setting.shape {
             Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
-            Shape::Text | Shape::Path | Shape::Count | Shape::Span | Shape::OneOf(_) | Shape::List => arg.num_args(1),
+            Shape::Text | Shape::Path | Shape::Count | Shape::Span | Shape::OneOf(_) | Shape::List => {
+                arg.num_args(1)
+            }
         });
     }
     serve
@@ -127,14 +194,22 @@ fn env_name(name: &str) -> String {
 
 impl Config {
     /// Resolves every setting. `env` is the process environment, as an argument for tests.
-    pub fn resolve(flags: &clap::ArgMatches, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
+    pub fn resolve(
+        flags: &clap::ArgMatches,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Config, ConfigError> {
         let flag = |name: &str| flags.get_one::<String>(name).cloned();
         let home = env("LODGE_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
         let early = flag("data-dir")
             .map(|dir| (PathBuf::from(dir), Source::Flag))
-            .or_else(|| env("LODGED_DATA_DIR").filter(|dir| !dir.is_empty()).map(|dir| (PathBuf::from(dir), Source::Env)))
+            .or_else(|| {
+                env("LODGED_DATA_DIR")
+                    .filter(|dir| !dir.is_empty())
+                    .map(|dir| (PathBuf::from(dir), Source::Env))
+            })
             .or_else(|| home.map(|dir| (dir, Source::Env)));
-        let default_home = env("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".lodge"));
+        let default_home =
+            env("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".lodge"));
         let searched = early.clone().map(|(dir, _)| dir).or_else(|| default_home.clone());
         let file = find_file(flag("config").or_else(|| env("LODGED_CONFIG")), searched.as_deref());
         let yaml = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
@@ -221,8 +296,14 @@ fn read_file(file: &Path) -> Result<BTreeMap<String, Value>, ConfigError> {
         return Ok(BTreeMap::new());
     }
     let whole: Value = serde_saphyr::from_str(&text).map_err(|error| bad(error.to_string()))?;
-    let Value::Object(top) = whole else { return Err(bad("expected `serve:` with keys below it".to_owned())) };
-    let unknown = |key: &str| ConfigError::UnknownKey { file: file.to_owned(), key: key.to_owned(), near: nearest(key) };
+    let Value::Object(top) = whole else {
+        return Err(bad("expected `serve:` with keys below it".to_owned()));
+    };
+    let unknown = |key: &str| ConfigError::UnknownKey {
+        file: file.to_owned(),
+        key: key.to_owned(),
+        near: nearest(key),
+    };
     let mut values = BTreeMap::new();
     for (key, value) in top {
         match (key.as_str(), value) {
@@ -255,7 +336,12 @@ fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => given.to_string(),
     };
-    let bad = |wanted: String| ConfigError::BadValue { name: setting.name, given: text.clone(), wanted, from: from.clone() };
+    let bad = |wanted: String| ConfigError::BadValue {
+        name: setting.name,
+        given: text.clone(),
+        wanted,
+        from: from.clone(),
+    };
     match setting.shape {
         Shape::Text | Shape::Path => Ok(Value::from(text)),
         Shape::Flag => match text.as_str() {
@@ -302,9 +388,10 @@ fn parse_span(text: &str) -> Option<Duration> {
 /// The known key that differs from this one by little.
 fn nearest(key: &str) -> Option<&'static str> {
     let folded = key.to_ascii_lowercase().replace('_', "-");
-    SETTINGS.iter().map(|setting| setting.name).find(|name| {
-        *name == folded || (name.len().abs_diff(folded.len()) <= 2 && edits(name, &folded) <= 2)
-    })
+    SETTINGS
+        .iter()
+        .map(|setting| setting.name)
+        .find(|name| *name == folded || (name.len().abs_diff(folded.len()) <= 2 && edits(name, &folded) <= 2))
 }
 
 /// Levenshtein's distance, for words of a few letters.

@@ -10,7 +10,11 @@ pub enum HomeError {
     #[error("another daemon has the state directory {} ({holder})", dir.display())]
     Taken { dir: PathBuf, holder: String },
     #[error("could not make {}", path.display())]
-    Make { path: PathBuf, #[source] cause: std::io::Error },
+    Make {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("{} is writable for others", dir.display())]
     Open { dir: PathBuf },
 }
@@ -19,7 +23,9 @@ impl HomeError {
     pub fn hint(&self) -> String {
         match self {
             HomeError::Taken { .. } => "use that one, or give this one another --data-dir".to_owned(),
-            HomeError::Make { .. } => "check that the state directory exists or can be made, and that you own it".to_owned(),
+            HomeError::Make { .. } => {
+                "check that the state directory exists or can be made, and that you own it".to_owned()
+            }
             HomeError::Open { dir } => format!("run `chmod go-w {}`", dir.display()),
         }
     }
@@ -75,7 +81,11 @@ impl Home {
     /// Writes who holds the lock, for those who lose it.
     pub fn sign(&mut self, epoch: u64) -> Result<(), HomeError> {
         let words = format!("pid {}, epoch {epoch}\n", std::process::id());
-        let signed = self.lock.set_len(0).and_then(|()| self.lock.rewind()).and_then(|()| self.lock.write_all(words.as_bytes()));
+        let signed = self
+            .lock
+            .set_len(0)
+            .and_then(|()| self.lock.rewind())
+            .and_then(|()| self.lock.write_all(words.as_bytes()));
         signed.map_err(|cause| HomeError::Make { path: self.dir.join("anchor.lock"), cause })
     }
 
@@ -88,7 +98,8 @@ impl Home {
         let path = self.dir.join(name);
         let temporary = self.dir.join(format!(".{name}.new"));
         let put = || {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all(bytes)?;
             file.sync_all()?;
             std::fs::rename(&temporary, &path)

@@ -49,7 +49,11 @@ impl Filter {
 
 impl Hub {
     pub fn new(head: u64) -> Self {
-        Hub { ring: RwLock::default(), head: watch::Sender::new(head), deltas: broadcast::Sender::new(DELTAS_MAX) }
+        Hub {
+            ring: RwLock::default(),
+            head: watch::Sender::new(head),
+            deltas: broadcast::Sender::new(DELTAS_MAX),
+        }
     }
 
     /// Takes events that are on disk, in order.
@@ -85,11 +89,16 @@ impl Hub {
 
     /// A page of matching events after `since`, and the cursor after it. An empty page with a moved cursor means
     /// that there was nothing for this filter.
-    pub fn page(&self, reader: &Reader, since: u64, filter: &Filter) -> Result<(Vec<Arc<EventRow>>, u64), ReadError> {
+    pub fn page(
+        &self,
+        reader: &Reader,
+        since: u64,
+        filter: &Filter,
+    ) -> Result<(Vec<Arc<EventRow>>, u64), ReadError> {
         if since >= self.head() {
             return Ok((Vec::new(), since));
         }
-        if let Some(page) = self.from_ring(since, filter) {
+        if let Some(page) = self.ring_page(since, filter) {
             return Ok(page);
         }
         let (events, last) = reader.events(since, filter.stream.as_deref(), PAGE)?;
@@ -98,7 +107,7 @@ impl Hub {
         Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
     }
 
-    fn from_ring(&self, since: u64, filter: &Filter) -> Option<(Vec<Arc<EventRow>>, u64)> {
+    fn ring_page(&self, since: u64, filter: &Filter) -> Option<(Vec<Arc<EventRow>>, u64)> {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let oldest = ring.front()?.seq;
         if since + 1 < oldest {

@@ -16,3 +16,15 @@ mod home;
 mod hub;
 pub mod serve;
 mod shell;
+
+/// An error and its causes, told once.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(": ");
+        text.push_str(&next.to_string());
+        cause = next.source();
+    }
+    text
+}

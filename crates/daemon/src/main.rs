@@ -25,8 +25,14 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(&error, Some(error.hint()), 2),
     };
+    // Everything in the state directory is the owner's alone, unless it says otherwise.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     start_log(&config);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().thread_name("lodged").build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .thread_name("lodged")
+        .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error, None, 1),
@@ -42,8 +48,10 @@ fn main() -> ExitCode {
 
 fn start_log(config: &Config) {
     let level = config.text("log-level");
-    let filter = tracing_subscriber::EnvFilter::try_new(level).unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let filter = tracing_subscriber::EnvFilter::try_new(level)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match config.text("log-format") {
         "json" => log.json().flatten_event(true).init(),
         _ => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),

@@ -32,11 +32,20 @@ pub enum ServeError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error("no random bytes from the kernel")]
-    Entropy { #[source] cause: std::io::Error },
+    Entropy {
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("could not sign the operator's token")]
-    Token { #[source] cause: jsonwebtoken::errors::Error },
+    Token {
+        #[source]
+        cause: jsonwebtoken::errors::Error,
+    },
     #[error("could not start a thread or watch for signals")]
-    Process { #[source] cause: std::io::Error },
+    Process {
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("the docker executor is not part of this release")]
     Docker,
 }
@@ -79,14 +88,18 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let mut entropy = [0; 64];
     let mut seed = [0; 8];
     let mut random = std::fs::File::open("/dev/urandom").map_err(|cause| ServeError::Entropy { cause })?;
-    random.read_exact(&mut entropy).and_then(|()| random.read_exact(&mut seed)).map_err(|cause| ServeError::Entropy { cause })?;
+    random
+        .read_exact(&mut entropy)
+        .and_then(|()| random.read_exact(&mut seed))
+        .map_err(|cause| ServeError::Entropy { cause })?;
     let opened = lodge_store::open(&home.database(), &entropy)?;
     crash::point("after_load");
     home.sign(opened.loaded.epoch)?;
     let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
     let runtime = host.put_program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
-    let (epoch, socket, patience) = (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
+    let (epoch, socket, patience) =
+        (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
     let http = (!config.flag("no-http")).then(|| config.text("http-addr").to_owned());
     let about = Host { boot: host.boot_id().to_owned(), own_uids: rustix::process::geteuid().is_root() };
     let parts = Parts {
@@ -152,7 +165,8 @@ fn bring_down_strays(shell: &Arc<Shell>) {
     }
     let Ok(agents) = shell.reader.agents(None, u32::MAX) else { return };
     for found in agents {
-        let stray = !found.row.state.wants_sandbox() && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
+        let stray = !found.row.state.wants_sandbox()
+            && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             shell.act(crate::engine::Effect::Down { agent: found.row.id, sandbox: found.row.sandbox });
         }
@@ -160,9 +174,15 @@ fn bring_down_strays(shell: &Arc<Shell>) {
 }
 
 /// The operator's token: kept while it is good, written anew otherwise, and when the addresses change.
-fn write_credentials(home: &Home, gate: &Gate, socket: &std::path::Path, http: Option<&str>) -> Result<(), ServeError> {
+fn write_credentials(
+    home: &Home,
+    gate: &Gate,
+    socket: &std::path::Path,
+    http: Option<&str>,
+) -> Result<(), ServeError> {
     let path = home.dir.join("credentials.json");
-    let known: serde_json::Value = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let known: serde_json::Value =
+        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let token = match known.get("token").and_then(serde_json::Value::as_str) {
         Some(token) if gate.keeps(token, now()) => token.to_owned(),
         Some(_) | None => gate.operator_token(now()).map_err(|cause| ServeError::Token { cause })?,

@@ -111,7 +111,8 @@ impl Shell {
         let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
             Ok(()) => None,
             Err(mpsc::error::TrySendError::Full(_)) => Some(
-                ErrorBody::new("daemon.busy", format!("{ENGINE_QUEUE_MAX} requests wait already")).hint("ask again in a moment"),
+                ErrorBody::new("daemon.busy", format!("{ENGINE_QUEUE_MAX} requests wait already"))
+                    .hint("ask again in a moment"),
             ),
             Err(mpsc::error::TrySendError::Closed(_)) => Some(shutting_down()),
         };
@@ -166,7 +167,8 @@ impl Shell {
 }
 
 fn shutting_down() -> ErrorBody {
-    ErrorBody::new("daemon.shutting_down", "the daemon is about to exit").hint("send it again; the next daemon takes it")
+    ErrorBody::new("daemon.shutting_down", "the daemon is about to exit")
+        .hint("send it again; the next daemon takes it")
 }
 
 /// The engine's loop: whatever waits is decided in one step.

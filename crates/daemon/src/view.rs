@@ -3,8 +3,8 @@
 use lodge_core::record::{AgentRow, EventRow, MessageRow, SessionRow, StepRow, TurnRow};
 use lodge_core::{EventData, Timestamp};
 use lodge_proto::{
-    AgentView, Event, LayerView, MessageView, Mount, SessionView, StepView, ToolCallView, ToolView, TurnError, TurnView,
-    UsageView,
+    AgentView, Event, LayerView, MessageView, Mount, SessionView, StepView, ToolCallView, ToolView,
+    TurnError, TurnView, UsageView,
 };
 use lodge_store::{SessionSummary, TurnFull};
 use serde::Serialize;
@@ -57,7 +57,11 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
             .spec
             .mounts
             .iter()
-            .map(|mount| Mount { host: mount.host.clone(), target: mount.target.clone(), read_only: mount.read_only })
+            .map(|mount| Mount {
+                host: mount.host.clone(),
+                target: mount.target.clone(),
+                read_only: mount.read_only,
+            })
             .collect(),
         sandbox: row.sandbox.to_string(),
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),

@@ -45,7 +45,11 @@ impl std::fmt::Display for Target {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no daemon answers at {target}")]
-    NoDaemon { target: Target, #[source] cause: std::io::Error },
+    NoDaemon {
+        target: Target,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("the daemon at {target} refused the connection")]
     Handshake { target: Target, status: Option<u16>, body: Option<Box<ErrorBody>>, detail: String },
     #[error("the connection to the daemon was lost")]
@@ -53,7 +57,10 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Refused(Box<ErrorBody>),
     #[error("the daemon sent something that does not fit the API")]
-    Garbled { #[source] cause: serde_json::Error },
+    Garbled {
+        #[source]
+        cause: serde_json::Error,
+    },
 }
 
 impl ClientError {
@@ -126,7 +133,8 @@ impl Client {
         match client_async_with_config(request, io, Some(config)).await {
             Ok((socket, _)) => Ok(Client { socket, next_id: 0, waiting: VecDeque::new() }),
             Err(WsError::Http(response)) => {
-                let body = response.body().as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+                let body =
+                    response.body().as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
                 let error = body.and_then(|body| serde_json::from_value(body.get("error")?.clone()).ok());
                 Err(handshake(Some(response.status().as_u16()), error, response.status().to_string()))
             }
@@ -136,7 +144,11 @@ impl Client {
     }
 
     /// Calls a method and waits for its answer. Notifications that arrive meanwhile are kept in order.
-    pub async fn call<P: Serialize, R: DeserializeOwned>(&mut self, method: &str, params: P) -> Result<R, ClientError> {
+    pub async fn call<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+    ) -> Result<R, ClientError> {
         let params = serde_json::to_value(params).map_err(|cause| ClientError::Garbled { cause })?;
         let result = self.call_value(method, params).await?;
         serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })

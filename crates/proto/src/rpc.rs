@@ -60,9 +60,6 @@ pub struct ErrorData {
     /// What to do next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The state now, when a cursor was too old to continue from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<serde_json::Map<String, Value>>,
 }
 
 impl ErrorBody {
@@ -70,7 +67,7 @@ impl ErrorBody {
         ErrorBody {
             code: rpc_code(code),
             message: message.into(),
-            data: ErrorData { code: code.to_owned(), cause: None, hint: None, state: None },
+            data: ErrorData { code: code.to_owned(), cause: None, hint: None },
         }
     }
 

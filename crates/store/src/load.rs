@@ -72,11 +72,7 @@ pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::
     let messages: Option<i64> = connection
         .prepare_cached("SELECT max(seq) FROM messages WHERE session = ?1")?
         .query_row([session], |row| row.get(0))?;
-    Ok(Some(SessionFact {
-        row,
-        turns: turns.unwrap_or(0),
-        messages: messages.unwrap_or(0).cast_unsigned(),
-    }))
+    Ok(Some(SessionFact { row, turns: turns.unwrap_or(0), messages: messages.unwrap_or(0).cast_unsigned() }))
 }
 
 fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn> {
@@ -86,7 +82,10 @@ fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn
         .collect::<Result<Vec<_>, _>>()?;
     let messages = connection
         .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND turn = ?3 ORDER BY seq")?
-        .query_map(params![row.session.as_str(), row.first_message.cast_signed(), row.id.as_str()], rows::message_row)?
+        .query_map(
+            params![row.session.as_str(), row.first_message.cast_signed(), row.id.as_str()],
+            rows::message_row,
+        )?
         .collect::<Result<Vec<_>, _>>()?;
     let newest = messages.iter().rposition(|message| message.role == Role::Assistant);
     let calls = newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default();
@@ -96,7 +95,8 @@ fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn
 
 /// The heads of all streams; counted again when the derived table is not there or is behind.
 fn streams(connection: &Connection, seq: i64) -> rusqlite::Result<BTreeMap<String, u64>> {
-    let known: i64 = connection.query_row("SELECT count(*) FROM (SELECT 1 FROM streams LIMIT 1)", [], |row| row.get(0))?;
+    let known: i64 =
+        connection.query_row("SELECT count(*) FROM (SELECT 1 FROM streams LIMIT 1)", [], |row| row.get(0))?;
     if known == 0 && seq > 0 {
         connection.execute(
             "INSERT INTO streams (stream, head) SELECT stream, max(stream_seq) FROM events GROUP BY stream",

@@ -24,9 +24,17 @@ pub enum OpenError {
     #[error("{} is not a Lodge database", path.display())]
     Foreign { path: PathBuf },
     #[error("could not read {}", path.display())]
-    Unreadable { path: PathBuf, #[source] cause: std::io::Error },
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("could not open the database {}", path.display())]
-    Sqlite { path: PathBuf, #[source] cause: rusqlite::Error },
+    Sqlite {
+        path: PathBuf,
+        #[source]
+        cause: rusqlite::Error,
+    },
     #[error("the database {} holds a value this release does not know: {what}", path.display())]
     Corrupt { path: PathBuf, what: String },
 }
@@ -34,10 +42,14 @@ pub enum OpenError {
 impl OpenError {
     pub fn hint(&self) -> &'static str {
         match self {
-            OpenError::FromTheFuture { .. } => "start the newer release again, or use another state directory; nothing was changed",
+            OpenError::FromTheFuture { .. } => {
+                "start the newer release again, or use another state directory; nothing was changed"
+            }
             OpenError::Foreign { .. } => "move that file away or use another state directory",
             OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
-            OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => "check free space and the disk, then restore from a backup if it persists",
+            OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => {
+                "check free space and the disk, then restore from a backup if it persists"
+            }
         }
     }
 }
@@ -81,15 +93,15 @@ pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
     connection.pragma_update(None, "journal_mode", "WAL").map_err(sqlite)?;
     configure(&connection).map_err(sqlite)?;
     let (meta, epoch) = raise(&mut connection, schema, entropy).map_err(sqlite)?;
-    let loaded = crate::load::load(&connection, epoch)
-        .map_err(|error| error.into_open(path))?;
+    let loaded = crate::load::load(&connection, epoch).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(path).map_err(sqlite)?;
     let writer = Writer::new(connection, path);
     Ok(Opened { writer, reader, meta, loaded })
 }
 
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     // A database that turns out to be from the future must not be changed by closing it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
@@ -116,17 +128,18 @@ fn raise(connection: &mut Connection, schema: u32, entropy: &[u8; 64]) -> rusqli
     schema::make_indexes(&tx)?;
     if schema == 0 {
         let log: String = entropy[32..40].iter().map(|byte| format!("{byte:02x}")).collect();
-        tx.execute("INSERT INTO meta (key, value) VALUES ('state-key', ?1), ('log', ?2)", (
-            &entropy[..32],
-            log.as_bytes(),
-        ))?;
+        tx.execute(
+            "INSERT INTO meta (key, value) VALUES ('state-key', ?1), ('log', ?2)",
+            (&entropy[..32], log.as_bytes()),
+        )?;
     }
     tx.execute(
         "INSERT INTO counters (key, value) VALUES ('epoch', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1",
         [],
     )?;
     let epoch: i64 = tx.query_row("SELECT value FROM counters WHERE key = 'epoch'", [], |row| row.get(0))?;
-    let state_key: Vec<u8> = tx.query_row("SELECT value FROM meta WHERE key = 'state-key'", [], |row| row.get(0))?;
+    let state_key: Vec<u8> =
+        tx.query_row("SELECT value FROM meta WHERE key = 'state-key'", [], |row| row.get(0))?;
     let log: Vec<u8> = tx.query_row("SELECT value FROM meta WHERE key = 'log'", [], |row| row.get(0))?;
     tx.commit()?;
     let mut key = [0; 32];

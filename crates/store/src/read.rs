@@ -85,7 +85,11 @@ impl Reader {
 
     /// The newest sequence.
     pub fn head(&self) -> Result<u64> {
-        self.with(|c| c.query_row("SELECT coalesce(max(seq), 0) AS head FROM events", [], |row| rows::unsigned(row, "head")))
+        self.with(|c| {
+            c.query_row("SELECT coalesce(max(seq), 0) AS head FROM events", [], |row| {
+                rows::unsigned(row, "head")
+            })
+        })
     }
 
     /// An agent by id, name or unique id prefix. Removed agents are found by their whole id alone.
@@ -99,7 +103,9 @@ impl Reader {
                 Some(id) => vec![id],
                 None if given.len() < AgentId::PREFIX.len() + 2 || !given.starts_with("agt_") => Vec::new(),
                 None => c
-                    .prepare_cached("SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < 7 LIMIT 5")?
+                    .prepare_cached(
+                        "SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < 7 LIMIT 5",
+                    )?
                     .query_map([given], |row| row.get(0))?
                     .collect::<rusqlite::Result<Vec<String>>>()?,
             };
@@ -124,8 +130,10 @@ impl Reader {
 
     pub fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>> {
         self.with(|c| {
-            let row =
-                c.prepare_cached("SELECT * FROM agents WHERE id = ?1")?.query_row([id.as_str()], rows::agent).optional()?;
+            let row = c
+                .prepare_cached("SELECT * FROM agents WHERE id = ?1")?
+                .query_row([id.as_str()], rows::agent)
+                .optional()?;
             let Some(row) = row else { return Ok(None) };
             let working = working(c)?.contains(id.as_str());
             Ok(Some(AgentSummary { row, working }))
@@ -149,7 +157,11 @@ impl Reader {
                 .query_row([digest], |row| {
                     let bytes = row.get_ref(0)?.as_blob()?;
                     ImageRecord::decode(bytes).map_err(|cause| {
-                        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(cause))
+                        rusqlite::Error::FromSqlConversionFailure(
+                            0,
+                            rusqlite::types::Type::Blob,
+                            Box::new(cause),
+                        )
                     })
                 })
                 .optional()
@@ -173,12 +185,19 @@ impl Reader {
         })
     }
 
-    pub fn sessions(&self, agent: Option<&AgentId>, after: Option<&str>, limit: u32) -> Result<Vec<SessionSummary>> {
+    pub fn sessions(
+        &self,
+        agent: Option<&AgentId>,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<SessionSummary>> {
         self.with(|c| {
-            c.prepare_cached("SELECT * FROM sessions WHERE (?1 IS NULL OR agent = ?1) AND id > ?2 ORDER BY id LIMIT ?3")?
-                .query_map(params![agent.map(AgentId::as_str), after.unwrap_or(""), limit], rows::session)?
-                .map(|row| summary(c, row?))
-                .collect()
+            c.prepare_cached(
+                "SELECT * FROM sessions WHERE (?1 IS NULL OR agent = ?1) AND id > ?2 ORDER BY id LIMIT ?3",
+            )?
+            .query_map(params![agent.map(AgentId::as_str), after.unwrap_or(""), limit], rows::session)?
+            .map(|row| summary(c, row?))
+            .collect()
         })
     }
 
@@ -201,7 +220,10 @@ impl Reader {
 
     pub fn turn(&self, id: &TurnId) -> Result<Option<TurnFull>> {
         self.with(|c| {
-            let row = c.prepare_cached("SELECT * FROM turns WHERE id = ?1")?.query_row([id.as_str()], rows::turn).optional()?;
+            let row = c
+                .prepare_cached("SELECT * FROM turns WHERE id = ?1")?
+                .query_row([id.as_str()], rows::turn)
+                .optional()?;
             row.map(|row| full(c, row)).transpose()
         })
     }
@@ -209,20 +231,24 @@ impl Reader {
     /// Turns of a session in order, after the one with number `after`.
     pub fn turns(&self, session: &SessionId, after: u32, limit: u32) -> Result<Vec<TurnFull>> {
         self.with(|c| {
-            c.prepare_cached("SELECT * FROM turns WHERE session = ?1 AND number > ?2 ORDER BY number LIMIT ?3")?
-                .query_map(params![session.as_str(), after, limit], rows::turn)?
-                .map(|row| full(c, row?))
-                .collect()
+            c.prepare_cached(
+                "SELECT * FROM turns WHERE session = ?1 AND number > ?2 ORDER BY number LIMIT ?3",
+            )?
+            .query_map(params![session.as_str(), after, limit], rows::turn)?
+            .map(|row| full(c, row?))
+            .collect()
         })
     }
 
     /// Turns that are queued or running, of one agent or of all.
     pub fn live_turns(&self, agent: Option<&AgentId>, limit: u32) -> Result<Vec<TurnFull>> {
         self.with(|c| {
-            c.prepare_cached("SELECT * FROM turns WHERE state < 10 AND (?1 IS NULL OR agent = ?1) ORDER BY id LIMIT ?2")?
-                .query_map(params![agent.map(AgentId::as_str), limit], rows::turn)?
-                .map(|row| full(c, row?))
-                .collect()
+            c.prepare_cached(
+                "SELECT * FROM turns WHERE state < 10 AND (?1 IS NULL OR agent = ?1) ORDER BY id LIMIT ?2",
+            )?
+            .query_map(params![agent.map(AgentId::as_str), limit], rows::turn)?
+            .map(|row| full(c, row?))
+            .collect()
         })
     }
 
@@ -231,7 +257,9 @@ impl Reader {
         self.with(|c| {
             let before = before.map_or(i64::MAX, u64::cast_signed);
             let mut newest: Vec<MessageRow> = c
-                .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq < ?2 ORDER BY seq DESC LIMIT ?3")?
+                .prepare_cached(
+                    "SELECT * FROM messages WHERE session = ?1 AND seq < ?2 ORDER BY seq DESC LIMIT ?3",
+                )?
                 .query_map(params![session.as_str(), before, limit], rows::message_row)?
                 .collect::<rusqlite::Result<_>>()?;
             newest.reverse();
@@ -259,8 +287,12 @@ impl Reader {
     pub fn events(&self, since: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)> {
         self.with(|c| {
             let mut statement = match stream {
-                None => c.prepare_cached("SELECT * FROM events WHERE seq > ?1 AND ?2 IS NULL ORDER BY seq LIMIT ?3")?,
-                Some(_) => c.prepare_cached("SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3")?,
+                None => c.prepare_cached(
+                    "SELECT * FROM events WHERE seq > ?1 AND ?2 IS NULL ORDER BY seq LIMIT ?3",
+                )?,
+                Some(_) => c.prepare_cached(
+                    "SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3",
+                )?,
             };
             let mut last = since;
             let mut events = Vec::new();
@@ -338,7 +370,8 @@ fn answer(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
 
 /// What people saw of a turn that has no answer: the durable text of its newest step and attempt.
 fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
-    let mut statement = c.prepare_cached("SELECT * FROM events WHERE stream = ?1 AND stream_seq >= ?2 ORDER BY stream_seq")?;
+    let mut statement =
+        c.prepare_cached("SELECT * FROM events WHERE stream = ?1 AND stream_seq >= ?2 ORDER BY stream_seq")?;
     let mut found = statement.query(params![row.agent.as_str(), row.first_event.cast_signed()])?;
     let mut text = String::new();
     while let Some(event) = found.next()? {

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, MessageBody, MessageRow, RequestRow, Role, SessionRow,
-    StepKind, StepRow, TurnRow, Usage,
+    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, MessageBody, MessageRow, RequestRow, Role,
+    SessionRow, StepKind, StepRow, TurnRow, Usage,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{EventData, EventKind, Timestamp};
@@ -44,7 +44,10 @@ fn message<T: Message + Default>(row: &Row<'_>, column: &'static str) -> rusqlit
     T::decode(bytes).map_err(|cause| unknown(row, column, cause))
 }
 
-fn optional_message<T: Message + Default>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Option<T>> {
+fn optional_message<T: Message + Default>(
+    row: &Row<'_>,
+    column: &'static str,
+) -> rusqlite::Result<Option<T>> {
     match row.get_ref(column)?.as_blob_or_null()? {
         None => Ok(None),
         Some(bytes) => T::decode(bytes).map(Some).map_err(|cause| unknown(row, column, cause)),

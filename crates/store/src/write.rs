@@ -30,9 +30,15 @@ impl<T> Committed<T> {
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     #[error("the disk is full")]
-    Full { #[source] cause: rusqlite::Error },
+    Full {
+        #[source]
+        cause: rusqlite::Error,
+    },
     #[error("the database could not be written")]
-    Sqlite { #[source] cause: rusqlite::Error },
+    Sqlite {
+        #[source]
+        cause: rusqlite::Error,
+    },
 }
 
 impl From<rusqlite::Error> for WriteError {
@@ -136,8 +142,15 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
             .execute(params![id.as_str(), code, reason, detail, incarnation, started_at.map(Timestamp::ms)])?;
         }
         Write::Session(row) => {
-            tx.prepare_cached("INSERT INTO sessions (id, agent, sender, created_at) VALUES (?1, ?2, ?3, ?4)")?
-                .execute(params![row.id.as_str(), row.agent.as_str(), row.sender, row.created_at.ms()])?;
+            tx.prepare_cached(
+                "INSERT INTO sessions (id, agent, sender, created_at) VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![
+                row.id.as_str(),
+                row.agent.as_str(),
+                row.sender,
+                row.created_at.ms()
+            ])?;
         }
         Write::Turn(row) => insert_turn(tx, row)?,
         Write::TurnState { id, state, ended_at, usage, failure } => {

@@ -14,15 +14,16 @@ use lodge_core::ledger::{self, Repeat, Settle};
 use lodge_core::limits::{OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_exec::{
-    Captured, Command, DialError, Ended, Evidence, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver,
-    SandboxSpec, Secret, Sender, Start, Stream,
+    Captured, Command, DialError, Ended, Evidence, ExecKind, ExecState, ExitRecord, KeeperEvent as Event,
+    Link, Receiver, SandboxSpec, Secret, Sender, Start, Stream,
 };
 use lodge_proto::LayerView;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{model::chain, result, root, runtime};
+use super::{result, root, runtime};
 use crate::auth::derive;
+use crate::chain;
 use crate::crash;
 use crate::engine::{Effect, ExecEnd, Seen, Up};
 use crate::shell::Shell;
@@ -109,7 +110,9 @@ impl Actor {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
                 self.send(Command::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
-            Effect::ForgetExec { exec, .. } => self.send(Command::Forget { exec: exec.as_str().to_owned() }).await,
+            Effect::ForgetExec { exec, .. } => {
+                self.send(Command::Forget { exec: exec.as_str().to_owned() }).await
+            }
             // Model calls have tasks of their own.
             Effect::CallModel(_) | Effect::CancelModel { .. } => {}
         }
@@ -120,7 +123,9 @@ impl Actor {
         let incarnation = row.incarnation;
         let held = self.shell.host.is_held(row.sandbox.as_str());
         let lost = match (how, held, row.state) {
-            (Up::Adopt, false, AgentState::Ready) => Some("its sandbox was gone when the daemon started".to_owned()),
+            (Up::Adopt, false, AgentState::Ready) => {
+                Some("its sandbox was gone when the daemon started".to_owned())
+            }
             (Up::Adopt | Up::Start, _, _) => match self.connect(&row, held).await {
                 Ok((link, image)) => {
                     self.connected(link, row, image, how).await;
@@ -188,7 +193,9 @@ impl Actor {
         let mut tries = 1;
         loop {
             match self.shell.host.dial(sandbox, secret, self.shell.epoch).await {
-                Err(error @ (DialError::WrongSecret { .. } | DialError::OldEpoch { .. })) => return Err(error),
+                Err(error @ (DialError::WrongSecret { .. } | DialError::OldEpoch { .. })) => {
+                    return Err(error);
+                }
                 Err(error) if tries == DIALS_MAX => return Err(error),
                 Err(_) => {
                     tries += 1;
@@ -242,7 +249,15 @@ impl Actor {
             self.runtime_ended(&record).await;
             return;
         }
-        let start = Start { exec: runtime, kind: ExecKind::Runtime, argv, env, cwd, stdin: Vec::new(), output_cap: 0 };
+        let start = Start {
+            exec: runtime,
+            kind: ExecKind::Runtime,
+            argv,
+            env,
+            cwd,
+            stdin: Vec::new(),
+            output_cap: 0,
+        };
         self.send(Command::Start(start)).await;
         self.probe().await;
     }
@@ -289,7 +304,12 @@ impl Actor {
         let sandbox = up.row.sandbox.as_str();
         if self.shell.host.wait_gone(sandbox, DIAL_PAUSE).await {
             let detail = "its sandbox died".to_owned();
-            let seen = Seen::Exited { agent: self.agent.clone(), incarnation: up.row.incarnation, clean: false, detail };
+            let seen = Seen::Exited {
+                agent: self.agent.clone(),
+                incarnation: up.row.incarnation,
+                clean: false,
+                detail,
+            };
             self.shell.tell(seen).await;
         } else {
             self.bring_up(up.row, Up::Adopt).await;
@@ -369,7 +389,8 @@ impl Actor {
         let Some(up) = &mut self.up else { return };
         if exec == runtime_exec(up.row.incarnation) {
             let detail = format!("the runtime could not be started: {why}");
-            let seen = Seen::SpawnFailed { agent: self.agent.clone(), incarnation: up.row.incarnation, detail };
+            let seen =
+                Seen::SpawnFailed { agent: self.agent.clone(), incarnation: up.row.incarnation, detail };
             return self.shell.tell(seen).await;
         }
         // A recorded refusal has an exit record, and its end is told as such.
@@ -385,7 +406,12 @@ impl Actor {
         let Some(up) = &mut self.up else { return };
         if exec == runtime_exec(up.row.incarnation) {
             let detail = "the runtime was lost with its sandbox".to_owned();
-            let seen = Seen::Exited { agent: self.agent.clone(), incarnation: up.row.incarnation, clean: false, detail };
+            let seen = Seen::Exited {
+                agent: self.agent.clone(),
+                incarnation: up.row.incarnation,
+                clean: false,
+                detail,
+            };
             return self.shell.tell(seen).await;
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
@@ -411,7 +437,8 @@ impl Actor {
         let Some(up) = &self.up else { return (empty(), empty()) };
         let sandbox = up.row.sandbox.as_str();
         let read = |stream| {
-            let read = self.shell.host.read_output(sandbox, exec, stream, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
+            let read =
+                self.shell.host.read_output(sandbox, exec, stream, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
             read.unwrap_or_else(|error| {
                 tracing::warn!(event = "exec.output_unreadable", exec, error = chain(&error));
                 empty()
@@ -464,7 +491,9 @@ impl Actor {
         };
         match sender {
             Some(sender) => self.end(sandbox, &sender).await,
-            None => tracing::error!(event = "sandbox.unreachable", agent = %self.agent, sandbox, "it holds its lock and does not answer"),
+            None => {
+                tracing::error!(event = "sandbox.unreachable", agent = %self.agent, sandbox, "it holds its lock and does not answer")
+            }
         }
         self.remove_run(sandbox);
     }
@@ -518,7 +547,9 @@ impl Actor {
                 self.shell.tell(Seen::Cleared { agent: self.agent.clone() }).await;
                 super::forget_agent(&self.shell, &self.agent);
             }
-            Ok(Err(error)) => tracing::error!(event = "agent.not_cleared", agent = %self.agent, error = chain(&error)),
+            Ok(Err(error)) => {
+                tracing::error!(event = "agent.not_cleared", agent = %self.agent, error = chain(&error))
+            }
             Err(error) => tracing::error!(event = "agent.not_cleared", agent = %self.agent, %error),
         }
     }

@@ -49,7 +49,9 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             shell.spawn(model::call(shell.clone(), *order, token));
         }
         Effect::CancelModel { turn } => {
-            if let Some(token) = shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn) {
+            if let Some(token) =
+                shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn)
+            {
                 token.cancel();
             }
         }

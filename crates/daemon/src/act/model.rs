@@ -8,6 +8,7 @@ use lodge_model::{Message, Request, ToolCall};
 use lodge_proto::Delta;
 use tokio_util::sync::CancellationToken;
 
+use crate::chain;
 use crate::crash;
 use crate::engine::{ModelAnswer, ModelFailure, ModelOrder, Seen};
 use crate::shell::Shell;
@@ -73,16 +74,25 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
             answer: ModelAnswer {
                 text: answer.text,
                 calls: answer.calls.into_iter().map(record).collect(),
-                usage: Usage { input_tokens: answer.usage.input_tokens, output_tokens: answer.usage.output_tokens },
+                usage: Usage {
+                    input_tokens: answer.usage.input_tokens,
+                    output_tokens: answer.usage.output_tokens,
+                },
             },
         },
         Err(error) => {
             // What people saw of a call that broke off stays readable.
             store_text(shell, order, &shown).await;
             failed(ModelFailure {
-                record: FailureRecord { code: error.code().to_owned(), message: chain(&error), hint: error.hint() },
+                record: FailureRecord {
+                    code: error.code().to_owned(),
+                    message: chain(&error),
+                    hint: error.hint(),
+                },
                 retryable: error.retryable(),
-                after_ms: error.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+                after_ms: error
+                    .retry_after()
+                    .map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
             })
         }
     }
@@ -130,7 +140,11 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
 fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
     let profile = shell.actors.profile(&order.agent).filter(|profile| profile.context == order.context);
     let Some(profile) = profile else {
-        return Err(final_failure("turn.unknown_context", "the runtime named a context it did not register", None));
+        return Err(final_failure(
+            "turn.unknown_context",
+            "the runtime named a context it did not register",
+            None,
+        ));
     };
     let rows = shell.reader.context(&order.session, order.from_turn, order.number);
     let rows = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))?;
@@ -169,16 +183,4 @@ fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailur
         retryable: false,
         after_ms: None,
     }
-}
-
-/// An error and its causes, told once.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
 }

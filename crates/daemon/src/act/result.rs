@@ -9,8 +9,12 @@ pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -
     let (how, head) = match &record.ended {
         Ended::Code(0) => (ExecHow::Exited { code: 0 }, None),
         Ended::Code(code) => (ExecHow::Exited { code: *code }, Some(format!("[exit code {code}]"))),
-        Ended::Signal(signal) => (ExecHow::Killed { signal: *signal }, Some(format!("[ended by signal {signal}]"))),
-        Ended::NotStarted { why, .. } => (ExecHow::NotStarted, Some(format!("[could not be started: {why}]"))),
+        Ended::Signal(signal) => {
+            (ExecHow::Killed { signal: *signal }, Some(format!("[ended by signal {signal}]")))
+        }
+        Ended::NotStarted { why, .. } => {
+            (ExecHow::NotStarted, Some(format!("[could not be started: {why}]")))
+        }
     };
     let mut parts: Vec<String> = head.into_iter().collect();
     if stdout.total > 0 {

@@ -41,7 +41,17 @@ pub(super) fn make(root: &Path, row: &AgentRow, image: &ImageRecord) -> Result<(
     for ours in ["etc", "etc/context", "etc/data", "usr", "usr/bin", "usr/local", "usr/local/bin"] {
         own_dir(&root.join(ours), None)?;
     }
-    for theirs in ["workspace", "tmp", "home", "home/.config", "home/.cache", "home/.local", "home/.local/share", "var", "var/lib"] {
+    for theirs in [
+        "workspace",
+        "tmp",
+        "home",
+        "home/.config",
+        "home/.cache",
+        "home/.local",
+        "home/.local/share",
+        "var",
+        "var/lib",
+    ] {
         own_dir(&root.join(theirs), row.uid)?;
     }
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
@@ -116,14 +126,20 @@ pub(super) fn environment(root: &Path, row: &AgentRow, image: &ImageRecord) -> V
 
 /// Every section of the system prompt, in order.
 pub(super) fn contexts(root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<(String, String)> {
-    let mut all = vec![("AGENT".to_owned(), about_agent(row, image)), ("WORKSPACE".to_owned(), about_workspace(root, image))];
+    let mut all = vec![
+        ("AGENT".to_owned(), about_agent(row, image)),
+        ("WORKSPACE".to_owned(), about_workspace(root, image)),
+    ];
     if !row.spec.mounts.is_empty() {
         let lines = row.spec.mounts.iter().map(|mount| {
             let mode = if mount.read_only { "read-only" } else { "read and write" };
             format!("- `{}`: {mode}", mount_target(root, &mount.target).display())
         });
         let lines: Vec<String> = lines.collect();
-        all.push(("MOUNTS".to_owned(), format!("Directories of the host that you can use:\n\n{}\n", lines.join("\n"))));
+        all.push((
+            "MOUNTS".to_owned(),
+            format!("Directories of the host that you can use:\n\n{}\n", lines.join("\n")),
+        ));
     }
     all.extend(image.contexts.iter().map(|context| (context.name.clone(), context.text.clone())));
     all
@@ -131,7 +147,8 @@ pub(super) fn contexts(root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<
 
 fn about_agent(row: &AgentRow, image: &ImageRecord) -> String {
     let mut text = format!("You are the agent `{}` (id {}).\n", row.name, row.id);
-    if let Some(description) = row.spec.labels.get("description").or_else(|| image.labels.get("description")) {
+    if let Some(description) = row.spec.labels.get("description").or_else(|| image.labels.get("description"))
+    {
         text.push_str(&format!("\n{description}\n"));
     }
     if row.spec.tools.is_empty() {
@@ -210,7 +227,8 @@ fn agent_yaml(row: &AgentRow, image: &ImageRecord) -> String {
     let names = ["AGENT", "WORKSPACE"].into_iter().map(str::to_owned);
     let names = names.chain((!row.spec.mounts.is_empty()).then(|| "MOUNTS".to_owned()));
     let names = names.chain(image.contexts.iter().map(|context| context.name.clone()));
-    let mut keys: Vec<&str> = image.env.iter().map(|var| var.key.as_str()).chain(row.spec.env.keys().map(String::as_str)).collect();
+    let mut keys: Vec<&str> =
+        image.env.iter().map(|var| var.key.as_str()).chain(row.spec.env.keys().map(String::as_str)).collect();
     keys.sort_unstable();
     keys.dedup();
     let yaml = AgentYaml {
@@ -221,7 +239,12 @@ fn agent_yaml(row: &AgentRow, image: &ImageRecord) -> String {
         image: ImageYaml { r#ref: &row.image, digest: &row.image_digest },
         configs: &image.configs,
         envs: keys.into_iter().map(|key| KeyYaml { key }).collect(),
-        mounts: row.spec.mounts.iter().map(|mount| MountYaml { target: &mount.target, read_only: mount.read_only }).collect(),
+        mounts: row
+            .spec
+            .mounts
+            .iter()
+            .map(|mount| MountYaml { target: &mount.target, read_only: mount.read_only })
+            .collect(),
         context: names.map(|name| ContextYaml { file: format!("/etc/context/{name}.md"), name }).collect(),
         tools: row
             .spec

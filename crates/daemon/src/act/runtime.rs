@@ -24,9 +24,15 @@ pub struct Profile {
 pub(super) enum Said {
     Ready(Box<Profile>, Vec<TurnId>),
     NotReady(String),
-    Asked { id: Value, ask: Ask },
+    Asked {
+        id: Value,
+        ask: Ask,
+    },
     /// A request that makes no sense; it is answered so.
-    Nonsense { id: Value, why: String },
+    Nonsense {
+        id: Value,
+        why: String,
+    },
     /// An acknowledgement, or noise.
     Nothing,
 }
@@ -121,9 +127,15 @@ pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, imag
     let context: Vec<Value> = super::root::contexts(root, row, image)
         .into_iter()
         .map(|(name, _)| {
-            let description = image.contexts.iter().find(|context| context.name == name).and_then(|context| context.description.clone());
+            let description = image
+                .contexts
+                .iter()
+                .find(|context| context.name == name)
+                .and_then(|context| context.description.clone());
             match description {
-                Some(description) => json!({"name": name, "file": format!("{name}.md"), "description": description}),
+                Some(description) => {
+                    json!({"name": name, "file": format!("{name}.md"), "description": description})
+                }
                 None => json!({"name": name, "file": format!("{name}.md")}),
             }
         })
@@ -153,7 +165,13 @@ pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, imag
     }))
 }
 
-pub(super) fn run_turn(turn: &TurnId, session: &str, number: u32, step: u32, calls: &[CallRecord]) -> Vec<u8> {
+pub(super) fn run_turn(
+    turn: &TurnId,
+    session: &str,
+    number: u32,
+    step: u32,
+    calls: &[CallRecord],
+) -> Vec<u8> {
     let calls: Vec<Value> = calls
         .iter()
         .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}))
@@ -220,7 +238,13 @@ fn ready(result: Value) -> Said {
             let profile = Profile {
                 context: ready.context.id,
                 system: ready.context.system,
-                tools: tools.map(|tool| Tool { name: tool.name, description: tool.description, parameters: tool.parameters }).collect(),
+                tools: tools
+                    .map(|tool| Tool {
+                        name: tool.name,
+                        description: tool.description,
+                        parameters: tool.parameters,
+                    })
+                    .collect(),
                 params: Params {
                     max_tokens: ready.params.max_tokens,
                     temperature: ready.params.temperature,
@@ -240,7 +264,12 @@ fn ask(method: &str, params: Value) -> Result<Ask, String> {
     match method {
         "model/stream" => {
             let ask: ModelAsk = serde_json::from_value(params).map_err(bad)?;
-            Ok(Ask::Model { turn: turn(ask.turn)?, step: ask.step, context: ask.context, from_turn: ask.from_turn })
+            Ok(Ask::Model {
+                turn: turn(ask.turn)?,
+                step: ask.step,
+                context: ask.context,
+                from_turn: ask.from_turn,
+            })
         }
         "exec/run" => {
             let ask: ExecAsk = serde_json::from_value(params).map_err(bad)?;
@@ -255,7 +284,13 @@ fn ask(method: &str, params: Value) -> Result<Ask, String> {
         }
         "tool/answer" => {
             let ask: AnswerAsk = serde_json::from_value(params).map_err(bad)?;
-            Ok(Ask::Answer { turn: turn(ask.turn)?, step: ask.step, call: ask.call, text: ask.text, error: ask.error })
+            Ok(Ask::Answer {
+                turn: turn(ask.turn)?,
+                step: ask.step,
+                call: ask.call,
+                text: ask.text,
+                error: ask.error,
+            })
         }
         "turn/finish" => {
             let ask: FinishAsk = serde_json::from_value(params).map_err(bad)?;

@@ -13,13 +13,19 @@ use crate::view;
 const STATE_TURNS_MAX: u32 = 256;
 
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
-pub(super) fn attach(shell: &Arc<Shell>, attachment: u64, given: &AttachParams) -> Result<(Attached, Filter), ErrorBody> {
-    let targets = usize::from(given.agent.is_some()) + usize::from(given.session.is_some()) + usize::from(given.all);
+pub(super) fn attach(
+    shell: &Arc<Shell>,
+    attachment: u64,
+    given: &AttachParams,
+) -> Result<(Attached, Filter), ErrorBody> {
+    let targets =
+        usize::from(given.agent.is_some()) + usize::from(given.session.is_some()) + usize::from(given.all);
     if targets != 1 {
         return Err(ErrorBody::new("attach.bad_target", "attach names exactly one of agent, session or all"));
     }
     if given.log.as_ref().is_some_and(|log| *log != shell.log) {
-        return Err(ErrorBody::new("cursor.other_log", "that cursor is of another log").hint("attach without `since`"));
+        return Err(ErrorBody::new("cursor.other_log", "that cursor is of another log")
+            .hint("attach without `since`"));
     }
     let agent = given.agent.as_deref().map(|agent| methods::one_agent(shell, agent)).transpose()?;
     let session = given.session.as_deref().map(methods::session_id).transpose()?;
@@ -30,7 +36,8 @@ pub(super) fn attach(shell: &Arc<Shell>, attachment: u64, given: &AttachParams) 
     }
     let id = agent.as_ref().map(|found| found.row.id.clone());
     let turns = shell.reader.live_turns(id.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
-    let turns = turns.into_iter().filter(|turn| session.as_ref().is_none_or(|session| turn.row.session == *session));
+    let turns =
+        turns.into_iter().filter(|turn| session.as_ref().is_none_or(|session| turn.row.session == *session));
     let agents = match (&agent, given.all) {
         (Some(found), _) => vec![methods::agent_view(shell, found)],
         (None, true) => {

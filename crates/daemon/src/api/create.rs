@@ -21,7 +21,11 @@ const HOST_PROGRAM_ROOTS: [&str; 5] = ["/usr/", "/bin/", "/sbin/", "/lib", "/opt
 /// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
 const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-pub(super) async fn create(shell: &Arc<Shell>, key: Option<RequestKey>, given: AgentCreateParams) -> Result<Value, ErrorBody> {
+pub(super) async fn create(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: AgentCreateParams,
+) -> Result<Value, ErrorBody> {
     let new = {
         let shell = shell.clone();
         let prepared = tokio::task::spawn_blocking(move || prepare(&shell, given)).await;
@@ -40,7 +44,8 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
     };
     let loaded = loaded.map_err(|error| load_error(&error))?;
     refuse_unsupported(&loaded.agentfile)?;
-    let model = given.model.clone().or_else(|| loaded.agentfile.model.as_ref().map(|model| model.value.to_string()));
+    let model =
+        given.model.clone().or_else(|| loaded.agentfile.model.as_ref().map(|model| model.value.to_string()));
     let model = model.ok_or_else(|| {
         ErrorBody::new("agentfile.no_model", "the Agentfile names no model")
             .hint("add `MODEL provider/model` to it, or give `--model provider/model`")
@@ -89,8 +94,11 @@ fn load_error(error: &LoadError) -> ErrorBody {
 /// What the grammar has and this release does not do is refused, not ignored.
 fn refuse_unsupported(file: &Agentfile) -> Result<(), ErrorBody> {
     let refuse = |line: u32, what: &str| {
-        Err(ErrorBody::new("agentfile.unsupported", format!("Agentfile:{line}: {what} is not supported by this release"))
-            .hint("remove that line"))
+        Err(ErrorBody::new(
+            "agentfile.unsupported",
+            format!("Agentfile:{line}: {what} is not supported by this release"),
+        )
+        .hint("remove that line"))
     };
     if matches!(file.from.value, Parent::Image(_)) {
         return refuse(file.from.line, "FROM with a parent image");
@@ -119,8 +127,11 @@ fn refuse_unsupported(file: &Agentfile) -> Result<(), ErrorBody> {
         }
     }
     if let Some(key) = file.required_but_unset().first() {
-        return Err(ErrorBody::new("agentfile.invalid", format!("CONFIG {key} is required and has no value"))
-            .hint(format!("set it with `CONFIG {key}=value`")));
+        return Err(ErrorBody::new(
+            "agentfile.invalid",
+            format!("CONFIG {key} is required and has no value"),
+        )
+        .hint(format!("set it with `CONFIG {key}=value`")));
     }
     Ok(())
 }
@@ -143,7 +154,8 @@ fn image(loaded: &Loaded) -> Result<ImageRecord, ErrorBody> {
         BinSource::Image(_) => None,
     });
     let adds = &file.adds;
-    let describe = |name: &str| adds.iter().find(|add| add.name == name).and_then(|add| add.description.clone());
+    let describe =
+        |name: &str| adds.iter().find(|add| add.name == name).and_then(|add| add.description.clone());
     Ok(ImageRecord {
         agentfile: loaded.source.clone(),
         contexts: loaded
@@ -158,13 +170,21 @@ fn image(loaded: &Loaded) -> Result<ImageRecord, ErrorBody> {
         files: loaded
             .files
             .iter()
-            .map(|file| FileRecord { name: file.name.clone(), bytes: file.bytes.clone(), description: describe(&file.name) })
+            .map(|file| FileRecord {
+                name: file.name.clone(),
+                bytes: file.bytes.clone(),
+                description: describe(&file.name),
+            })
             .collect(),
         configs,
         env: file
             .envs
             .iter()
-            .map(|env| EnvRecord { key: env.key.clone(), value: env.value.clone(), description: env.description.clone() })
+            .map(|env| EnvRecord {
+                key: env.key.clone(),
+                value: env.value.clone(),
+                description: env.description.clone(),
+            })
             .collect(),
         bins: bins.collect(),
         labels: file.labels.iter().map(|label| (label.key.clone(), label.value.clone())).collect(),
@@ -185,17 +205,25 @@ fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     } else {
         HOST_PATH.iter().map(|dir| Path::new(dir).join(&bin.host)).collect()
     };
-    let runs = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    let runs = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
     let Some(path) = candidates.into_iter().find(runs) else {
         return Err(missing(format!("there is no program `{}` on this host", bin.host)));
     };
     let path = path.display().to_string();
     if !HOST_PROGRAM_ROOTS.iter().any(|root| path.starts_with(root)) {
-        return Err(missing(format!("`{path}` is not visible inside a sandbox")).hint("host programs must live below /usr, /bin, /sbin or /opt"));
+        return Err(missing(format!("`{path}` is not visible inside a sandbox"))
+            .hint("host programs must live below /usr, /bin, /sbin or /opt"));
     }
-    let bytes = std::fs::read(&path).map_err(|error| missing(format!("`{path}` could not be read: {error}")))?;
+    let bytes =
+        std::fs::read(&path).map_err(|error| missing(format!("`{path}` could not be read: {error}")))?;
     let digest = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
-    let description = if bin.description.is_empty() { format!("the program `{}`", bin.host) } else { bin.description.clone() };
+    let description = if bin.description.is_empty() {
+        format!("the program `{}`", bin.host)
+    } else {
+        bin.description.clone()
+    };
     Ok(ToolRecord {
         name: bin.name.clone(),
         source: format!("host:{}", bin.host),
@@ -213,14 +241,18 @@ fn mounts(given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
     let mut mounts: Vec<MountRecord> = Vec::new();
     for mount in given {
         let bad = |why: &str| {
-            ErrorBody::new("agent.bad_mount", format!("cannot mount {} at {}: {why}", mount.host, mount.target))
-                .hint("-v HOST:TARGET[:ro], both absolute; the target is inside the agent's root")
+            ErrorBody::new(
+                "agent.bad_mount",
+                format!("cannot mount {} at {}: {why}", mount.host, mount.target),
+            )
+            .hint("-v HOST:TARGET[:ro], both absolute; the target is inside the agent's root")
         };
         let (host, target) = (Path::new(&mount.host), Path::new(&mount.target));
         if !host.is_absolute() || !target.is_absolute() {
             return Err(bad("both paths must be absolute"));
         }
-        if target.components().any(|part| part == std::path::Component::ParentDir) || target == Path::new("/") {
+        if target.components().any(|part| part == std::path::Component::ParentDir) || target == Path::new("/")
+        {
             return Err(bad("the target must be a directory or file below the root"));
         }
         if !host.exists() {
@@ -233,7 +265,11 @@ fn mounts(given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
         if mounts.iter().any(|other| other.target == mount.target) {
             return Err(bad("that target is named twice"));
         }
-        mounts.push(MountRecord { host: mount.host.clone(), target: mount.target.clone(), read_only: mount.read_only });
+        mounts.push(MountRecord {
+            host: mount.host.clone(),
+            target: mount.target.clone(),
+            read_only: mount.read_only,
+        });
     }
     Ok(mounts)
 }

@@ -38,10 +38,15 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
 }
 
 /// A browser elsewhere must not reach a loopback listener through a name of its own.
-async fn check_door(State((api, door)): State<(Arc<Api>, Door)>, request: HttpRequest, next: Next) -> HttpResponse {
+async fn check_door(
+    State((api, door)): State<(Arc<Api>, Door)>,
+    request: HttpRequest,
+    next: Next,
+) -> HttpResponse {
     if let Door::Tcp(bound) = &door {
         let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-        let host = text(header::HOST).or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
+        let host =
+            text(header::HOST).or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
         let allowed = api.shell.config.list("allowed-origins");
         if let Err(error) = auth::check_browser(host, text(header::ORIGIN), bound, &allowed) {
             return failed(Value::Null, error);
@@ -62,11 +67,16 @@ async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, nex
 }
 
 async fn healthz(State(api): State<Arc<Api>>) -> HttpResponse {
-    axum::Json(json!({"status": "ok", "epoch": api.shell.epoch, "version": env!("CARGO_PKG_VERSION")})).into_response()
+    axum::Json(json!({"status": "ok", "epoch": api.shell.epoch, "version": env!("CARGO_PKG_VERSION")}))
+        .into_response()
 }
 
 async fn not_found() -> HttpResponse {
-    failed(Value::Null, ErrorBody::new("method.not_found", "there is nothing at this path").hint("the API is at POST /v1/rpc"))
+    failed(
+        Value::Null,
+        ErrorBody::new("method.not_found", "there is nothing at this path")
+            .hint("the API is at POST /v1/rpc"),
+    )
 }
 
 async fn post(
@@ -77,22 +87,27 @@ async fn post(
 ) -> HttpResponse {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !kind.starts_with("application/json") {
-        let error = ErrorBody::new("request.invalid", "the body must be application/json").hint("send `Content-Type: application/json`");
+        let error = ErrorBody::new("request.invalid", "the body must be application/json")
+            .hint("send `Content-Type: application/json`");
         return failed(Value::Null, error);
     }
     let body = match body {
         Ok(body) => body,
         Err(rejected) if rejected.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let error = ErrorBody::new("request.too_large", format!("the body is over {REQUEST_BYTES_MAX} bytes"))
-                .hint("put large material into the agent's workspace instead");
+            let error =
+                ErrorBody::new("request.too_large", format!("the body is over {REQUEST_BYTES_MAX} bytes"))
+                    .hint("put large material into the agent's workspace instead");
             return failed(Value::Null, error);
         }
-        Err(rejected) => return failed(Value::Null, ErrorBody::new("request.malformed", rejected.body_text())),
+        Err(rejected) => {
+            return failed(Value::Null, ErrorBody::new("request.malformed", rejected.body_text()));
+        }
     };
     let value: Value = match serde_json::from_slice(&body) {
         Ok(value) => value,
         Err(error) => {
-            let error = ErrorBody::new("request.malformed", "the body is not JSON").because(error.to_string());
+            let error =
+                ErrorBody::new("request.malformed", "the body is not JSON").because(error.to_string());
             return failed(Value::Null, error);
         }
     };
@@ -108,6 +123,7 @@ async fn post(
 
 /// An error, with the HTTP status that goes with its code.
 pub(super) fn failed(id: Value, error: ErrorBody) -> HttpResponse {
-    let status = StatusCode::from_u16(http_status(&error.data.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let status =
+        StatusCode::from_u16(http_status(&error.data.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, axum::Json(Response::err(id, error))).into_response()
 }

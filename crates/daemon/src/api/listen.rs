@@ -19,11 +19,19 @@ const SUN_PATH_MAX: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("could not listen on {}", path.display())]
-    Unix { path: PathBuf, #[source] cause: std::io::Error },
+    Unix {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("{} is there and is not a socket", path.display())]
     NotASocket { path: PathBuf },
     #[error("could not listen on {addr}")]
-    Tcp { addr: String, #[source] cause: std::io::Error },
+    Tcp {
+        addr: String,
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
 impl ListenError {
@@ -73,7 +81,8 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
             return Err(failed(std::io::ErrorKind::InvalidInput.into()));
         };
         let dir = std::fs::File::open(dir).map_err(failed)?;
-        let short = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir))).join(name);
+        let short =
+            PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir))).join(name);
         UnixListener::bind(short)
     } else {
         UnixListener::bind(path)
@@ -90,12 +99,16 @@ impl Bound {
         let mut servers = tokio::task::JoinSet::new();
         let unix = http::router(api.clone(), http::Door::Unix);
         let listener = Limited::new(self.unix);
-        servers.spawn(async move { axum::serve(listener, unix).with_graceful_shutdown(stop.cancelled_owned()).await });
+        servers.spawn(async move {
+            axum::serve(listener, unix).with_graceful_shutdown(stop.cancelled_owned()).await
+        });
         if let Some((tcp, addr)) = self.tcp {
             let stop = api.shell.stop.clone();
             let router = http::router(api.clone(), http::Door::Tcp(addr));
             let listener = Limited::new(tcp);
-            servers.spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await });
+            servers.spawn(async move {
+                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+            });
         }
         api.shell.stop.cancelled().await;
         let drained = async { while servers.join_next().await.is_some() {} };
@@ -162,7 +175,9 @@ impl axum::serve::Listener for Limited<TcpListener> {
         loop {
             match self.listener.accept().await {
                 // Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
-                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => return (Held { stream, _permit: permit }, addr),
+                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => {
+                    return (Held { stream, _permit: permit }, addr);
+                }
                 Ok(_) => {}
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -193,11 +208,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
         std::pin::Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
-    fn poll_flush(mut self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+    fn poll_flush(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
         std::pin::Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+    fn poll_shutdown(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
         std::pin::Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 

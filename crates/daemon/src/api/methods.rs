@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{Api, create, params, request_key};
 use crate::auth::Who;
+use crate::chain;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice, reused};
 use crate::hub::Filter;
 use crate::shell::Shell;
@@ -68,8 +69,10 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "provider/test" => provider_test(shell, &params(method, given)?).await,
         "event/list" => event_list(shell, &params(method, given)?),
         "daemon/shutdown" => shutdown(shell, &params(method, given)?).await,
-        "client/attach" | "client/detach" => Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
-            .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),
+        "client/attach" | "client/detach" => {
+            Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
+                .hint("connect to /v1/rpc with a WebSocket, or read /v1/events"))
+        }
         other => Err(ErrorBody::new("method.not_found", format!("there is no method `{other}`"))),
     }
 }
@@ -77,11 +80,15 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
 /// The answer that was given to this very request before.
 fn known_answer(shell: &Shell, who: &Who, method: &str, given: &Value) -> Result<Option<Value>, ErrorBody> {
     let Some(key) = request_key(who, method, given)? else { return Ok(None) };
-    let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else { return Ok(None) };
+    let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else {
+        return Ok(None);
+    };
     if row.digest != key.digest {
         return Err(*reused(&key.request_id));
     }
-    serde_json::from_slice(&row.answer).map(Some).map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
+    serde_json::from_slice(&row.answer)
+        .map(Some)
+        .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
 }
 
 async fn info(shell: &Shell) -> Answer {
@@ -90,13 +97,21 @@ async fn info(shell: &Shell) -> Answer {
         .layers
         .get_or_init(|| async {
             let layers = shell.host.probe().await.into_iter();
-            layers.map(|layer| LayerView { name: layer.name, in_force: layer.missing.is_none(), why: layer.missing }).collect()
+            layers
+                .map(|layer| LayerView {
+                    name: layer.name,
+                    in_force: layer.missing.is_none(),
+                    why: layer.missing,
+                })
+                .collect()
         })
         .await;
     let mut warnings: Vec<String> = layers
         .iter()
         .filter(|layer| !layer.in_force)
-        .map(|layer| format!("isolation: {} is missing: {}", layer.name, layer.why.as_deref().unwrap_or("unknown")))
+        .map(|layer| {
+            format!("isolation: {} is missing: {}", layer.name, layer.why.as_deref().unwrap_or("unknown"))
+        })
         .collect();
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(view::json(&Info {
@@ -120,10 +135,13 @@ async fn info(shell: &Shell) -> Answer {
 fn agent_list(shell: &Shell, given: &AgentListParams) -> Answer {
     let limit = page(given.limit);
     let rows = shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?;
-    let next = (rows.len() == limit as usize).then(|| rows.last().map(|last| last.row.id.to_string())).flatten();
+    let next =
+        (rows.len() == limit as usize).then(|| rows.last().map(|last| last.row.id.to_string())).flatten();
     let agents = rows.iter().filter(|found| {
         let labels = &found.row.spec.labels;
-        (given.all || found.row.state.takes_turns() || found.row.state == lodge_core::agent::AgentState::Removing)
+        (given.all
+            || found.row.state.takes_turns()
+            || found.row.state == lodge_core::agent::AgentState::Removing)
             && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     });
     Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(shell, found)).collect(), next }))
@@ -163,8 +181,11 @@ fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
     if let Ok(mut file) = std::fs::File::open(&path) {
         let length = file.metadata().map_or(0, |meta| meta.len());
         let from = given.after.unwrap_or(0).max(length.saturating_sub(LOG_BYTES_MAX)).min(length);
-        let read = file.seek(SeekFrom::Start(from)).and_then(|_| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
-        let read = read.map_err(|error| ErrorBody::new("daemon.internal", "the log could not be read").because(error.to_string()))?;
+        let read =
+            file.seek(SeekFrom::Start(from)).and_then(|_| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
+        let read = read.map_err(|error| {
+            ErrorBody::new("daemon.internal", "the log could not be read").because(error.to_string())
+        })?;
         end = from + read as u64;
     }
     let text = String::from_utf8_lossy(&bytes);
@@ -230,10 +251,14 @@ fn turn_list(shell: &Shell, given: &TurnListParams) -> Answer {
     let limit = page(given.limit);
     let after = match &given.after {
         None => 0,
-        Some(after) => after.parse().map_err(|_| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))?,
+        Some(after) => after
+            .parse()
+            .map_err(|_| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))?,
     };
     let found = shell.reader.turns(&id, after, limit).map_err(internal)?;
-    let next = (found.len() == limit as usize).then(|| found.last().map(|last| last.row.number.to_string())).flatten();
+    let next = (found.len() == limit as usize)
+        .then(|| found.last().map(|last| last.row.number.to_string()))
+        .flatten();
     Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
 }
 
@@ -241,7 +266,8 @@ fn session_list(shell: &Shell, given: &SessionListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
     let limit = page(given.limit);
     let found = shell.reader.sessions(agent.as_ref(), given.after.as_deref(), limit).map_err(internal)?;
-    let next = (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
+    let next =
+        (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
     Ok(view::json(&SessionList { sessions: found.iter().map(view::session).collect(), next }))
 }
 
@@ -258,7 +284,8 @@ fn session_messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
     }
     let limit = page(given.limit);
     let found = shell.reader.messages(&id, given.before, limit).map_err(internal)?;
-    let next = found.first().filter(|first| first.seq > 1 && found.len() == limit as usize).map(|first| first.seq);
+    let next =
+        found.first().filter(|first| first.seq > 1 && found.len() == limit as usize).map(|first| first.seq);
     Ok(view::json(&MessageList { messages: found.into_iter().map(view::message).collect(), next }))
 }
 
@@ -277,7 +304,9 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
     blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
     let all = providers(shell, false)?;
     let added = all.into_iter().find(|provider| provider.name == given.name);
-    added.map(|added| view::json(&added)).ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
+    added
+        .map(|added| view::json(&added))
+        .ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
 }
 
 fn provider_list(shell: &Shell, given: &ProviderListParams) -> Answer {
@@ -303,7 +332,8 @@ fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody
 }
 
 async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
-    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error))).await?;
+    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error)))
+        .await?;
     Ok(view::json(&Done { done: true }))
 }
 
@@ -317,7 +347,7 @@ async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
         })),
         Err(error) => {
             let mut body = ErrorBody::new(error.code(), error.to_string());
-            body.data.cause = std::error::Error::source(&error).map(|cause| chain(cause));
+            body.data.cause = std::error::Error::source(&error).map(chain);
             body.data.hint = error.hint();
             Err(body)
         }
@@ -326,7 +356,11 @@ async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
 
 fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
-    let filter = Filter { stream: agent.map(|agent| agent.to_string()), session: given.session.clone(), kind: given.kind.clone() };
+    let filter = Filter {
+        stream: agent.map(|agent| agent.to_string()),
+        session: given.session.clone(),
+        kind: given.kind.clone(),
+    };
     let limit = page(given.limit) as usize;
     let (head, mut cursor) = (shell.hub.head(), given.since.unwrap_or(0));
     if cursor > head {
@@ -374,7 +408,8 @@ async fn blocking<T: Send + 'static>(
 pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
     match shell.reader.find_agent(given).map_err(internal)? {
         AgentFound::One(id) => Ok(id),
-        AgentFound::None => Err(ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents")),
+        AgentFound::None => Err(ErrorBody::new("agent.not_found", format!("no agent `{given}`"))
+            .hint("`lodge ps -a` lists all agents")),
         AgentFound::Many(ids) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             Err(ErrorBody::new("agent.ambiguous", format!("several agents start with `{given}`"))
@@ -385,19 +420,29 @@ pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBod
 
 pub(super) fn one_agent(shell: &Shell, given: &str) -> Result<AgentSummary, ErrorBody> {
     let id = find_agent(shell, given)?;
-    shell.reader.agent(&id).map_err(internal)?.ok_or_else(|| ErrorBody::new("agent.not_found", format!("no agent `{given}`")))
+    shell
+        .reader
+        .agent(&id)
+        .map_err(internal)?
+        .ok_or_else(|| ErrorBody::new("agent.not_found", format!("no agent `{given}`")))
 }
 
 fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {
-    given.parse().map_err(|_| ErrorBody::new("turn.not_found", format!("no turn `{given}`")).hint("`lodge session show` lists turns"))
+    given.parse().map_err(|_| {
+        ErrorBody::new("turn.not_found", format!("no turn `{given}`"))
+            .hint("`lodge session show` lists turns")
+    })
 }
 
 pub(super) fn session_id(given: &str) -> Result<SessionId, ErrorBody> {
-    given.parse().map_err(|error: lodge_core::id::BadSessionId| ErrorBody::new("session.bad_id", error.to_string()))
+    given
+        .parse()
+        .map_err(|error: lodge_core::id::BadSessionId| ErrorBody::new("session.bad_id", error.to_string()))
 }
 
 fn no_session(id: &SessionId) -> ErrorBody {
-    ErrorBody::new("session.not_found", format!("no session `{id}`")).hint("`lodge session ls` lists all sessions")
+    ErrorBody::new("session.not_found", format!("no session `{id}`"))
+        .hint("`lodge session ls` lists all sessions")
 }
 
 pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
@@ -411,23 +456,13 @@ fn page(limit: Option<u32>) -> u32 {
 
 fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
     let mut body = ErrorBody::new(error.code(), error.to_string());
-    body.data.cause = std::error::Error::source(error).map(|cause| chain(cause));
+    body.data.cause = std::error::Error::source(error).map(chain);
     body.data.hint = error.hint();
     body
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
 pub(super) fn internal(error: ReadError) -> ErrorBody {
-    ErrorBody::new("daemon.internal", error.to_string()).because(std::error::Error::source(&error).map(chain).unwrap_or_default())
+    ErrorBody::new("daemon.internal", error.to_string())
+        .because(std::error::Error::source(&error).map(chain).unwrap_or_default())
 }

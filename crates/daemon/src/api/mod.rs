@@ -56,7 +56,8 @@ fn envelope(value: Value) -> Result<Request, (Value, ErrorBody)> {
             Some(near) => format!("did you mean `{near}`? `rpc/discover` lists all methods"),
             None => "`rpc/discover` lists all methods".to_owned(),
         };
-        let error = ErrorBody::new("method.not_found", format!("there is no method `{}`", request.method)).hint(hint);
+        let error =
+            ErrorBody::new("method.not_found", format!("there is no method `{}`", request.method)).hint(hint);
         return Err((request.id, error));
     }
     Ok(request)

@@ -104,7 +104,8 @@ impl Connection {
         let value: Value = match serde_json::from_slice(bytes) {
             Ok(value) => value,
             Err(error) => {
-                let error = ErrorBody::new("request.malformed", "the message is not JSON").because(error.to_string());
+                let error =
+                    ErrorBody::new("request.malformed", "the message is not JSON").because(error.to_string());
                 return send(&self.outbox, &Response::err(Value::Null, error)).await;
             }
         };
@@ -118,7 +119,8 @@ impl Connection {
             _ => {
                 // Waits when too many calls are open: the client is held, not refused.
                 let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
-                let (api, who, outbox, closing) = (self.api.clone(), self.who.clone(), self.outbox.clone(), self.closing.clone());
+                let (api, who, outbox, closing) =
+                    (self.api.clone(), self.who.clone(), self.outbox.clone(), self.closing.clone());
                 tokio::spawn(async move {
                     let call = methods::call(&api, &who, &request.method, request.params);
                     // A change that was asked for goes on when its client leaves; only the answer is dropped.
@@ -138,13 +140,15 @@ impl Connection {
 
     async fn attach(&mut self, id: Value, given: Value) {
         let attachment = self.next_attachment;
-        let attached = params::<AttachParams>("client/attach", given)
-            .and_then(|given| {
-                if self.attachments.len() >= ATTACHMENTS_MAX {
-                    return Err(ErrorBody::new("daemon.busy", format!("a connection has at most {ATTACHMENTS_MAX} attachments")));
-                }
-                attach::attach(&self.api.shell, attachment, &given)
-            });
+        let attached = params::<AttachParams>("client/attach", given).and_then(|given| {
+            if self.attachments.len() >= ATTACHMENTS_MAX {
+                return Err(ErrorBody::new(
+                    "daemon.busy",
+                    format!("a connection has at most {ATTACHMENTS_MAX} attachments"),
+                ));
+            }
+            attach::attach(&self.api.shell, attachment, &given)
+        });
         match attached {
             Err(error) => send(&self.outbox, &Response::err(id, error)).await,
             Ok((attached, filter)) => {
@@ -155,7 +159,8 @@ impl Connection {
                 // Before the answer: text that streams from here on is not missed.
                 let deltas = self.api.shell.hub.deltas();
                 send(&self.outbox, &Response::ok(id, view::json(&attached))).await;
-                let follower = Follower { api: self.api.clone(), outbox: self.outbox.clone(), filter, cursor: since };
+                let follower =
+                    Follower { api: self.api.clone(), outbox: self.outbox.clone(), filter, cursor: since };
                 tokio::spawn(async move {
                     tokio::select! {
                         () = token.cancelled() => {}

@@ -58,17 +58,22 @@ fn follow(
     headers: &HeaderMap,
 ) -> Result<Follow, ErrorBody> {
     let Query(wanted) = wanted.map_err(|error| {
-        ErrorBody::new("params.invalid", "the query does not fit").because(error.body_text()).hint("since, agent, session and kind are known")
+        ErrorBody::new("params.invalid", "the query does not fit")
+            .because(error.body_text())
+            .hint("since, agent, session and kind are known")
     })?;
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok());
-    let last = last.map(|last| last.parse().map_err(|_| ErrorBody::new("params.invalid", "Last-Event-ID is not a sequence number")));
+    let last = last.map(|last| {
+        last.parse().map_err(|_| ErrorBody::new("params.invalid", "Last-Event-ID is not a sequence number"))
+    });
     let head = api.shell.hub.head();
     let cursor = last.transpose()?.or(wanted.since).unwrap_or(head);
     if cursor > head {
         return Err(methods::future(cursor, head));
     }
     let agent = wanted.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
-    let filter = Filter { stream: agent.map(|agent| agent.to_string()), session: wanted.session, kind: wanted.kind };
+    let filter =
+        Filter { stream: agent.map(|agent| agent.to_string()), session: wanted.session, kind: wanted.kind };
     let watch = api.shell.hub.watch();
     Ok(Follow { api, filter, cursor, head: watch, page: VecDeque::new() })
 }

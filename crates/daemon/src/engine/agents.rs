@@ -38,7 +38,7 @@ impl Engine {
             spec: new.spec,
         };
         let id = row.id.clone();
-        batch.write(Write::Image { digest: new.image_digest, name: new.image, record: new.record });
+        batch.write(Write::Image { digest: new.image_digest, name: new.image, record: Box::new(new.record) });
         batch.write(Write::Agent(row.clone()));
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row));
@@ -56,7 +56,11 @@ impl Engine {
         now: Timestamp,
     ) -> Result<(), Refusal> {
         let agent = self.agent_mut(id)?;
-        let next = agent.row.state.next(AgentEvent::StartAsked).map_err(|refused| wrong_state(&agent.row, refused.state))?;
+        let next = agent
+            .row
+            .state
+            .next(AgentEvent::StartAsked)
+            .map_err(|refused| wrong_state(&agent.row, refused.state))?;
         self.set_state(batch, id, next, None, now);
         self.image_ready(batch, id, now);
         self.reply_agent(batch, caller, id, now);
@@ -80,7 +84,11 @@ impl Engine {
             }
             return Ok(());
         }
-        let next = agent.row.state.next(AgentEvent::StopAsked).map_err(|refused| wrong_state(&agent.row, refused.state))?;
+        let next = agent
+            .row
+            .state
+            .next(AgentEvent::StopAsked)
+            .map_err(|refused| wrong_state(&agent.row, refused.state))?;
         let sandbox = agent.row.sandbox.clone();
         agent.stopping.push(caller);
         self.end_turns(batch, id, now);
@@ -125,7 +133,9 @@ impl Engine {
             let row = agent.row.clone();
             match row.state {
                 AgentState::Pulling => self.image_ready(batch, &id, now),
-                AgentState::Starting | AgentState::Ready => batch.act(Effect::Up { row: Box::new(row), how: Up::Adopt }),
+                AgentState::Starting | AgentState::Ready => {
+                    batch.act(Effect::Up { row: Box::new(row), how: Up::Adopt })
+                }
                 AgentState::Removing => {
                     batch.act(Effect::Down { agent: id.clone(), sandbox: row.sandbox.clone() });
                     batch.act(Effect::Clear { agent: id, sandbox: row.sandbox });
@@ -230,8 +240,12 @@ impl Engine {
 
     /// Ends every live turn of an agent that is going away.
     fn end_turns(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
-        let mut live: Vec<TurnId> =
-            self.turns.values().filter(|turn| turn.row.agent == *id).map(|turn| turn.row.id.clone()).collect();
+        let mut live: Vec<TurnId> = self
+            .turns
+            .values()
+            .filter(|turn| turn.row.agent == *id)
+            .map(|turn| turn.row.id.clone())
+            .collect();
         // Newest first, so that ending one never starts the next.
         live.sort_by(|a, b| b.cmp(a));
         for turn in live {
@@ -240,7 +254,14 @@ impl Engine {
     }
 
     /// Moves an agent, records it and says so.
-    fn set_state(&mut self, batch: &mut Batch, id: &AgentId, next: AgentState, detail: Option<String>, now: Timestamp) {
+    fn set_state(
+        &mut self,
+        batch: &mut Batch,
+        id: &AgentId,
+        next: AgentState,
+        detail: Option<String>,
+        now: Timestamp,
+    ) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         agent.row.state = next;
         agent.row.failure_detail.clone_from(&detail);
@@ -333,14 +354,21 @@ fn check_name(name: &str) -> Result<(), Refusal> {
 }
 
 pub(crate) fn no_agent(given: &str) -> Refusal {
-    Box::new(ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents"))
+    Box::new(
+        ErrorBody::new("agent.not_found", format!("no agent `{given}`"))
+            .hint("`lodge ps -a` lists all agents"),
+    )
 }
 
 fn wrong_state(row: &AgentRow, state: AgentState) -> Refusal {
     let hint = match state {
-        AgentState::Pulling | AgentState::Starting | AgentState::Ready => format!("it runs already; `lodge agent inspect {}` shows it", row.name),
+        AgentState::Pulling | AgentState::Starting | AgentState::Ready => {
+            format!("it runs already; `lodge agent inspect {}` shows it", row.name)
+        }
         AgentState::Stopped | AgentState::Failed(_) => format!("start it with `lodge start {}`", row.name),
         AgentState::Removing | AgentState::Removed => "it is being removed".to_owned(),
     };
-    Box::new(ErrorBody::new("agent.wrong_state", format!("agent `{}` is {}", row.name, state.word())).hint(hint))
+    Box::new(
+        ErrorBody::new("agent.wrong_state", format!("agent `{}` is {}", row.name, state.word())).hint(hint),
+    )
 }

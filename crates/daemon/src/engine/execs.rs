@@ -25,15 +25,20 @@ impl Engine {
         batch.urgent = true;
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
-        let tool = self.agents.get(&agent).and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
+        let tool = self
+            .agents
+            .get(&agent)
+            .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
         let Some(safe) = tool.map(|tool| tool.safe) else {
             let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
             batch.act(Effect::Answer { agent, id, answer: Err(unknown) });
             return;
         };
         let (ids, boot) = (&mut self.ids, self.host.boot.clone());
-        let Some((ordinal, call)) = open_call(self.turns.get_mut(&wanted.turn), wanted.step, &wanted.call) else {
-            let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
+        let Some((ordinal, call)) = open_call(self.turns.get_mut(&wanted.turn), wanted.step, &wanted.call)
+        else {
+            let unknown =
+                failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
             batch.act(Effect::Answer { agent, id, answer: Err(unknown) });
             return;
         };
@@ -47,8 +52,12 @@ impl Engine {
             return;
         }
         let exec = ExecId::new(ids, now);
-        let request =
-            ExecRequest { bin: wanted.bin.clone(), args: wanted.args.clone(), stdin: wanted.stdin.clone(), boot };
+        let request = ExecRequest {
+            bin: wanted.bin.clone(),
+            args: wanted.args.clone(),
+            stdin: wanted.stdin.clone(),
+            boot,
+        };
         let row = StepRow {
             id: StepId::new(ids, now),
             turn: wanted.turn.clone(),
@@ -261,7 +270,11 @@ impl Engine {
 }
 
 /// The named call of the newest answer, with its place in it.
-fn open_call<'t>(turn: Option<&'t mut super::state::Turn>, step: u32, call: &str) -> Option<(u32, &'t mut Call)> {
+fn open_call<'t>(
+    turn: Option<&'t mut super::state::Turn>,
+    step: u32,
+    call: &str,
+) -> Option<(u32, &'t mut Call)> {
     let turn = turn?;
     if turn.step != step {
         return None;
@@ -275,7 +288,9 @@ fn open_call<'t>(turn: Option<&'t mut super::state::Turn>, step: u32, call: &str
 pub(super) fn result_of(step: Option<&StepRow>) -> Value {
     match step {
         None => json!({}),
-        Some(step) => json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal}),
+        Some(step) => {
+            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal})
+        }
     }
 }
 

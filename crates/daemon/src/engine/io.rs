@@ -1,7 +1,8 @@
 //! What goes into the engine and what comes out of it.
 
 use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, SessionFact, Usage, Write,
+    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, SessionFact, Usage,
+    Write,
 };
 use lodge_core::{AgentId, ExecId, SandboxId, SessionId, TurnId};
 use lodge_proto::ErrorBody;
@@ -73,36 +74,105 @@ pub enum SessionChoice {
 #[derive(Debug)]
 pub enum Seen {
     /// The runtime answered its probe. `running` are the turns it has in hand.
-    RuntimeReady { agent: AgentId, incarnation: u32, adopted: bool, running: Vec<TurnId> },
-    SpawnFailed { agent: AgentId, incarnation: u32, detail: String },
-    ProbeTimedOut { agent: AgentId, incarnation: u32 },
+    RuntimeReady {
+        agent: AgentId,
+        incarnation: u32,
+        adopted: bool,
+        running: Vec<TurnId>,
+    },
+    SpawnFailed {
+        agent: AgentId,
+        incarnation: u32,
+        detail: String,
+    },
+    ProbeTimedOut {
+        agent: AgentId,
+        incarnation: u32,
+    },
     /// The runtime ended, or the keeper and with it everything.
-    Exited { agent: AgentId, incarnation: u32, clean: bool, detail: String },
+    Exited {
+        agent: AgentId,
+        incarnation: u32,
+        clean: bool,
+        detail: String,
+    },
     /// The sandbox is gone, as asked.
-    Down { agent: AgentId },
+    Down {
+        agent: AgentId,
+    },
     /// Its files are gone, as asked.
-    Cleared { agent: AgentId },
-    Asked { agent: AgentId, id: Value, ask: Ask },
-    ExecEnded { exec: ExecId, end: ExecEnd },
-    ModelText { turn: TurnId, step: u32, attempt: u32, offset: u64, text: String },
-    ModelAnswered { turn: TurnId, step: u32, attempt: u32, answer: ModelAnswer },
-    ModelFailed { turn: TurnId, step: u32, attempt: u32, failure: ModelFailure },
+    Cleared {
+        agent: AgentId,
+    },
+    Asked {
+        agent: AgentId,
+        id: Value,
+        ask: Ask,
+    },
+    ExecEnded {
+        exec: ExecId,
+        end: ExecEnd,
+    },
+    ModelText {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        offset: u64,
+        text: String,
+    },
+    ModelAnswered {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        answer: ModelAnswer,
+    },
+    ModelFailed {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        failure: ModelFailure,
+    },
 }
 
 /// What a runtime asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    Model { turn: TurnId, step: u32, context: String, from_turn: u32 },
-    Exec { turn: TurnId, step: u32, call: String, bin: String, args: Vec<String>, stdin: Vec<u8> },
+    Model {
+        turn: TurnId,
+        step: u32,
+        context: String,
+        from_turn: u32,
+    },
+    Exec {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        bin: String,
+        args: Vec<String>,
+        stdin: Vec<u8>,
+    },
     /// A tool result that needed no program.
-    Answer { turn: TurnId, step: u32, call: String, text: String, error: bool },
-    Finish { turn: TurnId, code: String, message: String },
+    Answer {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        text: String,
+        error: bool,
+    },
+    Finish {
+        turn: TurnId,
+        code: String,
+        message: String,
+    },
 }
 
 impl Ask {
     pub fn turn(&self) -> &TurnId {
         match self {
-            Ask::Model { turn, .. } | Ask::Exec { turn, .. } | Ask::Answer { turn, .. } | Ask::Finish { turn, .. } => turn,
+            Ask::Model { turn, .. }
+            | Ask::Exec { turn, .. }
+            | Ask::Answer { turn, .. }
+            | Ask::Finish { turn, .. } => turn,
         }
     }
 }
@@ -121,8 +191,12 @@ pub struct ExecEnd {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecHow {
-    Exited { code: i32 },
-    Killed { signal: i32 },
+    Exited {
+        code: i32,
+    },
+    Killed {
+        signal: i32,
+    },
     NotStarted,
     /// Nobody knows.
     Lost,
@@ -146,20 +220,57 @@ pub struct ModelFailure {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Make the agent's sandbox and runtime be there.
-    Up { row: Box<AgentRow>, how: Up },
+    Up {
+        row: Box<AgentRow>,
+        how: Up,
+    },
     /// Make the sandbox be gone.
-    Down { agent: AgentId, sandbox: SandboxId },
+    Down {
+        agent: AgentId,
+        sandbox: SandboxId,
+    },
     /// Remove what is left of an agent on disk, after its sandbox is gone.
-    Clear { agent: AgentId, sandbox: SandboxId },
-    RunTurn { agent: AgentId, turn: TurnId, session: SessionId, number: u32, step: u32, calls: Vec<CallRecord> },
-    DropTurn { agent: AgentId, turn: TurnId },
+    Clear {
+        agent: AgentId,
+        sandbox: SandboxId,
+    },
+    RunTurn {
+        agent: AgentId,
+        turn: TurnId,
+        session: SessionId,
+        number: u32,
+        step: u32,
+        calls: Vec<CallRecord>,
+    },
+    DropTurn {
+        agent: AgentId,
+        turn: TurnId,
+    },
     /// Answer what the runtime asked.
-    Answer { agent: AgentId, id: Value, answer: Result<Value, FailureRecord> },
+    Answer {
+        agent: AgentId,
+        id: Value,
+        answer: Result<Value, FailureRecord>,
+    },
     CallModel(Box<ModelOrder>),
-    CancelModel { turn: TurnId },
-    StartExec { agent: AgentId, exec: ExecId, request: ExecRequest, safe: bool, resumed: bool },
-    KillExec { agent: AgentId, exec: ExecId },
-    ForgetExec { agent: AgentId, exec: ExecId },
+    CancelModel {
+        turn: TurnId,
+    },
+    StartExec {
+        agent: AgentId,
+        exec: ExecId,
+        request: ExecRequest,
+        safe: bool,
+        resumed: bool,
+    },
+    KillExec {
+        agent: AgentId,
+        exec: ExecId,
+    },
+    ForgetExec {
+        agent: AgentId,
+        exec: ExecId,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -96,7 +96,11 @@ impl Engine {
             engine.take_over(live);
         }
         let mut batch = Batch::default();
-        let data = EventData { epoch: Some(engine.epoch), version: Some(version.to_owned()), ..EventData::default() };
+        let data = EventData {
+            epoch: Some(engine.epoch),
+            version: Some(version.to_owned()),
+            ..EventData::default()
+        };
         engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
         engine.adopt_all(&mut batch, now);
         (engine, batch)
@@ -131,7 +135,8 @@ impl Engine {
                 _ if known.digest != key.digest => Err(reused(&key.request_id)),
                 Some(answer) => Ok(answer.clone()),
                 None => Err(Box::new(
-                    ErrorBody::new("daemon.busy", "that request is still being worked on").hint("ask again in a moment"),
+                    ErrorBody::new("daemon.busy", "that request is still being worked on")
+                        .hint("ask again in a moment"),
                 )),
             };
             batch.after.push(Out::Reply { ticket: caller.ticket, reply: reply.map_err(|error| *error) });
@@ -157,11 +162,25 @@ impl Engine {
                 self.runtime_ready(batch, &agent, incarnation, adopted, &running, now);
             }
             Seen::SpawnFailed { agent, incarnation, detail } => {
-                self.agent_failed(batch, &agent, incarnation, lodge_core::agent::AgentEvent::SpawnFailed, detail, now);
+                self.agent_failed(
+                    batch,
+                    &agent,
+                    incarnation,
+                    lodge_core::agent::AgentEvent::SpawnFailed,
+                    detail,
+                    now,
+                );
             }
             Seen::ProbeTimedOut { agent, incarnation } => {
                 let detail = "the runtime did not answer its readiness probe in time".to_owned();
-                self.agent_failed(batch, &agent, incarnation, lodge_core::agent::AgentEvent::ProbeTimedOut, detail, now);
+                self.agent_failed(
+                    batch,
+                    &agent,
+                    incarnation,
+                    lodge_core::agent::AgentEvent::ProbeTimedOut,
+                    detail,
+                    now,
+                );
             }
             Seen::Exited { agent, incarnation, clean, detail } => {
                 self.agent_exited(batch, &agent, incarnation, clean, detail, now);
@@ -184,7 +203,8 @@ impl Engine {
 
     /// Routes what a runtime asks, when the turn is still its business.
     fn asked(&mut self, batch: &mut Batch, agent: &AgentId, id: Value, ask: Ask, now: Timestamp) {
-        let live = self.turns.get(ask.turn()).is_some_and(|turn| turn.row.agent == *agent && turn.is_running());
+        let live =
+            self.turns.get(ask.turn()).is_some_and(|turn| turn.row.agent == *agent && turn.is_running());
         if !live {
             let gone = failure("turn.gone", "that turn is over");
             batch.act(Effect::Answer { agent: agent.clone(), id, answer: Err(gone) });
@@ -203,7 +223,11 @@ impl Engine {
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(batch, &turn, failure(&code, &message), now);
-                batch.act(Effect::Answer { agent: agent.clone(), id, answer: Ok(Value::Object(serde_json::Map::new())) });
+                batch.act(Effect::Answer {
+                    agent: agent.clone(),
+                    id,
+                    answer: Ok(Value::Object(serde_json::Map::new())),
+                });
             }
         }
     }
@@ -254,8 +278,11 @@ impl Engine {
 /// The refusal of a `request_id` that came with other parameters before.
 pub(crate) fn reused(request_id: &str) -> Refusal {
     Box::new(
-        ErrorBody::new("request.reused", format!("the request_id `{request_id}` was used with other parameters"))
-            .hint("choose a new request_id for a new request"),
+        ErrorBody::new(
+            "request.reused",
+            format!("the request_id `{request_id}` was used with other parameters"),
+        )
+        .hint("choose a new request_id for a new request"),
     )
 }
 

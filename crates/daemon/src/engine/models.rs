@@ -13,7 +13,14 @@ use super::{Batch, Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, failur
 type Try = (u32, u32);
 
 impl Engine {
-    pub(super) fn ask_model(&mut self, batch: &mut Batch, id: &TurnId, step: u32, wish: Wish, now: Timestamp) {
+    pub(super) fn ask_model(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        step: u32,
+        wish: Wish,
+        now: Timestamp,
+    ) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let agent = turn.row.agent.clone();
         match &mut turn.phase {
@@ -38,7 +45,8 @@ impl Engine {
         }
         if step != turn.step + 1 {
             let expected = turn.step + 1;
-            let wrong = failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
+            let wrong =
+                failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
             batch.act(Effect::Answer { agent, id: wish.id, answer: Err(wrong) });
             batch.urgent = true;
             return;
@@ -144,7 +152,15 @@ impl Engine {
         }
     }
 
-    fn text_event(&mut self, batch: &mut Batch, id: &TurnId, at: Try, offset: u64, text: String, now: Timestamp) {
+    fn text_event(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        at: Try,
+        offset: u64,
+        text: String,
+        now: Timestamp,
+    ) {
         let data = EventData {
             step: Some(at.0),
             attempt: Some(at.1),
@@ -204,7 +220,9 @@ impl Engine {
             .collect();
         let answer = model_result(&calls);
         let over = calls.is_empty();
-        let Phase::Model { wish, .. } = std::mem::replace(&mut turn.phase, Phase::Tools { calls }) else { return };
+        let Phase::Model { wish, .. } = std::mem::replace(&mut turn.phase, Phase::Tools { calls }) else {
+            return;
+        };
         if over {
             self.end_turn(batch, id, TurnEvent::Answered, None, now);
         }
@@ -245,7 +263,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn step_state(&mut self, batch: &mut Batch, id: &TurnId, at: Try, state: StepState, ended: Option<Timestamp>) {
+    pub(super) fn step_state(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        at: Try,
+        state: StepState,
+        ended: Option<Timestamp>,
+    ) {
         batch.writes.push(Write::StepState {
             turn: id.clone(),
             step: at.0,

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 
-use lodge_core::record::{AgentRow, CallRecord, LiveTurn, SessionFact, SessionRow, StepKind, StepRow, TurnRow};
-use lodge_core::turn::{StepState, TurnState};
 use lodge_core::TurnId;
+use lodge_core::record::{
+    AgentRow, CallRecord, LiveTurn, SessionFact, SessionRow, StepKind, StepRow, TurnRow,
+};
+use lodge_core::turn::{StepState, TurnState};
 use serde_json::Value;
 
 use super::Caller;
@@ -133,7 +135,11 @@ impl Turn {
             Phase::Thinking => (self.step + 1, Vec::new()),
             Phase::Model { .. } => (self.step, Vec::new()),
             Phase::Tools { calls } => {
-                let open = calls.iter().filter(|call| call.result.is_none()).map(|call| call.record.clone()).collect();
+                let open = calls
+                    .iter()
+                    .filter(|call| call.result.is_none())
+                    .map(|call| call.record.clone())
+                    .collect();
                 (self.step + 1, open)
             }
         }

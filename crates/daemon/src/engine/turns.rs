@@ -2,7 +2,9 @@
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX};
-use lodge_core::record::{FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write};
+use lodge_core::record::{
+    FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
+};
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
@@ -40,8 +42,11 @@ impl Engine {
         if new.text.len() > MESSAGE_BYTES_MAX {
             let size = new.text.len();
             return Err(Box::new(
-                ErrorBody::new("turn.too_large", format!("the message has {size} bytes; {MESSAGE_BYTES_MAX} is the most"))
-                    .hint("put large material into the agent's workspace and name the file"),
+                ErrorBody::new(
+                    "turn.too_large",
+                    format!("the message has {size} bytes; {MESSAGE_BYTES_MAX} is the most"),
+                )
+                .hint("put large material into the agent's workspace and name the file"),
             ));
         }
         if !agent.row.state.takes_turns() {
@@ -52,13 +57,21 @@ impl Engine {
             ));
         }
         if self.turns.len() >= LIVE_TURNS_MAX {
-            return Err(Box::new(ErrorBody::new("daemon.busy", format!("{LIVE_TURNS_MAX} turns are in flight")).hint("send it again in a moment")));
+            return Err(Box::new(
+                ErrorBody::new("daemon.busy", format!("{LIVE_TURNS_MAX} turns are in flight"))
+                    .hint("send it again in a moment"),
+            ));
         }
         Ok(())
     }
 
     /// The session a turn goes to, created when it is new.
-    fn open_session(&mut self, batch: &mut Batch, new: &NewTurn, now: Timestamp) -> Result<SessionId, Refusal> {
+    fn open_session(
+        &mut self,
+        batch: &mut Batch,
+        new: &NewTurn,
+        now: Timestamp,
+    ) -> Result<SessionId, Refusal> {
         let id = match &new.session {
             SessionChoice::Fresh => SessionId::new(&mut self.ids, now),
             SessionChoice::Named { id, fact } => {
@@ -73,19 +86,30 @@ impl Engine {
         if let Some(session) = self.sessions.get(&id) {
             if session.row.agent != new.agent {
                 return Err(Box::new(
-                    ErrorBody::new("session.other_agent", format!("session `{id}` belongs to {}", session.row.agent))
-                        .hint("name that agent, or choose another session id"),
+                    ErrorBody::new(
+                        "session.other_agent",
+                        format!("session `{id}` belongs to {}", session.row.agent),
+                    )
+                    .hint("name that agent, or choose another session id"),
                 ));
             }
             if session.live.len() > SESSION_QUEUE_MAX {
                 return Err(Box::new(
-                    ErrorBody::new("session.queue_full", format!("{SESSION_QUEUE_MAX} turns wait in session `{id}`"))
-                        .hint("wait for its turns to finish"),
+                    ErrorBody::new(
+                        "session.queue_full",
+                        format!("{SESSION_QUEUE_MAX} turns wait in session `{id}`"),
+                    )
+                    .hint("wait for its turns to finish"),
                 ));
             }
             return Ok(id);
         }
-        let row = SessionRow { id: id.clone(), agent: new.agent.clone(), sender: new.sender.clone(), created_at: now };
+        let row = SessionRow {
+            id: id.clone(),
+            agent: new.agent.clone(),
+            sender: new.sender.clone(),
+            created_at: now,
+        };
         batch.write(Write::Session(row.clone()));
         self.sessions.insert(id.clone(), Session::new(row));
         Ok(id)
@@ -133,7 +157,9 @@ impl Engine {
 
     /// Starts the first turn of a session when its agent is ready and nothing of the session runs.
     pub(super) fn start_next(&mut self, batch: &mut Batch, session: &SessionId, now: Timestamp) {
-        let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else { return };
+        let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else {
+            return;
+        };
         let Some(turn) = self.turns.get_mut(&id) else { return };
         let Some(agent) = self.agents.get_mut(&turn.row.agent) else { return };
         if agent.row.state != AgentState::Ready {
@@ -153,9 +179,19 @@ impl Engine {
     }
 
     /// After the runtime answered its probe: it gets every running turn it does not have, and queued ones start.
-    pub(super) fn resume_turns(&mut self, batch: &mut Batch, agent: &AgentId, has: &[TurnId], now: Timestamp) {
-        let mut turns: Vec<TurnId> =
-            self.turns.values().filter(|turn| turn.row.agent == *agent).map(|turn| turn.row.id.clone()).collect();
+    pub(super) fn resume_turns(
+        &mut self,
+        batch: &mut Batch,
+        agent: &AgentId,
+        has: &[TurnId],
+        now: Timestamp,
+    ) {
+        let mut turns: Vec<TurnId> = self
+            .turns
+            .values()
+            .filter(|turn| turn.row.agent == *agent)
+            .map(|turn| turn.row.id.clone())
+            .collect();
         turns.sort();
         for id in &turns {
             let Some(turn) = self.turns.get(id) else { continue };
@@ -202,7 +238,11 @@ impl Engine {
             agent.running += 1;
         }
         if let Phase::Tools { calls } = &turn.phase {
-            for exec in calls.iter().filter(|call| call.result.is_none()).filter_map(|call| call.step.as_ref()?.exec.clone()) {
+            for exec in calls
+                .iter()
+                .filter(|call| call.result.is_none())
+                .filter_map(|call| call.step.as_ref()?.exec.clone())
+            {
                 self.execs.insert(exec, id.clone());
             }
         }
@@ -217,7 +257,10 @@ impl Engine {
         now: Timestamp,
     ) -> Result<(), Refusal> {
         let Some(turn) = self.turns.get(id) else {
-            return Err(Box::new(ErrorBody::new("turn.over", format!("turn {id} is over or was never there"))));
+            return Err(Box::new(ErrorBody::new(
+                "turn.over",
+                format!("turn {id} is over or was never there"),
+            )));
         };
         let (agent, mut row) = (turn.row.agent.clone(), turn.row.clone());
         let was_running = turn.is_running();
@@ -238,7 +281,13 @@ impl Engine {
         self.end_turn(batch, id, TurnEvent::InterruptAsked, None, now);
     }
 
-    pub(super) fn fail_turn(&mut self, batch: &mut Batch, id: &TurnId, failure: FailureRecord, now: Timestamp) {
+    pub(super) fn fail_turn(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        failure: FailureRecord,
+        now: Timestamp,
+    ) {
         self.cut_steps(batch, id, StepEvent::Failed, now);
         self.end_turn(batch, id, TurnEvent::Failed, Some(failure), now);
     }
@@ -283,7 +332,10 @@ impl Engine {
             agent.running -= 1;
         }
         self.start_next(batch, &session, now);
-        let idle = self.agents.get(&agent).is_some_and(|agent| agent.running == 0 && agent.row.state == AgentState::Ready);
+        let idle = self
+            .agents
+            .get(&agent)
+            .is_some_and(|agent| agent.running == 0 && agent.row.state == AgentState::Ready);
         if was_running && idle {
             self.agent_event(batch, &agent, EventKind::AgentReady, EventData::default(), now);
         }
@@ -317,7 +369,14 @@ impl Engine {
     }
 
     /// Appends a message to a turn's session.
-    pub(super) fn message(&mut self, batch: &mut Batch, id: &TurnId, role: Role, body: MessageBody, now: Timestamp) {
+    pub(super) fn message(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        role: Role,
+        body: MessageBody,
+        now: Timestamp,
+    ) {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
         session.messages += 1;
