@@ -100,6 +100,13 @@ impl Writer {
         Ok(Committed(carried))
     }
 
+    /// Lets the file grow no further, as a full disk would; for tests.
+    #[doc(hidden)]
+    pub fn limit_pages(&mut self, pages: u32) {
+        // A limit that was not taken shows as a commit that does not fail.
+        drop(self.connection.pragma_update(None, "max_page_count", pages));
+    }
+
     fn bound_wal(&mut self) -> Result<(), WriteError> {
         let bytes = std::fs::metadata(&self.wal).map_or(0, |meta| meta.len());
         if bytes >= RESTART_BYTES {

@@ -1,0 +1,377 @@
+//! What is acknowledged is there after opening again, and nothing else is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use lodge_core::agent::{AgentState, FailReason};
+use lodge_core::record::{
+    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, MessageBody,
+    MessageRow, RequestRow, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
+};
+use lodge_core::turn::{StepState, TurnState};
+use lodge_core::{
+    AgentId, EventData, EventKind, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp,
+    TurnId,
+};
+use lodge_store::{AgentFound, OpenError, Opened, SCHEMA_VERSION, open};
+use rusqlite::Connection;
+
+const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
+
+fn opened(path: &Path) -> Opened {
+    open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
+}
+
+struct Ids {
+    source: IdSource,
+    seq: u64,
+}
+
+impl Ids {
+    fn new() -> Ids {
+        Ids { source: IdSource::new(3), seq: 0 }
+    }
+
+    fn agent(&mut self, name: &str, state: AgentState) -> AgentRow {
+        AgentRow {
+            id: AgentId::new(&mut self.source, NOW),
+            name: name.into(),
+            image: "a:latest".into(),
+            image_digest: "sha256:0".into(),
+            lineage: LineageId::new(&mut self.source, NOW),
+            sandbox: SandboxId::new(&mut self.source, NOW),
+            state,
+            failure_detail: None,
+            incarnation: 2,
+            uid: Some(1_900_000_000),
+            created_at: NOW,
+            started_at: Some(NOW),
+            spec: AgentSpec {
+                model: "p/m".into(),
+                env: BTreeMap::from([("K".into(), "V".into())]),
+                ..AgentSpec::default()
+            },
+        }
+    }
+
+    fn event(&mut self, stream: &str, stream_seq: u64, kind: EventKind, data: EventData) -> Write {
+        self.seq += 1;
+        Write::Event(EventRow { seq: self.seq, stream: stream.into(), stream_seq, at: NOW, kind, data })
+    }
+}
+
+fn image() -> Write {
+    Write::Image {
+        digest: "sha256:0".into(),
+        name: "a:latest".into(),
+        record: Box::new(ImageRecord::default()),
+    }
+}
+
+/// An agent with a running turn whose tool call has no result yet.
+fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
+    let agent = ids.agent("a", AgentState::Ready);
+    let session: SessionId = "s".parse().unwrap();
+    let turn = TurnRow {
+        id: TurnId::new(&mut ids.source, NOW),
+        session: session.clone(),
+        agent: agent.id.clone(),
+        number: 1,
+        state: TurnState::Running,
+        first_event: 1,
+        first_message: 1,
+        created_at: NOW,
+        ended_at: None,
+        usage: Usage::default(),
+        failure: None,
+    };
+    let call = CallRecord { id: "c1".into(), name: "sh".into(), arguments: "{}".into() };
+    let message = |seq, role, text: &str, calls: Vec<CallRecord>| {
+        Write::Message(MessageRow {
+            session: session.clone(),
+            seq,
+            turn: turn.id.clone(),
+            number: 1,
+            step: 1,
+            role,
+            at: NOW,
+            body: MessageBody { text: text.into(), calls, call: None },
+        })
+    };
+    let step = |ids: &mut Ids, ordinal, kind, state| StepRow {
+        id: StepId::new(&mut ids.source, NOW),
+        turn: turn.id.clone(),
+        step: 1,
+        ordinal,
+        kind,
+        name: "x".into(),
+        state,
+        attempt: 1,
+        call: (ordinal > 0).then(|| "c1".into()),
+        exec: (ordinal > 0).then(|| ExecId::new(&mut ids.source, NOW)),
+        request: (ordinal > 0).then(|| ExecRequest {
+            bin: "sh".into(),
+            args: vec!["-c".into()],
+            stdin: vec![0, 255],
+            boot: "b".into(),
+        }),
+        exit_code: None,
+        signal: None,
+        started_at: NOW,
+        ended_at: None,
+    };
+    let stream = agent.id.as_str().to_owned();
+    let writes = vec![
+        image(),
+        Write::Agent(agent.clone()),
+        Write::Session(SessionRow {
+            id: session.clone(),
+            agent: agent.id.clone(),
+            sender: Some("ann".into()),
+            created_at: NOW,
+        }),
+        Write::Turn(turn.clone()),
+        message(1, Role::User, "hi", Vec::new()),
+        Write::Step(step(ids, 0, StepKind::Model, StepState::Done)),
+        message(2, Role::Assistant, "let me see", vec![call]),
+        Write::Step(step(ids, 1, StepKind::Tool, StepState::Intent)),
+        ids.event(
+            &stream,
+            1,
+            EventKind::TurnAccepted,
+            EventData { turn: Some(turn.id.to_string()), ..EventData::default() },
+        ),
+        ids.event(
+            &stream,
+            2,
+            EventKind::TurnText,
+            EventData {
+                turn: Some(turn.id.to_string()),
+                offset: Some(0),
+                text: Some("let me".into()),
+                ..EventData::default()
+            },
+        ),
+    ];
+    (agent, turn, writes)
+}
+
+#[test]
+fn a_turn_in_flight_is_read_back_where_it_stood() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let (agent, turn, writes) = live(&mut Ids::new());
+    drop(opened(&path).writer.commit(&writes, ()).unwrap());
+    let again = opened(&path);
+    assert_eq!(again.loaded.epoch, 2);
+    assert_eq!(again.loaded.agents, [agent.clone()]);
+    let [live] = &again.loaded.turns[..] else { panic!("one turn is live") };
+    assert_eq!(live.row, turn);
+    assert_eq!(live.calls.len(), 1);
+    assert!(live.answered.is_empty());
+    assert_eq!(live.steps[1].request.as_ref().unwrap().stdin, [0, 255]);
+    assert_eq!(again.loaded.streams[agent.id.as_str()], 2);
+    assert_eq!((again.loaded.sessions[0].turns, again.loaded.sessions[0].messages), (1, 2));
+    let full = again.reader.turn(&turn.id).unwrap().unwrap();
+    assert_eq!((full.text.as_str(), full.partial), ("let me", true));
+    assert_eq!(again.reader.session_of(&agent.id, "ann").unwrap().unwrap().row.id.as_str(), "s");
+}
+
+/// Lets the file grow by a page more each time: the commit fails at every place it can, until it does not.
+#[test]
+fn a_batch_is_acknowledged_exactly_when_it_survives_reopening() {
+    let dir = tempfile::tempdir().unwrap();
+    for pages in 0.. {
+        let path = dir.path().join(format!("{pages}.db"));
+        drop(opened(&path));
+        let limit = {
+            let connection = Connection::open(&path).unwrap();
+            let now: u32 = connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+            now + pages
+        };
+        let mut store = opened(&path);
+        store.writer.limit_pages(limit);
+        let (_, _, mut writes) = live(&mut Ids::new());
+        // Enough text to need pages of its own.
+        for write in &mut writes {
+            if let Write::Message(message) = write {
+                message.body.text = "x".repeat(9_000);
+            }
+        }
+        let acked = store.writer.commit(&writes, ()).is_ok();
+        drop(store);
+        let again = opened(&path);
+        assert_eq!(acked, again.loaded.turns.len() == 1, "with {pages} pages");
+        assert_eq!(acked, !again.loaded.agents.is_empty(), "all or nothing, with {pages} pages");
+        assert_eq!(again.reader.integrity().unwrap(), "ok");
+        if acked {
+            assert!(pages > 0, "the fault must have struck at least once");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_database_from_the_future_is_refused_and_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    drop(opened(&path));
+    let future = SCHEMA_VERSION + 1;
+    {
+        let connection = Connection::open(&path).unwrap();
+        connection.pragma_update(None, "user_version", (future << 16) | future).unwrap();
+    }
+    let before = std::fs::read(&path).unwrap();
+    assert!(matches!(open(&path, &[7; 64]), Err(OpenError::FromTheFuture { needs, .. }) if needs == future));
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert!(!dir.path().join("daemon.db-wal").exists());
+}
+
+#[test]
+fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_is_new() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let (agent, _, writes) = live(&mut Ids::new());
+    drop(opened(&path).writer.commit(&writes, ()).unwrap());
+    // A newer release added a column, a kind of event and a field of the agent's record.
+    let mut spec: Vec<u8> = lodge_store::encode(&agent.spec);
+    spec.extend([0xfa, 0x3e, 3, b'n', b'e', b'w']);
+    {
+        let connection = Connection::open(&path).unwrap();
+        connection.execute("ALTER TABLE agents ADD COLUMN later TEXT", []).unwrap();
+        connection.execute("UPDATE agents SET spec = ?1, later = 'kept'", [&spec]).unwrap();
+        connection.execute("INSERT INTO events VALUES (3, 'daemon', 1, 0, 9999, x'')", []).unwrap();
+        connection.pragma_update(None, "user_version", (1_u32 << 16) | (SCHEMA_VERSION + 1)).unwrap();
+    }
+    let mut store = opened(&path);
+    let change = Write::AgentState {
+        id: agent.id.clone(),
+        state: AgentState::Failed(FailReason::Crashed),
+        detail: Some("x".into()),
+        incarnation: 3,
+        started_at: None,
+    };
+    drop(store.writer.commit([&change], ()).unwrap());
+    let (events, last) = store.reader.events(0, None, 100).unwrap();
+    assert_eq!((events.len(), last), (2, 3), "an unknown kind is passed over");
+    drop(store);
+    let connection = Connection::open(&path).unwrap();
+    let (kept, later): (Vec<u8>, String) = connection
+        .query_row("SELECT spec, later FROM agents", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .unwrap();
+    assert_eq!((kept, later.as_str()), (spec, "kept"));
+}
+
+#[test]
+fn derived_tables_and_indexes_are_made_again_from_what_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let (_, _, writes) = live(&mut Ids::new());
+    drop(opened(&path).writer.commit(&writes, ()).unwrap());
+    let before = opened(&path).loaded;
+    {
+        let connection = Connection::open(&path).unwrap();
+        connection.execute("DELETE FROM streams", []).unwrap();
+        let indexes: Vec<String> = connection
+            .prepare("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
+            .unwrap()
+            .query_map([], |row| row.get(0))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect();
+        assert!(!indexes.is_empty());
+        for index in indexes {
+            connection.execute(&format!("DROP INDEX {index}"), []).unwrap();
+        }
+    }
+    let after = opened(&path).loaded;
+    assert_eq!((before.streams, before.agents, before.turns), (after.streams, after.agents, after.turns));
+}
+
+#[test]
+fn an_agent_is_found_by_id_name_or_unique_prefix() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = opened(&dir.path().join("daemon.db"));
+    let mut ids = Ids::new();
+    let (one, two) = (ids.agent("one", AgentState::Ready), ids.agent("two", AgentState::Stopped));
+    drop(store.writer.commit(&[image(), Write::Agent(one.clone()), Write::Agent(two.clone())], ()).unwrap());
+    let find = |given: &str| store.reader.find_agent(given).unwrap();
+    assert_eq!(find("one"), AgentFound::One(one.id.clone()));
+    assert_eq!(find(two.id.as_str()), AgentFound::One(two.id.clone()));
+    let id = one.id.as_str();
+    assert_eq!(find(&id[..id.len() - 1]), AgentFound::One(one.id.clone()));
+    assert!(
+        matches!(find("agt_0"), AgentFound::Many(ids) if ids.len() == 2)
+            || matches!(find(&id[..6]), AgentFound::Many(_))
+    );
+    assert_eq!(find("three"), AgentFound::None);
+    assert_eq!(find("agt_"), AgentFound::None);
+}
+
+#[test]
+fn answers_are_kept_with_their_requests_and_for_a_day() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = opened(&dir.path().join("daemon.db"));
+    let request = |id: &str, at| {
+        Write::Request(RequestRow {
+            caller: "o".into(),
+            request_id: id.into(),
+            digest: [1; 32],
+            answer: b"{}".to_vec(),
+            at,
+        })
+    };
+    drop(store.writer.commit(&[request("old", NOW.plus_ms(-25 * 3_600_000))], ()).unwrap());
+    assert!(store.reader.request("o", "old").unwrap().is_some());
+    let many: Vec<Write> = (0..600).map(|n| request(&n.to_string(), NOW)).collect();
+    drop(store.writer.commit(&many, ()).unwrap());
+    assert!(store.reader.request("o", "old").unwrap().is_none());
+    assert_eq!(store.reader.request("o", "7").unwrap().unwrap().answer, b"{}");
+    assert!(store.reader.request("other", "7").unwrap().is_none());
+}
+
+#[test]
+fn the_wal_stays_bounded_while_much_is_written_and_somebody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let mut store = opened(&path);
+    let mut ids = Ids::new();
+    let mut largest = 0;
+    for round in 1..=1_500_u64 {
+        let text = Some("x".repeat(60_000));
+        let event =
+            ids.event("daemon", round, EventKind::TurnText, EventData { text, ..EventData::default() });
+        drop(store.writer.commit([&event], ()).unwrap());
+        if round % 50 == 0 {
+            assert_eq!(store.reader.head().unwrap(), round);
+        }
+        largest = largest.max(std::fs::metadata(dir.path().join("daemon.db-wal")).unwrap().len());
+    }
+    assert!(largest <= 48 * 1024 * 1024, "the WAL reached {largest} bytes");
+}
+
+#[test]
+fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let (_, turn, writes) = live(&mut Ids::new());
+    let mut store = opened(&path);
+    drop(store.writer.commit(&writes, ()).unwrap());
+    let failure = FailureRecord { code: "model.cut".into(), message: "m".into(), hint: Some("h".into()) };
+    let end = Write::TurnState {
+        id: turn.id.clone(),
+        state: TurnState::Failed,
+        ended_at: Some(NOW),
+        usage: Usage { input_tokens: 1, output_tokens: 2 },
+        failure: Some(failure.clone()),
+    };
+    drop(store.writer.commit([&end], ()).unwrap());
+    assert_eq!(store.reader.turn(&turn.id).unwrap().unwrap().row.failure, Some(failure));
+    drop(store);
+    assert!(opened(&path).loaded.turns.is_empty());
+
+    let other = dir.path().join("other.db");
+    std::fs::write(&other, "these are my notes, not a database, and they are longer than a header would be, which is a hundred bytes").unwrap();
+    assert!(matches!(open(&other, &[7; 64]), Err(OpenError::Foreign { .. })));
+    assert!(std::fs::read_to_string(&other).unwrap().starts_with("these are my notes"));
+}
