@@ -7,6 +7,7 @@ use std::sync::mpsc::sync_channel;
 use lodge_core::IdSource;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Api, ListenError};
 use crate::auth::Gate;
@@ -142,7 +143,8 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
     watch_signals(&shell)?;
-    bound.serve(Arc::new(Api { shell: shell.clone(), gate }), patience).await;
+    bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() }), patience).await;
+    shell.end.cancel();
     shell.tasks.close();
     if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {
         tracing::warn!(event = "tasks.cut", patience_ms = patience.as_millis());

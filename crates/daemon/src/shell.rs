@@ -39,7 +39,10 @@ pub struct Shell {
     pub calls: CallContext,
     pub host: Arc<lodge_exec::Host>,
     pub runtime: std::path::PathBuf,
+    /// No more requests are taken.
     pub stop: CancellationToken,
+    /// Those that were taken are answered or cut: everything ends.
+    pub end: CancellationToken,
     /// Every task that is not a connection; the daemon ends after they do, or after its patience.
     pub tasks: TaskTracker,
     pub actors: Actors,
@@ -90,6 +93,7 @@ impl Shell {
             host: parts.host,
             runtime: parts.runtime,
             stop: CancellationToken::new(),
+            end: CancellationToken::new(),
             tasks: TaskTracker::new(),
             actors: Actors::default(),
             started_at: now(),
@@ -155,10 +159,10 @@ impl Shell {
 
     /// Starts a task that ends with the daemon.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
+        let end = self.end.clone();
         let task = async move {
             tokio::select! {
-                () = stop.cancelled() => {}
+                () = end.cancelled() => {}
                 () = future => {}
             }
         };

@@ -111,7 +111,12 @@ impl Bound {
             });
         }
         api.shell.stop.cancelled().await;
-        let drained = async { while servers.join_next().await.is_some() {} };
+        // Servers know their requests; WebSockets have left their servers and are counted apart.
+        let drained = async {
+            while servers.join_next().await.is_some() {}
+            api.sockets.close();
+            api.sockets.wait().await;
+        };
         if tokio::time::timeout(patience, drained).await.is_err() {
             tracing::warn!(event = "requests.cut", patience_ms = patience.as_millis());
         }

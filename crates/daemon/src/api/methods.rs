@@ -386,12 +386,8 @@ async fn shutdown(shell: &Arc<Shell>, given: &ShutdownParams) -> Answer {
             stopped?;
         }
     }
-    let shell = shell.clone();
-    // The answer leaves first; then the daemon goes.
-    tokio::spawn(async move {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        shell.stop.cancel();
-    });
+    // Requests that were taken, this one among them, are still answered.
+    shell.stop.cancel();
     Ok(view::json(&Done { done: true }))
 }
 

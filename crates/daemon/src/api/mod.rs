@@ -23,6 +23,8 @@ use crate::shell::Shell;
 pub struct Api {
     pub shell: std::sync::Arc<Shell>,
     pub gate: Gate,
+    /// Open WebSockets, which outlive the requests that opened them.
+    pub sockets: tokio_util::task::TaskTracker,
 }
 
 /// Checks the envelope of a call.

@@ -23,7 +23,7 @@ use crate::view;
 /// Messages that may wait for a slow client: then its followers wait, as cursors, and its calls do.
 const OUTBOX_MAX: usize = 64;
 /// Calls of one connection at the same time.
-const CALLS_MAX: usize = 64;
+const CALLS_MAX: u32 = 64;
 /// Attachments of one connection.
 const ATTACHMENTS_MAX: usize = 32;
 
@@ -43,7 +43,10 @@ pub(super) async fn upgrade(
 async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
     let (mut sink, mut stream) = socket.split();
     let (outbox, mut waiting) = mpsc::channel::<Message>(OUTBOX_MAX);
-    let closing = api.shell.stop.child_token();
+    let closing = api.shell.end.child_token();
+    let stop = api.shell.stop.clone();
+    // Until this is dropped the daemon waits for this connection, within its patience.
+    let open = api.sockets.token();
     let writer = {
         let closing = closing.clone();
         async move {
@@ -68,13 +71,14 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
         who,
         outbox,
         closing: closing.clone(),
-        calls: Arc::new(Semaphore::new(CALLS_MAX)),
+        calls: Arc::new(Semaphore::new(CALLS_MAX as usize)),
         attachments: HashMap::new(),
         next_attachment: 1,
     };
     loop {
         let message = tokio::select! {
             () = closing.cancelled() => break,
+            () = stop.cancelled() => break,
             message = stream.next() => message,
         };
         match message {
@@ -84,9 +88,22 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
             Some(Ok(Message::Close(_)) | Err(_)) | None => break,
         }
     }
+    if stop.is_cancelled() {
+        // Calls that were taken are answered first.
+        tokio::select! {
+            () = closing.cancelled() => {}
+            all = connection.calls.acquire_many(CALLS_MAX) => drop(all),
+        }
+        let flushed = connection.outbox.reserve_many(OUTBOX_MAX);
+        tokio::select! {
+            () = closing.cancelled() => {}
+            all = flushed => drop(all),
+        }
+    }
     closing.cancel();
     // The writer ends with `closing`; a panic in it concerned this connection alone.
     drop(writer.await);
+    drop(open);
 }
 
 struct Connection {
