@@ -111,4 +111,13 @@ mod tests {
             assert!(seen.insert(doc.code), "{} twice", doc.code);
         }
     }
+
+    #[test]
+    fn every_code_is_documented_with_its_meaning() {
+        let docs = include_str!("../../../docs/errors.md");
+        for doc in CODES {
+            let row = format!("| `{}` | {} | {} |", doc.code, doc.http, doc.meaning);
+            assert!(docs.contains(&row), "docs/errors.md lacks: {row}");
+        }
+    }
 }
