@@ -126,9 +126,14 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
     match mutation {
         Mutation::None => {}
         Mutation::ReplyBeforeCommit => {
-            let (early, late) = batch.after.into_iter().partition(|out| matches!(out, Out::Reply { .. }));
+            let (early, late): (Vec<Out>, Vec<Out>) =
+                batch.after.into_iter().partition(|out| matches!(out, Out::Reply { .. }));
             batch.after = late;
-            release(early, shell);
+            if !early.is_empty() {
+                release(early, shell);
+                // As a slow disk would, so that the answer has left before the commit.
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
         Mutation::DropIntent => {
             let is_start = |out: &Out| matches!(out, Out::Act(Effect::StartExec { .. }));

@@ -86,13 +86,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     }
     let mut home = Home::take(&config.data_dir)?;
     crash::point("after_lock");
-    let mut entropy = [0; 64];
-    let mut seed = [0; 8];
-    let mut random = std::fs::File::open("/dev/urandom").map_err(|cause| ServeError::Entropy { cause })?;
-    random
-        .read_exact(&mut entropy)
-        .and_then(|()| random.read_exact(&mut seed))
-        .map_err(|cause| ServeError::Entropy { cause })?;
+    let (entropy, seed) = entropy()?;
     let opened = lodge_store::open(&home.database(), &entropy)?;
     crash::point("after_load");
     home.sign(opened.loaded.epoch)?;
@@ -115,7 +109,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
-    let ids = IdSource::new(u64::from_le_bytes(seed));
+    let ids = IdSource::new(seed);
     let (engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
     let (batches, committing) = sync_channel(BATCHES_MAX);
     let writer = {
@@ -134,10 +128,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         None => None,
     };
     let http = tcp.as_ref().map(|(_, addr)| addr.clone());
-    if let Some(addr) = &http {
-        // Set once, here.
-        drop(shell.http_addr.set(addr.clone()));
-    }
+    shell.set_http_addr(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
     write_credentials(&home, &gate, &socket, http.as_deref())?;
     let bound = api::bind(&socket, tcp)?;
@@ -157,6 +148,17 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     tracing::info!(event = "daemon.stopped", epoch);
     drop(home);
     Ok(())
+}
+
+/// Chance from the kernel: for a new database, and for ids.
+fn entropy() -> Result<([u8; 64], u64), ServeError> {
+    let mut bytes = [0; 72];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
+    read.map_err(|cause| ServeError::Entropy { cause })?;
+    let (mut entropy, mut seed) = ([0; 64], [0; 8]);
+    entropy.copy_from_slice(&bytes[..64]);
+    seed.copy_from_slice(&bytes[64..]);
+    Ok((entropy, u64::from_le_bytes(seed)))
 }
 
 /// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.

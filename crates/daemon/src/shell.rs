@@ -47,7 +47,7 @@ pub struct Shell {
     pub tasks: TaskTracker,
     pub actors: Actors,
     pub started_at: Timestamp,
-    pub http_addr: std::sync::OnceLock<String>,
+    http_addr: std::sync::OnceLock<Option<String>>,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
@@ -143,6 +143,15 @@ impl Shell {
 
     pub fn act(self: &Arc<Self>, effect: Effect) {
         crate::act::act(self, effect);
+    }
+
+    /// Told once, when the TCP listener is bound.
+    pub fn set_http_addr(&self, addr: Option<String>) {
+        self.http_addr.get_or_init(|| addr);
+    }
+
+    pub fn http_addr(&self) -> Option<String> {
+        self.http_addr.get().cloned().flatten()
     }
 
     pub fn living(&self, agent: &AgentId) -> Option<Arc<Living>> {

@@ -10,22 +10,21 @@ use std::time::Duration;
 
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
-use lodge_core::ledger::{self, Repeat, Settle};
-use lodge_core::limits::{OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
+use lodge_core::ledger::Repeat;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_exec::{
-    Captured, Command, DialError, Ended, Evidence, ExecKind, ExecState, ExitRecord, KeeperEvent as Event,
-    Link, Receiver, SandboxSpec, Secret, Sender, Start, Stream,
+    Command, DialError, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver,
+    SandboxSpec, Secret, Sender, Start,
 };
 use lodge_proto::LayerView;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{result, root, runtime};
+use super::{root, runtime};
 use crate::auth::derive;
 use crate::chain;
 use crate::crash;
-use crate::engine::{Effect, ExecEnd, Seen, Up};
+use crate::engine::{Effect, Seen, Up};
 use crate::shell::Shell;
 use crate::view::Living;
 
@@ -37,25 +36,25 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 const DIALS_MAX: u32 = 5;
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
 
-struct Actor {
-    shell: Arc<Shell>,
-    agent: AgentId,
-    up: Option<Sandbox>,
+pub(super) struct Actor {
+    pub(super) shell: Arc<Shell>,
+    pub(super) agent: AgentId,
+    pub(super) up: Option<Sandbox>,
 }
 
 /// A sandbox whose keeper is connected.
-struct Sandbox {
-    row: AgentRow,
-    image: ImageRecord,
-    root: PathBuf,
-    sender: Sender,
-    receiver: Receiver,
+pub(super) struct Sandbox {
+    pub(super) row: AgentRow,
+    pub(super) image: ImageRecord,
+    pub(super) root: PathBuf,
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
     /// The `initialize` that is waited for, until when, and whether the runtime was there before us.
-    probe: Option<(String, Instant)>,
-    adopted: bool,
-    probes: u32,
+    pub(super) probe: Option<(String, Instant)>,
+    pub(super) adopted: bool,
+    pub(super) probes: u32,
     /// Execs that were asked for and have not ended.
-    open: HashMap<String, (ExecRequest, Repeat)>,
+    pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
 }
 
 /// Runs until the daemon ends or the agent is removed.
@@ -347,114 +346,7 @@ impl Actor {
         }
     }
 
-    async fn start_exec(&mut self, exec: &str, request: ExecRequest, repeat: Repeat, resumed: bool) {
-        let Some(up) = &mut self.up else { return };
-        let start = Start {
-            exec: exec.to_owned(),
-            kind: ExecKind::Tool,
-            argv: std::iter::once(up.root.join("usr/bin").join(&request.bin).into_os_string())
-                .chain(request.args.iter().map(Into::into))
-                .collect(),
-            env: root::environment(&up.root, &up.row, &up.image),
-            cwd: up.root.join("workspace"),
-            stdin: request.stdin.clone(),
-            output_cap: OUTPUT_BYTES_MAX,
-        };
-        let other_boot = request.boot != self.shell.host.boot_id();
-        let sandbox = up.row.sandbox.as_str().to_owned();
-        up.open.insert(exec.to_owned(), (request, repeat));
-        if resumed && other_boot && matches!(self.shell.host.evidence(&sandbox, exec), Evidence::NoClaim) {
-            // The machine was restarted since the intent: that nothing is there proves nothing.
-            if ledger::settle(ledger::Seen::Nothing, repeat) == Settle::Unknown {
-                return self.tell_lost(exec).await;
-            }
-        }
-        self.send(Command::Start(start)).await;
-    }
-
-    async fn exited(&mut self, exec: &str, record: &ExitRecord) {
-        let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
-            return self.runtime_ended(record).await;
-        }
-        if up.open.remove(exec).is_none() {
-            return;
-        }
-        crash::point("before_outcome");
-        let (stdout, stderr) = self.captured(exec);
-        self.tell_end(exec, result::ended(record, &stdout, &stderr)).await;
-    }
-
-    async fn refused(&mut self, exec: &str, why: &str, recorded: bool) {
-        let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
-            let detail = format!("the runtime could not be started: {why}");
-            let seen =
-                Seen::SpawnFailed { agent: self.agent.clone(), incarnation: up.row.incarnation, detail };
-            return self.shell.tell(seen).await;
-        }
-        // A recorded refusal has an exit record, and its end is told as such.
-        if up.open.remove(exec).is_some() {
-            let mut end = result::refused(why);
-            end.whole = recorded;
-            self.tell_end(exec, end).await;
-        }
-    }
-
-    /// Claimed by a keeper that died, without an outcome.
-    async fn lost(&mut self, exec: &str) {
-        let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
-            let detail = "the runtime was lost with its sandbox".to_owned();
-            let seen = Seen::Exited {
-                agent: self.agent.clone(),
-                incarnation: up.row.incarnation,
-                clean: false,
-                detail,
-            };
-            return self.shell.tell(seen).await;
-        }
-        let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
-        match ledger::settle(ledger::Seen::ClaimedOnly, repeat) {
-            Settle::Rerun | Settle::Start => {
-                self.send(Command::Forget { exec: exec.to_owned() }).await;
-                self.start_exec(exec, request, repeat, false).await;
-            }
-            Settle::Ask | Settle::Adopt | Settle::Unknown => self.tell_lost(exec).await,
-        }
-    }
-
-    async fn tell_lost(&mut self, exec: &str) {
-        if let Some(up) = &mut self.up {
-            up.open.remove(exec);
-        }
-        let (stdout, stderr) = self.captured(exec);
-        self.tell_end(exec, result::lost(&stdout, &stderr)).await;
-    }
-
-    fn captured(&self, exec: &str) -> (Captured, Captured) {
-        let empty = || Captured { head: Vec::new(), tail: Vec::new(), total: 0 };
-        let Some(up) = &self.up else { return (empty(), empty()) };
-        let sandbox = up.row.sandbox.as_str();
-        let read = |stream| {
-            let read =
-                self.shell.host.read_output(sandbox, exec, stream, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
-            read.unwrap_or_else(|error| {
-                tracing::warn!(event = "exec.output_unreadable", exec, error = chain(&error));
-                empty()
-            })
-        };
-        (read(Stream::Stdout), read(Stream::Stderr))
-    }
-
-    async fn tell_end(&self, exec: &str, end: ExecEnd) {
-        match exec.parse() {
-            Ok(exec) => self.shell.tell(Seen::ExecEnded { exec, end }).await,
-            Err(error) => tracing::warn!(event = "exec.unknown", %error),
-        }
-    }
-
-    async fn runtime_ended(&mut self, record: &ExitRecord) {
+    pub(super) async fn runtime_ended(&mut self, record: &ExitRecord) {
         let Some(up) = &mut self.up else { return };
         up.probe = None;
         let (clean, detail) = match &record.ended {
@@ -472,7 +364,7 @@ impl Actor {
     }
 
     /// Sends to the keeper. A lost link is noticed by its reader.
-    async fn send(&self, command: Command) {
+    pub(super) async fn send(&self, command: Command) {
         let Some(up) = &self.up else { return };
         if let Err(error) = up.sender.send(&command).await {
             tracing::warn!(event = "keeper.unreachable", agent = %self.agent, error = chain(&error));
@@ -556,7 +448,7 @@ impl Actor {
 }
 
 /// The exec that is the runtime: one per incarnation, so that asking for it twice starts it once.
-fn runtime_exec(incarnation: u32) -> String {
+pub(super) fn runtime_exec(incarnation: u32) -> String {
     format!("exe_runtime{incarnation}")
 }
 

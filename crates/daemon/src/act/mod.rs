@@ -7,6 +7,7 @@ mod model;
 mod result;
 mod root;
 mod runtime;
+mod tools;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

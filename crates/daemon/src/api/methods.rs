@@ -120,7 +120,7 @@ async fn info(shell: &Shell) -> Answer {
         log: shell.log.clone(),
         executor: shell.config.text("executor").to_owned(),
         socket: shell.config.path("socket-path").display().to_string(),
-        http_addr: shell.http_addr.get().cloned(),
+        http_addr: shell.http_addr(),
         data_dir: shell.config.data_dir.display().to_string(),
         config_file: shell.config.file.as_ref().map(|file| file.display().to_string()),
         pid: std::process::id(),
