@@ -343,7 +343,7 @@ pub enum Write {
     Image {
         digest: String,
         name: String,
-        record: Box<ImageRecord>,
+        record: ImageRecord,
     },
     Agent(AgentRow),
     AgentState {

@@ -61,11 +61,7 @@ impl Ids {
 }
 
 fn image() -> Write {
-    Write::Image {
-        digest: "sha256:0".into(),
-        name: "a:latest".into(),
-        record: Box::new(ImageRecord::default()),
-    }
+    Write::Image { digest: "sha256:0".into(), name: "a:latest".into(), record: ImageRecord::default() }
 }
 
 /// An agent with a running turn whose tool call has no result yet.

@@ -38,7 +38,7 @@ impl Engine {
             spec: new.spec,
         };
         let id = row.id.clone();
-        batch.write(Write::Image { digest: new.image_digest, name: new.image, record: Box::new(new.record) });
+        batch.write(Write::Image { digest: new.image_digest, name: new.image, record: new.record });
         batch.write(Write::Agent(row.clone()));
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row));
