@@ -71,7 +71,7 @@ impl AgentState {
             (S::Starting | S::Ready, E::Exited { clean: false }) => S::Failed(FailReason::Crashed),
             (S::Starting | S::Ready, E::Exited { clean: true }) => S::Stopped,
             (S::Pulling | S::Starting | S::Ready | S::Failed(_), E::StopAsked) => S::Stopped,
-            (S::Stopped | S::Failed(_), E::RemoveAsked) => S::Removing,
+            (S::Stopped | S::Failed(_) | S::Removing, E::RemoveAsked) => S::Removing,
             (S::Removing, E::Cleared) => S::Removed,
             // An adopted agent answers its probe again, and a stopped one ends: neither moves it.
             (S::Ready, E::ProbeAnswered) => S::Ready,
@@ -96,7 +96,7 @@ impl AgentState {
             )
             | (S::Pulling | S::Removed, E::Exited { .. })
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
-            | (S::Pulling | S::Starting | S::Ready | S::Removing | S::Removed, E::RemoveAsked)
+            | (S::Pulling | S::Starting | S::Ready | S::Removed, E::RemoveAsked)
             | (S::Pulling | S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removed, E::Cleared) => {
                 return Err(Refused { state: self, event });
             }

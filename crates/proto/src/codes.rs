@@ -35,6 +35,7 @@ pub const CODES: &[CodeDoc] = &[
     code("agent.bad_name", 400, "the name has characters that names cannot have"),
     code("agent.wrong_state", 409, "the agent's state does not allow that"),
     code("agent.not_running", 409, "the agent is stopped, failed or being removed"),
+    code("agent.not_cleared", 500, "the agent's files could not be removed"),
     code("agent.bad_env", 400, "an environment key is reserved or malformed"),
     code("agent.bad_mount", 400, "a mount cannot be made"),
     code("agentfile.invalid", 400, "the Agentfile has mistakes"),

@@ -1,6 +1,6 @@
 //! The one writer: everything that waits goes into one transaction and one fsync.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use lodge_core::Timestamp;
@@ -9,10 +9,14 @@ use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, StepRow, Tu
 use prost::Message;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
-/// The WAL is copied back on the side from here on …
-const CHECKPOINT_BYTES: u64 = 4 * 1024 * 1024;
-/// … and by the writer itself, which waits for readers, from here on.
-const RESTART_BYTES: u64 = 32 * 1024 * 1024;
+/// From this many pages on the WAL is copied back on the side …
+const CHECKPOINT_PAGES: u32 = 1_024;
+/// … what was written meanwhile by the writer, when it is no more than this, so that the WAL starts over …
+const REST_PAGES: u32 = 512;
+/// … and from here on all of it by the writer, which then waits for readers.
+const RESTART_PAGES: u32 = 8_192;
+/// Pages between two attempts.
+const STRIDE_PAGES: u32 = 256;
 /// Old answers are looked for after this many new ones.
 const PRUNE_EVERY: u32 = 512;
 
@@ -54,15 +58,14 @@ impl From<rusqlite::Error> for WriteError {
 #[derive(Debug)]
 pub struct Writer {
     connection: Connection,
-    wal: PathBuf,
     checkpoint: SyncSender<()>,
+    /// The WAL's length, in pages, at which it is looked after next.
+    wal_attempt: u32,
     requests_since_prune: u32,
 }
 
 impl Writer {
     pub(crate) fn new(connection: Connection, path: &Path) -> Self {
-        let mut wal = path.as_os_str().to_owned();
-        wal.push("-wal");
         let (checkpoint, asked) = sync_channel(1);
         let path = path.to_owned();
         // Ends when the writer, and with it the sender, is dropped. If it fails, the writer's own limit holds.
@@ -71,7 +74,7 @@ impl Writer {
             .stack_size(256 * 1024)
             .spawn(move || checkpoint_on_the_side(&path, &asked));
         drop(spawned);
-        Writer { connection, wal: wal.into(), checkpoint, requests_since_prune: PRUNE_EVERY }
+        Writer { connection, checkpoint, wal_attempt: CHECKPOINT_PAGES, requests_since_prune: PRUNE_EVERY }
     }
 
     /// Applies all writes in order, in one transaction, and returns what was carried once they are on disk.
@@ -108,11 +111,24 @@ impl Writer {
     }
 
     fn bound_wal(&mut self) -> Result<(), WriteError> {
-        let bytes = std::fs::metadata(&self.wal).map_or(0, |meta| meta.len());
-        if bytes >= RESTART_BYTES {
-            // Busy readers are waited for within the busy timeout; if they stay, the next commit tries again.
+        // The file's length says nothing: a WAL that started over keeps it.
+        let (pages, copied): (u32, u32) = self
+            .connection
+            .prepare_cached("PRAGMA wal_checkpoint(NOOP)")?
+            .query_row([], |row| Ok((row.get(1)?, row.get(2)?)))?;
+        if pages < CHECKPOINT_PAGES {
+            self.wal_attempt = CHECKPOINT_PAGES;
+        }
+        if pages < self.wal_attempt {
+            return Ok(());
+        }
+        self.wal_attempt = pages + STRIDE_PAGES;
+        if pages >= RESTART_PAGES {
+            // Busy readers are waited for within the busy timeout; if they stay, a later commit tries again.
             self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
-        } else if bytes >= CHECKPOINT_BYTES {
+        } else if pages - copied.min(pages) <= REST_PAGES {
+            self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        } else {
             match self.checkpoint.try_send(()) {
                 // A full channel means that one is asked for already.
                 Ok(()) | Err(_) => {}

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
+use lodge_core::{AgentId, ExecId};
 use lodge_exec::{
-    Command, DialError, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver,
-    SandboxSpec, Secret, Sender, Start,
+    Command, DialError, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, KnownExec, Link,
+    Receiver, SandboxSpec, Secret, Sender, Start,
 };
 use lodge_proto::LayerView;
 use tokio::sync::mpsc;
@@ -230,6 +230,10 @@ impl Actor {
             Some(ExecState::Exited(record)) => Some(record.clone()),
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
+        let is_tool =
+            |known: &&KnownExec| known.exec != runtime && matches!(known.state, ExecState::Running { .. });
+        let execs: Vec<ExecId> =
+            welcome.execs.iter().filter(is_tool).filter_map(|known| known.exec.parse().ok()).collect();
         let env = root::environment(&root, &row, &image);
         let cwd = root.join("workspace");
         let argv = runtime_argv(&root, &image);
@@ -244,6 +248,9 @@ impl Actor {
             probes: 0,
             open: HashMap::new(),
         });
+        if !execs.is_empty() {
+            self.shell.tell(Seen::ExecsFound { agent: self.agent.clone(), execs }).await;
+        }
         if let Some(record) = ended {
             self.runtime_ended(&record).await;
             return;
@@ -434,16 +441,16 @@ impl Actor {
         let Ok(Some(found)) = self.shell.reader.agent(&self.agent) else { return };
         let data_dir = self.shell.config.data_dir.clone();
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
-        match removed {
+        let detail = match removed {
             Ok(Ok(())) => {
                 self.shell.tell(Seen::Cleared { agent: self.agent.clone() }).await;
-                super::forget_agent(&self.shell, &self.agent);
+                return super::forget_agent(&self.shell, &self.agent);
             }
-            Ok(Err(error)) => {
-                tracing::error!(event = "agent.not_cleared", agent = %self.agent, error = chain(&error))
-            }
-            Err(error) => tracing::error!(event = "agent.not_cleared", agent = %self.agent, %error),
-        }
+            Ok(Err(error)) => chain(&error),
+            Err(error) => error.to_string(),
+        };
+        tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
+        self.shell.tell(Seen::NotCleared { agent: self.agent.clone(), detail }).await;
     }
 }
 

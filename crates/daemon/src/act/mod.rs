@@ -19,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::engine::Effect;
 use crate::shell::Shell;
 
-/// Effects that may wait for one agent's task. Turns in flight are bounded, and each has a few effects at most.
-const EFFECTS_MAX: usize = 1_024;
+/// Effects that may wait for one agent's task. A turn in flight has a few at most, so admission keeps this from being
+/// reached; if it were, the writer would wait for the task.
+const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 
 /// The tasks that act.
 #[derive(Debug, Default)]

@@ -285,10 +285,29 @@ fn own_dir(path: &Path, uid: Option<u32>) -> Result<(), RootError> {
 fn clear(path: &Path) -> Result<(), RootError> {
     let removed = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path).or_else(|_| {
+            // Programs leave directories behind that their owner may not enter or change.
+            open_up(path)?;
+            fs::remove_dir_all(path)
+        }),
         Ok(_) => fs::remove_file(path),
     };
     removed.map_err(|cause| RootError { path: path.to_owned(), cause })
+}
+
+/// Gives the owner every right on every directory of a tree, without following links.
+fn open_up(dir: &Path) -> io::Result<()> {
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
+        for entry in fs::read_dir(&dir)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                open.push(entry.path());
+            }
+        }
+    }
+    Ok(())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
@@ -301,4 +320,24 @@ fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
 pub(super) fn remove(data_dir: &Path, row: &AgentRow) -> Result<(), RootError> {
     clear(&root_of(data_dir, row))?;
     clear(&log_of(data_dir, row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_that_its_owner_may_not_enter_is_removed_and_what_links_lead_to_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, other) = (dir.path().join("tree"), dir.path().join("other"));
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(tree.join("a/b/file"), "x").unwrap();
+        fs::write(other.join("kept"), "x").unwrap();
+        std::os::unix::fs::symlink(&other, tree.join("a/link")).unwrap();
+        fs::set_permissions(tree.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(tree.join("a"), fs::Permissions::from_mode(0o500)).unwrap();
+        clear(&tree).unwrap();
+        assert!(!tree.exists() && other.join("kept").exists());
+    }
 }

@@ -2,12 +2,12 @@
 
 use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::limits::NAME_BYTES_MAX;
-use lodge_core::record::{AgentRow, Write};
+use lodge_core::record::{AgentRow, RequestRow, Write};
 use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
 
 use super::state::Agent;
-use super::{Batch, Caller, Effect, Engine, NameChoice, NewAgent, Refusal, Up};
+use super::{Batch, Caller, Effect, Engine, NameChoice, NewAgent, Out, Refusal, Up};
 use crate::view;
 
 /// Users of sandboxes start here, above the ranges that distributions and systemd hand out.
@@ -90,9 +90,9 @@ impl Engine {
             .next(AgentEvent::StopAsked)
             .map_err(|refused| wrong_state(&agent.row, refused.state))?;
         let sandbox = agent.row.sandbox.clone();
-        agent.stopping.push(caller);
         self.end_turns(batch, id, now);
         self.set_state(batch, id, next, None, now);
+        self.answer_when_done(batch, caller, id, now);
         batch.act(Effect::Down { agent: id.clone(), sandbox });
         Ok(())
     }
@@ -116,9 +116,9 @@ impl Engine {
             refusal
         })?;
         let sandbox = agent.row.sandbox.clone();
-        agent.stopping.push(caller);
         self.end_turns(batch, id, now);
         self.set_state(batch, id, next, None, now);
+        self.answer_when_done(batch, caller, id, now);
         batch.act(Effect::Down { agent: id.clone(), sandbox: sandbox.clone() });
         batch.act(Effect::Clear { agent: id.clone(), sandbox });
         Ok(())
@@ -238,6 +238,19 @@ impl Engine {
         self.streams.remove(id.as_str());
     }
 
+    /// Whoever asked hears why; asking again tries again.
+    pub(super) fn agent_not_cleared(&mut self, batch: &mut Batch, id: &AgentId, detail: &str) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        for caller in std::mem::take(&mut agent.stopping) {
+            let name = &agent.row.name;
+            let refusal = ErrorBody::new("agent.not_cleared", format!("the files of agent `{name}` could not be removed"))
+                .because(detail)
+                .hint(format!("mend that, then run `lodge rm {name}` again"));
+            batch.after.push(Out::Reply { ticket: caller.ticket, reply: Err(refusal) });
+        }
+        batch.urgent = true;
+    }
+
     /// Ends every live turn of an agent that is going away.
     fn end_turns(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
         let mut live: Vec<TurnId> = self
@@ -297,6 +310,23 @@ impl Engine {
     ) {
         data.name = self.agents.get(id).map(|agent| agent.row.name.clone());
         self.event(batch, id.as_str(), kind, data, now);
+    }
+
+    /// Lets a caller wait for the end of what was decided. Should the daemon die before, a resend of the request is
+    /// told what was decided, and decides nothing again.
+    fn answer_when_done(&mut self, batch: &mut Batch, caller: Caller, id: &AgentId, now: Timestamp) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        if let Some(key) = &caller.request {
+            let view = view::agent(&agent.row, false, None);
+            batch.write(Write::Request(RequestRow {
+                caller: key.caller.clone(),
+                request_id: key.request_id.clone(),
+                digest: key.digest,
+                answer: view::json(&view).to_string().into_bytes(),
+                at: now,
+            }));
+        }
+        agent.stopping.push(caller);
     }
 
     fn reply_agent(&mut self, batch: &mut Batch, caller: Caller, id: &AgentId, now: Timestamp) {

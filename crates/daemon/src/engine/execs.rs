@@ -113,6 +113,15 @@ impl Engine {
         }
     }
 
+    /// Ends what runs and nobody waits for: its turn was broken off, and the daemon of that time died before it could
+    /// end it.
+    pub(super) fn execs_found(&mut self, batch: &mut Batch, agent: &AgentId, execs: Vec<ExecId>) {
+        for exec in execs.into_iter().filter(|exec| !self.execs.contains_key(exec)) {
+            batch.act(Effect::KillExec { agent: agent.clone(), exec });
+            batch.urgent = true;
+        }
+    }
+
     pub(super) fn exec_ended(&mut self, batch: &mut Batch, exec: &ExecId, end: ExecEnd, now: Timestamp) {
         // An exec that is not known any more ended once already, or its turn did.
         let Some(id) = self.execs.remove(exec) else { return };

@@ -104,10 +104,17 @@ pub enum Seen {
     Cleared {
         agent: AgentId,
     },
+    /// Its files could not be removed.
+    NotCleared { agent: AgentId, detail: String },
     Asked {
         agent: AgentId,
         id: Value,
         ask: Ask,
+    },
+    /// Programs of tool calls that run in a sandbox which was just connected.
+    ExecsFound {
+        agent: AgentId,
+        execs: Vec<ExecId>,
     },
     ExecEnded {
         exec: ExecId,

@@ -56,7 +56,8 @@ pub struct Engine {
 #[derive(Debug)]
 struct Recent {
     digest: [u8; 32],
-    answer: Option<Value>,
+    /// As text: thousands are kept, and a parsed answer is many times as large.
+    answer: Option<Box<str>>,
 }
 
 /// Who waits for the answer to a command.
@@ -133,7 +134,7 @@ impl Engine {
         {
             let reply = match &known.answer {
                 _ if known.digest != key.digest => Err(reused(&key.request_id)),
-                Some(answer) => Ok(answer.clone()),
+                Some(answer) => Ok(serde_json::from_str(answer).unwrap_or_default()),
                 None => Err(Box::new(
                     ErrorBody::new("daemon.busy", "that request is still being worked on")
                         .hint("ask again in a moment"),
@@ -187,7 +188,9 @@ impl Engine {
             }
             Seen::Down { agent } => self.agent_down(batch, &agent, now),
             Seen::Cleared { agent } => self.agent_cleared(batch, &agent, now),
+            Seen::NotCleared { agent, detail } => self.agent_not_cleared(batch, &agent, &detail),
             Seen::Asked { agent, id, ask } => self.asked(batch, &agent, id, ask, now),
+            Seen::ExecsFound { agent, execs } => self.execs_found(batch, &agent, execs),
             Seen::ExecEnded { exec, end } => self.exec_ended(batch, &exec, end, now),
             Seen::ModelText { turn, step, attempt, offset, text } => {
                 self.model_text(batch, &turn, (step, attempt), offset, text, now);
@@ -249,20 +252,21 @@ impl Engine {
     fn reply(&mut self, batch: &mut Batch, caller: Caller, answer: Value, now: Timestamp) {
         batch.urgent = true;
         if let Some(key) = caller.request {
+            let text = answer.to_string();
             batch.write(Write::Request(RequestRow {
                 caller: key.caller.clone(),
                 request_id: key.request_id.clone(),
                 digest: key.digest,
-                answer: answer.to_string().into_bytes(),
+                answer: text.clone().into_bytes(),
                 at: now,
             }));
-            self.remember(key, Some(answer.clone()));
+            self.remember(key, Some(text.into_boxed_str()));
         }
         batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
     }
 
     /// Keeps a request in memory, for resends that arrive before its commit is readable.
-    fn remember(&mut self, key: RequestKey, answer: Option<Value>) {
+    fn remember(&mut self, key: RequestKey, answer: Option<Box<str>>) {
         let name = (key.caller, key.request_id);
         if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
             self.recent_order.push_back(name);
