@@ -12,12 +12,12 @@ pub enum Again {
 const MODEL_BASE_MS: u64 = 250;
 const MODEL_CAP_MS: u64 = 8_000;
 
-/// Decides after attempt number `attempt` failed. `asked_ms` is the provider's own wish, when it gave one.
-pub fn model(attempt: u32, retryable: bool, asked_ms: Option<u64>) -> Again {
-    if !retryable || attempt >= MODEL_ATTEMPTS_MAX {
+/// Decides after the `failures`-th failure. `asked_ms` is the provider's own wish, when it gave one.
+pub fn model(failures: u32, retryable: bool, asked_ms: Option<u64>) -> Again {
+    if !retryable || failures >= MODEL_ATTEMPTS_MAX {
         return Again::GiveUp;
     }
-    let doubled = MODEL_BASE_MS.saturating_mul(1 << attempt.saturating_sub(1).min(16));
+    let doubled = MODEL_BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16));
     Again::After { delay_ms: asked_ms.unwrap_or(doubled).min(MODEL_CAP_MS) }
 }
 

@@ -25,6 +25,7 @@ enum Shape {
     Span,
     OneOf(&'static [&'static str]),
     List,
+    LogFilter,
 }
 
 const SETTINGS: &[Setting] = &[
@@ -95,7 +96,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "log-level",
         default: "info",
-        shape: Shape::Text,
+        shape: Shape::LogFilter,
         help: "error, warn, info, debug, trace, or a filter",
     },
 ];
@@ -180,9 +181,13 @@ pub fn command() -> clap::Command {
         let arg = clap::Arg::new(setting.name).long(setting.name).help(help);
         serve = serve.arg(match setting.shape {
             Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
-            Shape::Text | Shape::Path | Shape::Count | Shape::Span | Shape::OneOf(_) | Shape::List => {
-                arg.num_args(1)
-            }
+            Shape::Text
+            | Shape::Path
+            | Shape::Count
+            | Shape::Span
+            | Shape::OneOf(_)
+            | Shape::List
+            | Shape::LogFilter => arg.num_args(1),
         });
     }
     serve
@@ -364,6 +369,16 @@ fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value
                 Err(bad(words.join(" or ")))
             }
         }
+        // A lone word that is no level would be taken for the name of a module, and everything else be silent.
+        Shape::LogFilter => {
+            let level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+            let filter = text.contains('=') && tracing_subscriber::EnvFilter::try_new(&text).is_ok();
+            if level || filter {
+                Ok(Value::from(text))
+            } else {
+                Err(bad("error, warn, info, debug, trace, off, or a filter such as info,hyper=warn".to_owned()))
+            }
+        }
         Shape::List => {
             Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect())
         }
@@ -395,7 +410,7 @@ fn nearest(key: &str) -> Option<&'static str> {
 }
 
 /// Levenshtein's distance, for words of a few letters.
-fn edits(a: &str, b: &str) -> usize {
+pub(crate) fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {

@@ -95,7 +95,9 @@ impl Hub {
         since: u64,
         filter: &Filter,
     ) -> Result<(Vec<Arc<EventRow>>, u64), ReadError> {
-        if since >= self.head() {
+        // Before reading: what is published while the store is read was perhaps not seen there.
+        let head = self.head();
+        if since >= head {
             return Ok((Vec::new(), since));
         }
         if let Some(page) = self.ring_page(since, filter) {
@@ -103,7 +105,7 @@ impl Hub {
         }
         let (events, last) = reader.events(since, filter.stream.as_deref(), PAGE)?;
         // With a stream filter the store passes over other streams: an incomplete page means nothing is left.
-        let last = if events.is_empty() && last == since { self.head() } else { last };
+        let last = if events.is_empty() && last == since { head } else { last };
         Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
     }
 

@@ -46,6 +46,8 @@ pub struct Shell {
     /// Every task that is not a connection; the daemon ends after they do, or after its patience.
     pub tasks: TaskTracker,
     pub actors: Actors,
+    /// Held while a file of the operator's is changed on request.
+    pub file_changes: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
     http_addr: std::sync::OnceLock<Option<String>>,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
@@ -96,6 +98,7 @@ impl Shell {
             end: CancellationToken::new(),
             tasks: TaskTracker::new(),
             actors: Actors::default(),
+            file_changes: tokio::sync::Mutex::default(),
             started_at: now(),
             http_addr: std::sync::OnceLock::new(),
             layers: tokio::sync::OnceCell::new(),

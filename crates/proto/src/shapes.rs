@@ -119,6 +119,7 @@ params! {
         base_url: Option<String>,
         api_key: Option<String>,
         models: Vec<String>,
+        request_id: Option<String>,
     }
 
     pub struct ProviderListParams {
@@ -128,6 +129,7 @@ params! {
 
     pub struct ProviderRef {
         name: String,
+        request_id: Option<String>,
     }
 
     pub struct EventListParams {
@@ -155,6 +157,7 @@ params! {
     pub struct ShutdownParams {
         /// End the agents too.
         agents: bool,
+        request_id: Option<String>,
     }
 }
 

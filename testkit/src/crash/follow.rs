@@ -45,12 +45,9 @@ impl Follower {
         self.shared.lock().events.clone()
     }
 
-    pub fn len(&self) -> usize {
+    /// How many events there were so far.
+    pub fn count(&self) -> usize {
         self.shared.lock().events.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Looks at every event so far.
@@ -120,7 +117,8 @@ async fn follow(shared: Arc<Shared>, target: Target, token: String) {
             continue;
         };
         let since = shared.lock().cursor;
-        let wanted = AttachParams { all: true, since: Some(since), log: log.clone(), ..AttachParams::default() };
+        let wanted =
+            AttachParams { all: true, since: Some(since), log: log.clone(), ..AttachParams::default() };
         match client.call::<_, Attached>("client/attach", wanted).await {
             Ok(attached) if attached.seq == since => log = Some(attached.log),
             Ok(attached) => {

@@ -53,6 +53,9 @@ impl Broken {
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     pub kills: u64,
+    /// Kills with turns in flight, and how many turns those were in all.
+    pub busy_kills: u64,
+    pub cut_turns: u64,
     /// Kills by what they waited for.
     pub aims: BTreeMap<String, u64>,
     /// Deaths at a named point.
@@ -83,6 +86,8 @@ impl Report {
     /// Takes in what another part of the same run counted.
     pub fn merge(&mut self, other: Report) {
         self.kills += other.kills;
+        self.busy_kills += other.busy_kills;
+        self.cut_turns += other.cut_turns;
         self.acknowledged += other.acknowledged;
         self.resent += other.resent;
         self.adoptions += other.adoptions;
@@ -101,8 +106,10 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut row = |name: &str, count: u64| writeln!(f, "  {name:<28}{count:>7}");
+        let mut row = |name: &str, count: u64| writeln!(f, "  {name:<36}{count:>7}");
         row("kills", self.kills)?;
+        row("kills with turns in flight", self.busy_kills)?;
+        row("turns in flight at kills", self.cut_turns)?;
         row("messages acknowledged", self.acknowledged)?;
         row("messages sent again", self.resent)?;
         row("keepers adopted", self.adoptions)?;

@@ -75,7 +75,7 @@ pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Fail
         }
         other => other,
     })?;
-    let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents }).await?;
+    let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents, request_id: None }).await?;
     if timeout(END_MAX, daemon.gone()).await.is_err() {
         let failure = Failure::refused(format!("the daemon is still there after {} s", END_MAX.as_secs()));
         return Err(failure.hint("see `lodge info`"));

@@ -4,7 +4,7 @@ use lodge_proto::{
     Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested, ProviderView,
 };
 
-use super::{Context, read_stdin};
+use super::{Context, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::Failure;
 use crate::render::{or_dash, table};
@@ -19,7 +19,8 @@ pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Res
             };
             let kind = kind.name().to_owned();
             let models = models.into_iter().filter(|model| !model.is_empty()).collect();
-            add(context, ProviderAddParams { name, kind, base_url, api_key, models }).await
+            let request_id = Some(request_id()?);
+            add(context, ProviderAddParams { name, kind, base_url, api_key, models, request_id }).await
         }
         ProviderCommand::Ls { reveal } => list(context, reveal).await,
         ProviderCommand::Rm { names } => remove(context, names).await,
@@ -37,7 +38,7 @@ async fn key_from_stdin() -> Result<String, Failure> {
 
 async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let added: ProviderView = daemon.call_once("provider/add", params).await?;
+    let added: ProviderView = daemon.call("provider/add", params).await?;
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 
@@ -75,7 +76,8 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
     let mut removed: Vec<String> = Vec::new();
     for name in names {
-        let _: Done = daemon.call_once("provider/remove", ProviderRef { name: name.clone() }).await?;
+        let params = ProviderRef { name: name.clone(), request_id: Some(request_id()?) };
+        let _: Done = daemon.call("provider/remove", params).await?;
         if !context.words.json {
             put(&format!("{name}\n"))?;
         }
@@ -86,7 +88,8 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
 
 async fn test(context: &Context, name: String) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let tested: ProviderTested = daemon.call("provider/test", ProviderRef { name: name.clone() }).await?;
+    let params = ProviderRef { name: name.clone(), request_id: None };
+    let tested: ProviderTested = daemon.call("provider/test", params).await?;
     if context.words.json {
         context.words.json(&tested)?;
     } else if tested.ok {

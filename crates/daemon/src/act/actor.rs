@@ -8,19 +8,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
-use lodge_core::{AgentId, ExecId};
 use lodge_exec::{
-    Command, DialError, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, KnownExec, Link,
-    Receiver, SandboxSpec, Secret, Sender, Start,
+    Command, DialError, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver,
+    SandboxSpec, Secret, Sender, Start,
 };
 use lodge_proto::LayerView;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{root, runtime};
+use super::{root, runtime, tools};
 use crate::auth::derive;
 use crate::chain;
 use crate::crash;
@@ -230,10 +230,7 @@ impl Actor {
             Some(ExecState::Exited(record)) => Some(record.clone()),
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
-        let is_tool =
-            |known: &&KnownExec| known.exec != runtime && matches!(known.state, ExecState::Running { .. });
-        let execs: Vec<ExecId> =
-            welcome.execs.iter().filter(is_tool).filter_map(|known| known.exec.parse().ok()).collect();
+        let (running_tools, ended_tools) = tools::known(&welcome.execs);
         let env = root::environment(&root, &row, &image);
         let cwd = root.join("workspace");
         let argv = runtime_argv(&root, &image);
@@ -248,8 +245,9 @@ impl Actor {
             probes: 0,
             open: HashMap::new(),
         });
-        if !execs.is_empty() {
-            self.shell.tell(Seen::ExecsFound { agent: self.agent.clone(), execs }).await;
+        if !running_tools.is_empty() || !ended_tools.is_empty() {
+            let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
+            self.shell.tell(Seen::ExecsFound { agent, running, ended }).await;
         }
         if let Some(record) = ended {
             self.runtime_ended(&record).await;

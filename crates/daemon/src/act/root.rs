@@ -68,12 +68,15 @@ pub(super) fn make(root: &Path, row: &AgentRow, image: &ImageRecord) -> Result<(
     }
     for mount in &row.spec.mounts {
         let target = mount_target(root, &mount.target);
+        let mut above: Vec<&Path> =
+            target.ancestors().skip(1).take_while(|dir| *dir != root && dir.starts_with(root)).collect();
+        above.reverse();
+        for dir in above {
+            own_dir(dir, row.uid)?;
+        }
         if Path::new(&mount.host).is_dir() {
             own_dir(&target, row.uid)?;
         } else if fs::symlink_metadata(&target).is_err() {
-            if let Some(parent) = target.parent() {
-                own_dir(parent, row.uid)?;
-            }
             put(&target, b"")?;
         }
     }

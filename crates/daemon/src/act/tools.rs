@@ -1,9 +1,10 @@
 //! An agent's tool calls: asked of its keeper, settled by the ledger, told to the engine with what was captured.
 
+use lodge_core::ExecId;
 use lodge_core::ledger::{self, Repeat, Settle};
 use lodge_core::limits::{OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
 use lodge_core::record::ExecRequest;
-use lodge_exec::{Captured, Command, Evidence, ExecKind, ExitRecord, Start, Stream};
+use lodge_exec::{Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start, Stream};
 
 use super::actor::{Actor, runtime_exec};
 use super::{result, root};
@@ -124,4 +125,24 @@ impl Actor {
             Err(error) => tracing::warn!(event = "exec.unknown", %error),
         }
     }
+}
+
+/// The tool calls that a keeper knows of: those that run, and those that ended with no more output than the
+/// conversation takes. The runtime's own exec has no id of this kind.
+pub(super) fn known(execs: &[KnownExec]) -> (Vec<ExecId>, Vec<ExecId>) {
+    let (mut running, mut ended) = (Vec::new(), Vec::new());
+    for known in execs {
+        let Ok(exec) = known.exec.parse() else { continue };
+        match &known.state {
+            ExecState::Running { .. } => running.push(exec),
+            ExecState::Exited(record) => {
+                let kept = (RESULT_HEAD_BYTES + RESULT_TAIL_BYTES) as u64;
+                if record.stdout.seen <= kept && record.stderr.seen <= kept {
+                    ended.push(exec);
+                }
+            }
+            ExecState::Lost => {}
+        }
+    }
+    (running, ended)
 }

@@ -3,8 +3,11 @@
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use lodge_proto::{ErrorBody, Response};
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -123,30 +126,68 @@ impl Bound {
     }
 }
 
-/// A listener that accepts no more than a bounded number of connections at a time; others wait in the kernel.
+/// A listener with a bounded number of connections at a time; others are told so and let go.
 struct Limited<L> {
     listener: L,
     room: Arc<Semaphore>,
+    /// What those get who find no place.
+    full: Vec<u8>,
 }
 
 impl<L> Limited<L> {
     fn new(listener: L) -> Self {
-        Limited { listener, room: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+        let error = ErrorBody::new("daemon.busy", format!("{CONNECTIONS_MAX} connections are open already"))
+            .hint("close some, or ask again in a moment");
+        let body = serde_json::to_string(&Response::err(Value::Null, error)).unwrap_or_default();
+        let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close";
+        let full = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
+        Limited { listener, room: Arc::new(Semaphore::new(CONNECTIONS_MAX)), full }
     }
 
-    async fn permit(&self) -> OwnedSemaphorePermit {
-        match self.room.clone().acquire_owned().await {
-            Ok(permit) => permit,
-            // The semaphore is never closed.
-            Err(_) => std::future::pending().await,
-        }
+    fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.room.clone().try_acquire_owned().ok()
     }
 }
 
 /// A connection that gives its place back when it ends.
 struct Held<S> {
     stream: S,
+    head: Option<Head>,
     _permit: OwnedSemaphorePermit,
+}
+
+/// The first request's head, which is waited for only so long: a place is not for those who say nothing.
+struct Head {
+    until: std::pin::Pin<Box<tokio::time::Sleep>>,
+    /// How much of its end has been seen.
+    matched: usize,
+}
+
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
+const HEAD_END: &[u8] = b"\r\n\r\n";
+
+impl Head {
+    /// Whether the head ends in these bytes.
+    fn ends_in(&mut self, bytes: &[u8]) -> bool {
+        for byte in bytes {
+            self.matched = match *byte {
+                next if next == HEAD_END[self.matched] => self.matched + 1,
+                b'\r' => 1,
+                _ => 0,
+            };
+            if self.matched == HEAD_END.len() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl<S> Held<S> {
+    fn new(stream: S, permit: OwnedSemaphorePermit) -> Self {
+        let head = Head { until: Box::pin(tokio::time::sleep(HEAD_WITHIN)), matched: 0 };
+        Held { stream, head: Some(head), _permit: permit }
+    }
 }
 
 /// What to do when accepting fails: the kernel may be out of descriptors for a moment.
@@ -157,10 +198,13 @@ impl axum::serve::Listener for Limited<UnixListener> {
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        let permit = self.permit().await;
         loop {
             match self.listener.accept().await {
-                Ok((stream, _)) => return (Held { stream, _permit: permit }, ()),
+                Ok((stream, _)) => match self.permit() {
+                    Some(permit) => return (Held::new(stream, permit), ()),
+                    // It fits into a socket's empty buffer, or the peer is gone.
+                    None => drop(stream.try_write(&self.full)),
+                },
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
         }
@@ -176,13 +220,14 @@ impl axum::serve::Listener for Limited<TcpListener> {
     type Addr = std::net::SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        let permit = self.permit().await;
         loop {
             match self.listener.accept().await {
                 // Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
-                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => {
-                    return (Held { stream, _permit: permit }, addr);
-                }
+                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => match self.permit() {
+                    Some(permit) => return (Held::new(stream, permit), addr),
+                    // It fits into a socket's empty buffer, or the peer is gone.
+                    None => drop(stream.try_write(&self.full)),
+                },
                 Ok(_) => {}
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -200,7 +245,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
         cx: &mut std::task::Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let polled = std::pin::Pin::new(&mut self.stream).poll_read(cx, buf);
+        let Some(head) = &mut self.head else { return polled };
+        match &polled {
+            Poll::Ready(_) => {
+                if head.ends_in(&buf.filled()[before..]) {
+                    self.head = None;
+                }
+                polled
+            }
+            Poll::Pending => head.until.as_mut().poll(cx).map(|()| Err(std::io::ErrorKind::TimedOut.into())),
+        }
     }
 }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
-use lodge_model::{Kind, NewProvider, Secret};
 use lodge_proto::*;
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
-use super::{Api, create, params, request_key};
+use super::{Api, create, params, providers, request_key};
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice, reused};
@@ -21,7 +20,7 @@ const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.
 const LOG_BYTES_MAX: u64 = 1024 * 1024;
 
-type Answer = Result<Value, ErrorBody>;
+pub(super) type Answer = Result<Value, ErrorBody>;
 
 /// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets.
 pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) -> Answer {
@@ -31,8 +30,14 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
     }
     let key = request_key(who, method, &given)?;
     match method {
-        "info" => info(shell).await,
-        "rpc/discover" => Ok(view::json(&discover(env!("CARGO_PKG_VERSION")))),
+        "info" => {
+            let Empty {} = params(method, given)?;
+            info(shell).await
+        }
+        "rpc/discover" => {
+            let Empty {} = params(method, given)?;
+            Ok(view::json(&discover(env!("CARGO_PKG_VERSION"))))
+        }
         "agent/create" => create::create(shell, key, params(method, given)?).await,
         "agent/list" => agent_list(shell, &params(method, given)?),
         "agent/get" => agent_get(shell, &params(method, given)?),
@@ -63,12 +68,11 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "session/list" => session_list(shell, &params(method, given)?),
         "session/get" => session_get(shell, &params(method, given)?),
         "session/messages" => session_messages(shell, &params(method, given)?),
-        "provider/add" => provider_add(shell, params(method, given)?).await,
-        "provider/list" => provider_list(shell, &params(method, given)?),
-        "provider/remove" => provider_remove(shell, params(method, given)?).await,
-        "provider/test" => provider_test(shell, &params(method, given)?).await,
+        "provider/add" | "provider/list" | "provider/remove" | "provider/test" => {
+            providers::call(shell, who, method, given, key).await
+        }
         "event/list" => event_list(shell, &params(method, given)?),
-        "daemon/shutdown" => shutdown(shell, &params(method, given)?).await,
+        "daemon/shutdown" => shutdown(shell, key, &params(method, given)?).await,
         "client/attach" | "client/detach" => {
             Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
                 .hint("connect to /v1/rpc with a WebSocket, or read /v1/events"))
@@ -78,7 +82,7 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
 }
 
 /// The answer that was given to this very request before.
-fn known_answer(shell: &Shell, who: &Who, method: &str, given: &Value) -> Result<Option<Value>, ErrorBody> {
+pub(super) fn known_answer(shell: &Shell, who: &Who, method: &str, given: &Value) -> Result<Option<Value>, ErrorBody> {
     let Some(key) = request_key(who, method, given)? else { return Ok(None) };
     let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);
@@ -289,71 +293,6 @@ fn session_messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
     Ok(view::json(&MessageList { messages: found.into_iter().map(view::message).collect(), next }))
 }
 
-async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
-    let kind = Kind::named(&given.kind).ok_or_else(|| {
-        ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
-            .hint("kinds are openai, anthropic, gemini, ollama and script")
-    })?;
-    let new = NewProvider {
-        name: given.name.clone(),
-        kind,
-        base_url: given.base_url,
-        api_key: given.api_key.map(Secret::new),
-        models: given.models,
-    };
-    blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
-    let all = providers(shell, false)?;
-    let added = all.into_iter().find(|provider| provider.name == given.name);
-    added
-        .map(|added| view::json(&added))
-        .ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
-}
-
-fn provider_list(shell: &Shell, given: &ProviderListParams) -> Answer {
-    let error = shell.providers.last_error().map(|error| error.to_string());
-    Ok(view::json(&ProviderList { providers: providers(shell, given.reveal)?, error }))
-}
-
-fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
-    let list = shell.providers.list().map_err(|error| provider_error(&error))?;
-    let shown = list.into_iter().map(|provider| {
-        let revealed = reveal.then(|| shell.providers.get(&provider.name).ok()).flatten();
-        let key = revealed.and_then(|provider| provider.reveal_key().map(str::to_owned)).or(provider.key);
-        ProviderView {
-            name: provider.name,
-            kind: provider.kind.as_str().to_owned(),
-            base_url: provider.base_url,
-            api_key: key,
-            models: provider.models,
-            builtin: provider.implicit,
-        }
-    });
-    Ok(shown.collect())
-}
-
-async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
-    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error)))
-        .await?;
-    Ok(view::json(&Done { done: true }))
-}
-
-async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
-    let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
-    match lodge_model::test(&provider, &shell.calls).await {
-        Ok(tested) => Ok(view::json(&ProviderTested {
-            ok: true,
-            ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),
-            models: tested.models,
-        })),
-        Err(error) => {
-            let mut body = ErrorBody::new(error.code(), error.to_string());
-            body.data.cause = std::error::Error::source(&error).map(chain);
-            body.data.hint = error.hint();
-            Err(body)
-        }
-    }
-}
-
 fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
     let filter = Filter {
@@ -375,7 +314,7 @@ fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
     Ok(view::json(&EventList { events, head, log: shell.log.clone() }))
 }
 
-async fn shutdown(shell: &Arc<Shell>, given: &ShutdownParams) -> Answer {
+async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {
     if given.agents {
         let agents = shell.reader.agents(None, u32::MAX).map_err(internal)?;
         let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
@@ -386,19 +325,13 @@ async fn shutdown(shell: &Arc<Shell>, given: &ShutdownParams) -> Answer {
             stopped?;
         }
     }
+    let answer = view::json(&Done { done: true });
+    if key.is_some() {
+        shell.ask(key, Command::Keep { answer: answer.clone() }).await?;
+    }
     // Requests that were taken, this one among them, are still answered.
     shell.stop.cancel();
-    Ok(view::json(&Done { done: true }))
-}
-
-/// Runs file work off the runtime's workers.
-async fn blocking<T: Send + 'static>(
-    shell: &Arc<Shell>,
-    work: impl FnOnce(&Shell) -> Result<T, ErrorBody> + Send + 'static,
-) -> Result<T, ErrorBody> {
-    let shell = shell.clone();
-    let done = tokio::task::spawn_blocking(move || work(&shell)).await;
-    done.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+    Ok(answer)
 }
 
 pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
@@ -448,13 +381,6 @@ pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
 
 fn page(limit: Option<u32>) -> u32 {
     limit.unwrap_or(PAGE_DEFAULT).clamp(1, PAGE_MAX)
-}
-
-fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
-    let mut body = ErrorBody::new(error.code(), error.to_string());
-    body.data.cause = std::error::Error::source(error).map(chain);
-    body.data.hint = error.hint();
-    body
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]

@@ -5,6 +5,7 @@ mod create;
 mod http;
 mod listen;
 mod methods;
+mod providers;
 mod socket;
 mod sse;
 
@@ -51,10 +52,7 @@ fn envelope(value: Value) -> Result<Request, (Value, ErrorBody)> {
         request.params = Value::Object(serde_json::Map::new());
     }
     if !METHODS.iter().any(|doc| doc.name == request.method) {
-        let near = METHODS.iter().map(|doc| doc.name).find(|name| {
-            name.split('/').next() == request.method.split('/').next() || name.ends_with(&request.method)
-        });
-        let hint = match near {
+        let hint = match nearest(&request.method) {
             Some(near) => format!("did you mean `{near}`? `rpc/discover` lists all methods"),
             None => "`rpc/discover` lists all methods".to_owned(),
         };
@@ -63,6 +61,14 @@ fn envelope(value: Value) -> Result<Request, (Value, ErrorBody)> {
         return Err((request.id, error));
     }
     Ok(request)
+}
+
+/// The method whose name was probably meant: one with a letter or two wrong, or without its noun.
+fn nearest(given: &str) -> Option<&'static str> {
+    let names = || METHODS.iter().map(|doc| doc.name);
+    let close = names().map(|name| (crate::config::edits(name, given), name)).min();
+    let close = close.filter(|(edits, _)| *edits <= 2).map(|(_, name)| name);
+    close.or_else(|| names().find(|name| name.rsplit('/').next() == Some(given)))
 }
 
 /// The parameters of a method, or what is wrong with them.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response as HttpResponse;
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
@@ -85,6 +85,10 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
             Some(Ok(Message::Text(text))) => connection.heard(text.as_bytes()).await,
             Some(Ok(Message::Binary(bytes))) => connection.heard(&bytes).await,
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Err(error)) if is_too_large(&error) => {
+                connection.close_too_large().await;
+                break;
+            }
             Some(Ok(Message::Close(_)) | Err(_)) | None => break,
         }
     }
@@ -152,6 +156,18 @@ impl Connection {
                     drop(permit);
                 });
             }
+        }
+    }
+
+    /// Ends the connection with the reason that the standard has for a message over the limit.
+    async fn close_too_large(&self) {
+        let reason = format!("a message is over {REQUEST_BYTES_MAX} bytes");
+        let goodbye = Message::Close(Some(CloseFrame { code: close_code::SIZE, reason: reason.into() }));
+        drop(self.outbox.send(goodbye).await);
+        // Once every place is free the writer has it in hand.
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            all = self.outbox.reserve_many(OUTBOX_MAX) => drop(all),
         }
     }
 
@@ -233,6 +249,7 @@ impl Follower {
             if self.cursor < shell.hub.head() {
                 continue;
             }
+            self.tell_gap(&mut dropped);
             tokio::select! {
                 changed = head.changed() => if changed.is_err() { return },
                 delta = deltas.recv() => match delta {
@@ -245,20 +262,33 @@ impl Follower {
         }
     }
 
-    /// Live text goes out when there is room; a slow client loses some and is told how much.
-    fn preview(&self, delta: &lodge_proto::Delta, dropped: &mut u64) {
+    /// Tells what was lost, as soon as there is room: perhaps no more text comes that could tell it.
+    fn tell_gap(&self, dropped: &mut u64) {
         if *dropped > 0 {
             let gap = Notification::new("gap", view::json(&Gap { dropped: *dropped }));
-            if self.outbox.try_send(text(&gap)).is_err() {
-                *dropped += 1;
-                return;
+            if self.outbox.try_send(text(&gap)).is_ok() {
+                *dropped = 0;
             }
-            *dropped = 0;
+        }
+    }
+
+    /// Live text goes out when there is room; a slow client loses some and is told how much.
+    fn preview(&self, delta: &lodge_proto::Delta, dropped: &mut u64) {
+        self.tell_gap(dropped);
+        if *dropped > 0 {
+            *dropped += 1;
+            return;
         }
         if self.outbox.try_send(text(&Notification::new("delta", view::json(delta)))).is_err() {
             *dropped += 1;
         }
     }
+}
+
+fn is_too_large(error: &axum::Error) -> bool {
+    use tokio_tungstenite::tungstenite::Error;
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<Error>());
+    matches!(cause, Some(Error::Capacity(_)))
 }
 
 fn text<T: serde::Serialize>(message: &T) -> Message {

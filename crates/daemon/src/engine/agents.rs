@@ -243,9 +243,12 @@ impl Engine {
         let Some(agent) = self.agents.get_mut(id) else { return };
         for caller in std::mem::take(&mut agent.stopping) {
             let name = &agent.row.name;
-            let refusal = ErrorBody::new("agent.not_cleared", format!("the files of agent `{name}` could not be removed"))
-                .because(detail)
-                .hint(format!("mend that, then run `lodge rm {name}` again"));
+            let refusal = ErrorBody::new(
+                "agent.not_cleared",
+                format!("the files of agent `{name}` could not be removed"),
+            )
+            .because(detail)
+            .hint(format!("mend that, then run `lodge rm {name}` again"));
             batch.after.push(Out::Reply { ticket: caller.ticket, reply: Err(refusal) });
         }
         batch.urgent = true;

@@ -113,13 +113,23 @@ impl Engine {
         }
     }
 
-    /// Ends what runs and nobody waits for: its turn was broken off, and the daemon of that time died before it could
-    /// end it.
-    pub(super) fn execs_found(&mut self, batch: &mut Batch, agent: &AgentId, execs: Vec<ExecId>) {
-        for exec in execs.into_iter().filter(|exec| !self.execs.contains_key(exec)) {
+    /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
+    /// it could.
+    pub(super) fn execs_found(
+        &mut self,
+        batch: &mut Batch,
+        agent: &AgentId,
+        running: Vec<ExecId>,
+        ended: Vec<ExecId>,
+    ) {
+        let over = |exec: &ExecId| !self.execs.contains_key(exec);
+        for exec in running.into_iter().filter(over) {
             batch.act(Effect::KillExec { agent: agent.clone(), exec });
-            batch.urgent = true;
         }
+        for exec in ended.into_iter().filter(over) {
+            batch.act(Effect::ForgetExec { agent: agent.clone(), exec });
+        }
+        batch.urgent = true;
     }
 
     pub(super) fn exec_ended(&mut self, batch: &mut Batch, exec: &ExecId, end: ExecEnd, now: Timestamp) {

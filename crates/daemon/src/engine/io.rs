@@ -30,11 +30,24 @@ pub struct RequestKey {
 #[derive(Debug)]
 pub enum Command {
     CreateAgent(Box<NewAgent>),
-    StartAgent { id: AgentId },
-    StopAgent { id: AgentId },
-    RemoveAgent { id: AgentId, force: bool },
+    StartAgent {
+        id: AgentId,
+    },
+    StopAgent {
+        id: AgentId,
+    },
+    RemoveAgent {
+        id: AgentId,
+        force: bool,
+    },
     SendTurn(Box<NewTurn>),
-    InterruptTurn { id: TurnId },
+    InterruptTurn {
+        id: TurnId,
+    },
+    /// Keeps the answer to a change that was made elsewhere with the id of its request.
+    Keep {
+        answer: Value,
+    },
 }
 
 #[derive(Debug)]
@@ -105,16 +118,21 @@ pub enum Seen {
         agent: AgentId,
     },
     /// Its files could not be removed.
-    NotCleared { agent: AgentId, detail: String },
+    NotCleared {
+        agent: AgentId,
+        detail: String,
+    },
     Asked {
         agent: AgentId,
         id: Value,
         ask: Ask,
     },
-    /// Programs of tool calls that run in a sandbox which was just connected.
+    /// Tool calls that a keeper which was just connected knows of: those that run, and those that ended and whose
+    /// output, if it is recorded, is recorded whole.
     ExecsFound {
         agent: AgentId,
-        execs: Vec<ExecId>,
+        running: Vec<ExecId>,
+        ended: Vec<ExecId>,
     },
     ExecEnded {
         exec: ExecId,

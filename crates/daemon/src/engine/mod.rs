@@ -151,6 +151,10 @@ impl Engine {
             Command::RemoveAgent { id, force } => self.remove_agent(batch, caller, &id, force, now),
             Command::SendTurn(new) => self.send_turn(batch, caller, *new, now),
             Command::InterruptTurn { id } => self.interrupt_turn(batch, caller, &id, now),
+            Command::Keep { answer } => {
+                self.reply(batch, caller, answer, now);
+                Ok(())
+            }
         };
         if let Err(refusal) = refused {
             batch.after.push(Out::Reply { ticket, reply: Err(*refusal) });
@@ -190,7 +194,7 @@ impl Engine {
             Seen::Cleared { agent } => self.agent_cleared(batch, &agent, now),
             Seen::NotCleared { agent, detail } => self.agent_not_cleared(batch, &agent, &detail),
             Seen::Asked { agent, id, ask } => self.asked(batch, &agent, id, ask, now),
-            Seen::ExecsFound { agent, execs } => self.execs_found(batch, &agent, execs),
+            Seen::ExecsFound { agent, running, ended } => self.execs_found(batch, &agent, running, ended),
             Seen::ExecEnded { exec, end } => self.exec_ended(batch, &exec, end, now),
             Seen::ModelText { turn, step, attempt, offset, text } => {
                 self.model_text(batch, &turn, (step, attempt), offset, text, now);

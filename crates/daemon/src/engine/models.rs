@@ -54,7 +54,7 @@ impl Engine {
         let cut = turn.cut.take().filter(|cut| cut.step == step);
         turn.step = step;
         let attempt = cut.as_ref().map_or(1, |cut| cut.attempt + 1);
-        turn.phase = Phase::Model { attempt, wish, stored: 0 };
+        turn.phase = Phase::Model { attempt, failures: 0, wish, stored: 0 };
         match cut {
             Some(_) => self.restart_event(batch, id, (step, attempt), now),
             None => self.intend_model(batch, id, step, now),
@@ -241,14 +241,13 @@ impl Engine {
         if self.stored_text(id, at).is_none() {
             return;
         }
-        match retry::model(at.1, failed.retryable, failed.after_ms) {
+        let next = at.1 + 1;
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Phase::Model { attempt, failures, stored, .. } = &mut turn.phase else { return };
+        *failures += 1;
+        match retry::model(*failures, failed.retryable, failed.after_ms) {
             Again::After { delay_ms } => {
-                let next = at.1 + 1;
-                if let Some(turn) = self.turns.get_mut(id)
-                    && let Phase::Model { attempt, stored, .. } = &mut turn.phase
-                {
-                    (*attempt, *stored) = (next, 0);
-                }
+                (*attempt, *stored) = (next, 0);
                 self.restart_event(batch, id, (at.0, next), now);
                 self.call_model(batch, id, next, delay_ms);
             }

@@ -59,7 +59,9 @@ pub(crate) enum Phase {
     /// The runtime has the word.
     Thinking,
     /// A model call is in flight.
-    Model { attempt: u32, wish: Wish, stored: u64 },
+    ///
+    /// `attempt` also counts calls that a crash of the daemon cut; only `failures` use up the model's tries.
+    Model { attempt: u32, failures: u32, wish: Wish, stored: u64 },
     /// The newest answer asked for tools.
     Tools { calls: Vec<Call> },
 }

@@ -1,0 +1,143 @@
+//! Providers: a file of the operator's, changed by one call at a time.
+
+use std::sync::Arc;
+
+use lodge_model::{Kind, NewProvider, Secret};
+use lodge_proto::{
+    Done, ErrorBody, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested,
+    ProviderView,
+};
+use serde_json::Value;
+
+use super::methods::{Answer, known_answer};
+use super::params;
+use crate::auth::Who;
+use crate::chain;
+use crate::engine::{Command, RequestKey};
+use crate::shell::Shell;
+use crate::view;
+
+pub(super) async fn call(
+    shell: &Arc<Shell>,
+    who: &Who,
+    method: &str,
+    given: Value,
+    key: Option<RequestKey>,
+) -> Answer {
+    match method {
+        "provider/add" => {
+            let new: ProviderAddParams = params(method, given.clone())?;
+            once(shell, who, method, &given, key, provider_add(shell, new)).await
+        }
+        "provider/list" => provider_list(shell, &params(method, given)?),
+        "provider/remove" => {
+            let named: ProviderRef = params(method, given.clone())?;
+            once(shell, who, method, &given, key, provider_remove(shell, named)).await
+        }
+        "provider/test" => provider_test(shell, &params(method, given)?).await,
+        other => Err(ErrorBody::new("method.not_found", format!("there is no method `{other}`"))),
+    }
+}
+
+/// Makes a change to a file, one at a time, and keeps its answer with the request's id.
+async fn once(
+    shell: &Shell,
+    who: &Who,
+    method: &str,
+    given: &Value,
+    key: Option<RequestKey>,
+    change: impl Future<Output = Answer>,
+) -> Answer {
+    let _alone = shell.file_changes.lock().await;
+    // The same request may have been at work while this one waited.
+    if let Some(known) = known_answer(shell, who, method, given)? {
+        return Ok(known);
+    }
+    let answer = change.await?;
+    match key {
+        Some(key) => shell.ask(Some(key), Command::Keep { answer }).await,
+        None => Ok(answer),
+    }
+}
+
+async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
+    let kind = Kind::named(&given.kind).ok_or_else(|| {
+        ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
+            .hint("kinds are openai, anthropic, gemini, ollama and script")
+    })?;
+    let new = NewProvider {
+        name: given.name.clone(),
+        kind,
+        base_url: given.base_url,
+        api_key: given.api_key.map(Secret::new),
+        models: given.models,
+    };
+    blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
+    let all = providers(shell, false)?;
+    let added = all.into_iter().find(|provider| provider.name == given.name);
+    added
+        .map(|added| view::json(&added))
+        .ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
+}
+
+fn provider_list(shell: &Shell, given: &ProviderListParams) -> Answer {
+    let error = shell.providers.last_error().map(|error| error.to_string());
+    Ok(view::json(&ProviderList { providers: providers(shell, given.reveal)?, error }))
+}
+
+fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
+    let list = shell.providers.list().map_err(|error| provider_error(&error))?;
+    let shown = list.into_iter().map(|provider| {
+        let revealed = reveal.then(|| shell.providers.get(&provider.name).ok()).flatten();
+        let key = revealed.and_then(|provider| provider.reveal_key().map(str::to_owned)).or(provider.key);
+        ProviderView {
+            name: provider.name,
+            kind: provider.kind.as_str().to_owned(),
+            base_url: provider.base_url,
+            api_key: key,
+            models: provider.models,
+            builtin: provider.implicit,
+        }
+    });
+    Ok(shown.collect())
+}
+
+async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
+    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error)))
+        .await?;
+    Ok(view::json(&Done { done: true }))
+}
+
+async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
+    let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
+    match lodge_model::test(&provider, &shell.calls).await {
+        Ok(tested) => Ok(view::json(&ProviderTested {
+            ok: true,
+            ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),
+            models: tested.models,
+        })),
+        Err(error) => {
+            let mut body = ErrorBody::new(error.code(), error.to_string());
+            body.data.cause = std::error::Error::source(&error).map(chain);
+            body.data.hint = error.hint();
+            Err(body)
+        }
+    }
+}
+
+/// Runs file work off the runtime's workers.
+async fn blocking<T: Send + 'static>(
+    shell: &Arc<Shell>,
+    work: impl FnOnce(&Shell) -> Result<T, ErrorBody> + Send + 'static,
+) -> Result<T, ErrorBody> {
+    let shell = shell.clone();
+    let done = tokio::task::spawn_blocking(move || work(&shell)).await;
+    done.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+}
+
+fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
+    let mut body = ErrorBody::new(error.code(), error.to_string());
+    body.data.cause = std::error::Error::source(error).map(chain);
+    body.data.hint = error.hint();
+    body
+}
