@@ -1,1 +1,158 @@
-fn main() {}
+//! lodge-bench: every number Lodge claims, measured beside the floor of the same machine in the same run.
+//!
+//! Owns: the order of the parts and their sizes. Never: an opinion about time in `--quick`, which only shows that
+//! every part still runs.
+
+mod commits;
+mod fill;
+mod floor;
+mod growth;
+mod memory;
+mod parallel;
+mod proc;
+mod recovery;
+mod sample;
+mod start;
+mod table;
+mod turns;
+mod wal;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::floor::Floors;
+use crate::table::Table;
+
+/// Measures Lodge's claims on this machine, each beside the floor of the same run.
+#[derive(Debug, Parser)]
+#[command(name = "lodge-bench")]
+struct Flags {
+    /// A smoke run of a few seconds: everything runs, and nothing is asserted about time.
+    #[arg(long)]
+    quick: bool,
+    /// Also write the rows as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where state directories and the floor's files are made; the disk under it is what is measured.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Agents that live at once for memory, idle CPU and recovery.
+    #[arg(long, value_name = "N")]
+    agents: Option<usize>,
+    /// Only these parts: start, turns, growth, parallel, commits, agents.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+/// How much of everything.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) starts: usize,
+    pub(crate) filled_starts: usize,
+    pub(crate) filled_agents: u32,
+    pub(crate) filled_events: u32,
+    pub(crate) turns: usize,
+    pub(crate) tool_turns: usize,
+    pub(crate) old_turns: usize,
+    pub(crate) young_sessions: usize,
+    pub(crate) parallel_rounds: usize,
+    pub(crate) parallel_turns: usize,
+    pub(crate) commit_rounds: usize,
+    pub(crate) commit_pairs: usize,
+    pub(crate) agents: usize,
+    pub(crate) agent_turns: usize,
+    pub(crate) idle_s: u64,
+    pub(crate) recoveries: usize,
+}
+
+const FULL: Sizes = Sizes {
+    starts: 15,
+    filled_starts: 7,
+    filled_agents: 10_000,
+    filled_events: 1_000_000,
+    turns: 300,
+    tool_turns: 100,
+    old_turns: 1_000,
+    young_sessions: 6,
+    parallel_rounds: 5,
+    parallel_turns: 40,
+    commit_rounds: 5,
+    commit_pairs: 40,
+    agents: 100,
+    agent_turns: 20,
+    idle_s: 10,
+    recoveries: 5,
+};
+
+const QUICK: Sizes = Sizes {
+    starts: 2,
+    filled_starts: 1,
+    filled_agents: 50,
+    filled_events: 5_000,
+    turns: 10,
+    tool_turns: 3,
+    old_turns: 20,
+    young_sessions: 1,
+    parallel_rounds: 1,
+    parallel_turns: 2,
+    commit_rounds: 1,
+    commit_pairs: 2,
+    agents: 4,
+    agent_turns: 2,
+    idle_s: 1,
+    recoveries: 1,
+};
+
+const PARTS: [&str; 6] = ["start", "turns", "growth", "parallel", "commits", "agents"];
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    if let Some(unknown) = flags.only.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        eprintln!("error: there is no part `{unknown}`\n\nhint: the parts are {}", PARTS.join(", "));
+        return ExitCode::from(2);
+    }
+    if let Some(dir) = &flags.dir {
+        // Set once, before anything makes a directory.
+        drop(tempfile::env::override_temp_dir(dir));
+    }
+    let mut sizes = if flags.quick { QUICK } else { FULL };
+    sizes.agents = flags.agents.unwrap_or(sizes.agents).max(1);
+    // The daemons end with the thread that started them, so everything runs on this one.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let wanted = |part: &str| flags.only.is_empty() || flags.only.iter().any(|only| only == part);
+    let mut floors = Floors::new();
+    let mut table = Table::new(floors.dir(), flags.quick);
+    table.floors(&floors.measure_all(if flags.quick { 20 } else { 200 }));
+    runtime.block_on(async {
+        if wanted("start") {
+            start::run(sizes, &mut floors, &mut table);
+        }
+        if wanted("turns") {
+            turns::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("growth") {
+            growth::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("parallel") {
+            parallel::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("commits") {
+            commits::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("agents") {
+            let mut world = memory::run(sizes, &mut table).await;
+            recovery::run(sizes, &mut floors, &mut world, &mut table).await;
+        }
+    });
+    table.end();
+    if let Some(path) = &flags.json
+        && let Err(error) = std::fs::write(path, table.json().to_string())
+    {
+        eprintln!("error: could not write {}\n  because: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -117,7 +117,9 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
         ClientError::NoDaemon { cause, .. } => {
             matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset | ConnectionAborted)
         }
-        ClientError::Lost | ClientError::Handshake { status: None | Some(503), .. } => true,
+        // Somebody who has no room now is there, unlike somebody who is about to go.
+        ClientError::Handshake { status: Some(503), .. } => error.code() != Some("daemon.busy"),
+        ClientError::Lost | ClientError::Handshake { status: None, .. } => true,
         ClientError::Handshake { .. } | ClientError::Refused(_) | ClientError::Garbled { .. } => false,
     }
 }

@@ -376,7 +376,9 @@ fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value
             if level || filter {
                 Ok(Value::from(text))
             } else {
-                Err(bad("error, warn, info, debug, trace, off, or a filter such as info,hyper=warn".to_owned()))
+                Err(bad(
+                    "error, warn, info, debug, trace, off, or a filter such as info,hyper=warn".to_owned()
+                ))
             }
         }
         Shape::List => {

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     };
     // Everything in the state directory is the owner's alone, unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    keep_heap_small();
     start_log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -43,6 +44,17 @@ fn main() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, error.hint(), error.exit_code()),
+    }
+}
+
+/// One heap for all threads, which gives back what is free: the daemon idles most of its life.
+fn keep_heap_small() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `mallopt` takes plain integers; no other thread exists yet.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 * 1024);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024);
     }
 }
 

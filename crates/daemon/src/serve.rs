@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use lodge_core::IdSource;
+use lodge_exec::Program;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -19,8 +20,20 @@ use crate::home::{Home, HomeError};
 use crate::shell::{self, ENGINE_QUEUE_MAX, Parts, Shell, now};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
-const KEEPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keeper"));
-const RUNTIME: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/runtime"));
+// SAFETY: both come from `include_bytes!`.
+static KEEPER: Program = unsafe {
+    Program::carried(
+        include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
+        include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
+    )
+};
+// SAFETY: as above.
+static RUNTIME: Program = unsafe {
+    Program::carried(
+        include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
+        include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
+    )
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -91,7 +104,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     crash::point("after_load");
     home.sign(opened.loaded.epoch)?;
     let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
-    let runtime = host.put_program("runtime", RUNTIME)?;
+    let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let (epoch, socket, patience) =
         (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));

@@ -38,7 +38,7 @@ pub struct Shell {
     pub providers: Providers,
     pub calls: CallContext,
     pub host: Arc<lodge_exec::Host>,
-    pub runtime: std::path::PathBuf,
+    pub runtime: lodge_exec::Stored,
     /// No more requests are taken.
     pub stop: CancellationToken,
     /// Those that were taken are answered or cut: everything ends.
@@ -77,7 +77,7 @@ pub struct Parts {
     pub reader: Reader,
     pub head: u64,
     pub host: Arc<lodge_exec::Host>,
-    pub runtime: std::path::PathBuf,
+    pub runtime: lodge_exec::Stored,
 }
 
 impl Shell {

@@ -79,6 +79,11 @@ pub enum StartError {
         #[source]
         cause: io::Error,
     },
+    #[error("the keeper is not in its place")]
+    NotStored {
+        #[source]
+        cause: HostError,
+    },
     #[error("the keeper of sandbox {sandbox} gave up: {why}")]
     GaveUp { sandbox: String, why: String },
     #[error("the keeper of sandbox {sandbox} died while it started")]
@@ -98,6 +103,7 @@ impl StartError {
             StartError::Log { .. } => "sandbox.no_log",
             StartError::SpecTooLong { .. } => "sandbox.spec_too_long",
             StartError::NoKeeper { .. } => "sandbox.no_keeper",
+            StartError::NotStored { .. } => "sandbox.keeper_not_stored",
             StartError::GaveUp { .. } => "sandbox.keeper_gave_up",
             StartError::Died { .. } => "sandbox.keeper_died",
             StartError::NotReady { .. } => "sandbox.keeper_not_ready",
@@ -114,6 +120,7 @@ impl StartError {
             StartError::NoKeeper { .. } => {
                 Some("check that the state directory is not mounted noexec".to_owned())
             }
+            StartError::NotStored { cause } => cause.hint(),
             StartError::SpecTooLong { .. } => Some("use fewer mounts".to_owned()),
             StartError::GaveUp { .. } | StartError::Died { .. } | StartError::NotReady { .. } => {
                 Some("see the sandbox's log, and `lodge info` for what this host can do".to_owned())

@@ -12,7 +12,8 @@ use rustix::fs::{Mode, OFlags};
 use tokio::io::unix::AsyncFd;
 
 use crate::error::{HostError, RemoveError};
-use crate::{evidence, lock, programs};
+use crate::programs::{Program, Stored};
+use crate::{evidence, lock};
 
 /// First and longest pause between two looks at a lock that nothing notifies about.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -24,13 +25,13 @@ pub struct Host {
     pub(crate) state_dir: PathBuf,
     pub(crate) run: PathBuf,
     bin: PathBuf,
-    pub(crate) keeper: PathBuf,
+    pub(crate) keeper: Stored,
     boot_id: String,
 }
 
 impl Host {
-    /// Opens the state directory's `run/` and `bin/`, and puts the keeper there unless it is.
-    pub fn open(state_dir: &Path, keeper: &[u8]) -> Result<Host, HostError> {
+    /// Opens the state directory's `run/` and `bin/`. The keeper is put there before the first one starts.
+    pub fn open(state_dir: &Path, keeper: impl Into<Program>) -> Result<Host, HostError> {
         let prepare = |path: &Path| {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
             made.map_err(|cause| HostError::Prepare { path: path.to_owned(), cause })
@@ -44,13 +45,13 @@ impl Host {
         prepare(&bin)?;
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot_id = boot_id.map_err(|cause| HostError::NoBootId { cause })?.trim().to_owned();
-        let keeper = programs::put(&bin, "keeper", keeper)?;
+        let keeper = Stored::new(&bin, "keeper", keeper.into())?;
         Ok(Host { state_dir, run, bin, keeper, boot_id })
     }
 
-    /// Stores a program as `bin/<name>-<digest>`. Storing it again is free.
-    pub fn put_program(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, HostError> {
-        programs::put(&self.bin, name, bytes)
+    /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
+    pub fn program(&self, name: &str, program: impl Into<Program>) -> Result<Stored, HostError> {
+        Stored::new(&self.bin, name, program.into())
     }
 
     /// Names this boot of the host: what ran before it does not run any more.
@@ -60,9 +61,12 @@ impl Host {
 
     /// Tries each layer of the fence. Layers that could not even be tried are one that is missing.
     pub async fn probe(&self) -> Vec<Layer> {
-        let mut command = tokio::process::Command::new(&self.keeper);
-        command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
         let failed = |why: String| vec![Layer { name: "probe".to_owned(), missing: Some(why) }];
+        let mut command = match self.keeper.path() {
+            Ok(path) => tokio::process::Command::new(path),
+            Err(error) => return failed(error.to_string()),
+        };
+        command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
         match command.output().await {
             Ok(output) if output.status.success() => {
                 String::from_utf8_lossy(&output.stdout).lines().filter_map(layer).collect()

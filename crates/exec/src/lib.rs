@@ -20,4 +20,5 @@ pub use lodge_link::{
     Bind, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, KnownExec, Layer,
     Secret, Start, Usage, Welcome, limits,
 };
+pub use programs::{Program, Stored};
 pub use start::SandboxSpec;

@@ -4,7 +4,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -104,8 +104,9 @@ impl Host {
         for fd in given {
             moved.push(out_of_the_way(fd).map_err(prepare)?);
         }
-        let no_keeper = |cause| StartError::NoKeeper { path: self.keeper.clone(), cause };
-        let mut child = self.run_keeper(&moved).await.map_err(no_keeper)?;
+        let keeper = self.keeper.path().map_err(|cause| StartError::NotStored { cause })?;
+        let no_keeper = |cause| StartError::NoKeeper { path: keeper.to_owned(), cause };
+        let mut child = run_keeper(keeper, &moved).await.map_err(no_keeper)?;
         drop(moved);
         let mut message = Vec::new();
         let mut reader = pipe::Receiver::from_owned_fd(announced).map_err(prepare)?.take(4096);
@@ -145,27 +146,6 @@ impl Host {
         Ok(file)
     }
 
-    async fn run_keeper(&self, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
-        let expected = [descriptors::DIR, descriptors::SPEC, descriptors::LOG, descriptors::READY];
-        let pairs: Vec<(RawFd, RawFd)> = given.iter().map(AsRawFd::as_raw_fd).zip(expected).collect();
-        let mut command = Command::new(&self.keeper);
-        command.arg("keep").env_clear().current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let arrange = move || arrange(&pairs);
-        // SAFETY: `arrange` makes only system calls, and allocates nothing.
-        unsafe { command.pre_exec(arrange) };
-        for _ in 0..BUSY_RETRIES_MAX {
-            match command.spawn() {
-                // A child of some other thread has not yet closed its copy of the file being written.
-                Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {
-                    tokio::time::sleep(BUSY_PAUSE).await;
-                }
-                other => return other,
-            }
-        }
-        command.spawn()
-    }
-
     /// Another keeper holds the lock: waits until it listens, or ends.
     async fn await_other(&self, spec: &SandboxSpec) -> Result<Other, StartError> {
         let path = self.run.join(&spec.id);
@@ -180,6 +160,27 @@ impl Host {
         }
         Ok(Other::Listens)
     }
+}
+
+async fn run_keeper(keeper: &Path, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
+    let expected = [descriptors::DIR, descriptors::SPEC, descriptors::LOG, descriptors::READY];
+    let pairs: Vec<(RawFd, RawFd)> = given.iter().map(AsRawFd::as_raw_fd).zip(expected).collect();
+    let mut command = Command::new(keeper);
+    command.arg("keep").env_clear().current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let arrange = move || arrange(&pairs);
+    // SAFETY: `arrange` makes only system calls, and allocates nothing.
+    unsafe { command.pre_exec(arrange) };
+    for _ in 0..BUSY_RETRIES_MAX {
+        match command.spawn() {
+            // A child of some other thread has not yet closed its copy of the file being written.
+            Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) => {
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            other => return other,
+        }
+    }
+    command.spawn()
 }
 
 /// Runs between fork and exec: the given descriptors at their places, and no others.

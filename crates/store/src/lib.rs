@@ -3,6 +3,7 @@
 //! Owns: the schema, the pragmas, the one writer, the readers. Never: decisions (see `core`), and never a type of
 //! the API.
 
+mod heads;
 mod load;
 mod open;
 mod read;

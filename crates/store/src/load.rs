@@ -6,6 +6,7 @@ use std::path::Path;
 use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
 use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::heads::Heads;
 use crate::open::OpenError;
 use crate::rows;
 
@@ -29,14 +30,16 @@ impl LoadError {
     }
 }
 
-pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<Loaded, LoadError> {
+/// Returns, beside what was loaded, the heads of streams that the derived table does not have yet.
+pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads), LoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
     let agents = connection
-        .prepare("SELECT * FROM agents WHERE state < 7 ORDER BY id")?
+        .prepare("SELECT * FROM agents NOT INDEXED WHERE state < 7")?
         .query_map([], rows::agent)?
         .collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<TurnRow> = connection
-        .prepare("SELECT * FROM turns WHERE state < 10 ORDER BY session, number")?
+        // In the order of ids the planner would read every turn there ever was.
+        .prepare("SELECT * FROM turns INDEXED BY turns_live WHERE state < 10 ORDER BY session, number")?
         .query_map([], rows::turn)?
         .collect::<Result<_, _>>()?;
     let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
@@ -50,14 +53,16 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<Loaded, LoadEr
         }
         turns.push(live_turn(connection, row)?);
     }
-    Ok(Loaded {
+    let heads = Heads::load(connection, seq)?;
+    let loaded = Loaded {
         epoch,
         seq: seq.cast_unsigned(),
-        streams: streams(connection, seq)?,
+        streams: heads.all(connection)?,
         agents,
         sessions: sessions.into_values().collect(),
         turns,
-    })
+    };
+    Ok((loaded, heads))
 }
 
 pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::Result<Option<SessionFact>> {
@@ -91,20 +96,4 @@ fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn
     let calls = newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default();
     let answered = messages.iter().filter_map(|message| message.body.call.clone()).collect();
     Ok(LiveTurn { row, steps, calls, answered })
-}
-
-/// The heads of all streams; counted again when the derived table is not there or is behind.
-fn streams(connection: &Connection, seq: i64) -> rusqlite::Result<BTreeMap<String, u64>> {
-    let known: i64 =
-        connection.query_row("SELECT count(*) FROM (SELECT 1 FROM streams LIMIT 1)", [], |row| row.get(0))?;
-    if known == 0 && seq > 0 {
-        connection.execute(
-            "INSERT INTO streams (stream, head) SELECT stream, max(stream_seq) FROM events GROUP BY stream",
-            [],
-        )?;
-    }
-    connection
-        .prepare("SELECT stream, head FROM streams")?
-        .query_map([], |row| Ok((row.get("stream")?, rows::unsigned(row, "head")?)))?
-        .collect()
 }

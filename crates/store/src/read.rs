@@ -244,7 +244,8 @@ impl Reader {
     pub fn live_turns(&self, agent: Option<&AgentId>, limit: u32) -> Result<Vec<TurnFull>> {
         self.with(|c| {
             c.prepare_cached(
-                "SELECT * FROM turns WHERE state < 10 AND (?1 IS NULL OR agent = ?1) ORDER BY id LIMIT ?2",
+                "SELECT * FROM turns INDEXED BY turns_live WHERE state < 10 AND (?1 IS NULL OR agent = ?1) \
+                 ORDER BY id LIMIT ?2",
             )?
             .query_map(params![agent.map(AgentId::as_str), limit], rows::turn)?
             .map(|row| full(c, row?))
@@ -330,7 +331,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
-    c.prepare_cached("SELECT DISTINCT agent FROM turns WHERE state < 10 AND state > 1")?
+    c.prepare_cached("SELECT DISTINCT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state > 1")?
         .query_map([], |row| row.get(0))?
         .collect()
 }

@@ -9,14 +9,16 @@ use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, StepRow, Tu
 use prost::Message;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
+use crate::heads::Heads;
+
 /// From this many pages on the WAL is copied back on the side …
-const CHECKPOINT_PAGES: u32 = 1_024;
+const CHECKPOINT_PAGES: u32 = 2_048;
 /// … what was written meanwhile by the writer, when it is no more than this, so that the WAL starts over …
-const REST_PAGES: u32 = 512;
+const REST_PAGES: u32 = 1_024;
 /// … and from here on all of it by the writer, which then waits for readers.
-const RESTART_PAGES: u32 = 8_192;
+const RESTART_PAGES: u32 = 16_384;
 /// Pages between two attempts.
-const STRIDE_PAGES: u32 = 256;
+const STRIDE_PAGES: u32 = 512;
 /// Old answers are looked for after this many new ones.
 const PRUNE_EVERY: u32 = 512;
 
@@ -62,10 +64,11 @@ pub struct Writer {
     /// The WAL's length, in pages, at which it is looked after next.
     wal_attempt: u32,
     requests_since_prune: u32,
+    heads: Heads,
 }
 
 impl Writer {
-    pub(crate) fn new(connection: Connection, path: &Path) -> Self {
+    pub(crate) fn new(connection: Connection, path: &Path, heads: Heads) -> Self {
         let (checkpoint, asked) = sync_channel(1);
         let path = path.to_owned();
         // Ends when the writer, and with it the sender, is dropped. If it fails, the writer's own limit holds.
@@ -74,7 +77,13 @@ impl Writer {
             .stack_size(256 * 1024)
             .spawn(move || checkpoint_on_the_side(&path, &asked));
         drop(spawned);
-        Writer { connection, checkpoint, wal_attempt: CHECKPOINT_PAGES, requests_since_prune: PRUNE_EVERY }
+        Writer {
+            connection,
+            checkpoint,
+            wal_attempt: CHECKPOINT_PAGES,
+            requests_since_prune: PRUNE_EVERY,
+            heads,
+        }
     }
 
     /// Applies all writes in order, in one transaction, and returns what was carried once they are on disk.
@@ -85,11 +94,16 @@ impl Writer {
     ) -> Result<Committed<T>, WriteError> {
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut newest_request: Option<Timestamp> = None;
+        let mut events: Vec<&EventRow> = Vec::new();
+        let heads_written = self.heads.write(&tx)?;
         for write in writes {
             apply(&tx, write)?;
             if let Write::Request(request) = write {
                 self.requests_since_prune += 1;
                 newest_request = Some(request.at);
+            }
+            if let Write::Event(event) = write {
+                events.push(event);
             }
         }
         if let Some(now) = newest_request
@@ -99,6 +113,10 @@ impl Writer {
             tx.execute("DELETE FROM requests WHERE at < ?1", [now.plus_ms(-REQUEST_MEMORY_MS).ms()])?;
         }
         tx.commit()?;
+        if heads_written {
+            self.heads.written();
+        }
+        events.into_iter().for_each(|event| self.heads.note(event));
         self.bound_wal()?;
         Ok(Committed(carried))
     }
@@ -317,10 +335,6 @@ fn insert_event(tx: &Connection, row: &EventRow) -> rusqlite::Result<()> {
         row.kind.code(),
         row.data.encode_to_vec(),
     ])?;
-    tx.prepare_cached(
-        "INSERT INTO streams (stream, head) VALUES (?1, ?2) ON CONFLICT (stream) DO UPDATE SET head = excluded.head",
-    )?
-    .execute(params![row.stream, row.stream_seq.cast_signed()])?;
     Ok(())
 }
 

@@ -371,3 +371,45 @@ fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone()
     assert!(matches!(open(&other, &[7; 64]), Err(OpenError::Foreign { .. })));
     assert!(std::fs::read_to_string(&other).unwrap().starts_with("these are my notes"));
 }
+
+/// The derived table is written now and then, and what it lacks is counted from the events.
+#[test]
+fn the_heads_of_streams_are_right_however_far_the_table_is_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let event = |seq: u64| {
+        let (stream, stream_seq) = if seq <= 10 { ("early", seq) } else { ("late", seq - 10) };
+        Write::Event(EventRow {
+            seq,
+            stream: stream.to_owned(),
+            stream_seq,
+            at: Timestamp::from_ms(1),
+            kind: EventKind::TurnText,
+            data: EventData::default(),
+        })
+    };
+    let mut seq = 0;
+    for upto in [5_u64, 20, 5_000, 5_001, 20_000] {
+        let mut writer = opened(&path).writer;
+        while seq < upto {
+            let to = upto.min(seq + 1_000);
+            let writes: Vec<Write> = (seq + 1..=to).map(event).collect();
+            drop(writer.commit(&writes, ()).unwrap());
+            seq = to;
+        }
+        drop(writer);
+        let expected = |name: &str| match name {
+            "early" => upto.min(10),
+            _ => upto.saturating_sub(10),
+        };
+        let check = |streams: &BTreeMap<String, u64>| {
+            for (name, head) in streams {
+                assert_eq!(*head, expected(name), "{name} after {upto}");
+            }
+            assert_eq!(streams.len(), if upto > 10 { 2 } else { 1 });
+        };
+        check(&opened(&path).loaded.streams);
+        Connection::open(&path).unwrap().execute("DELETE FROM streams", []).unwrap();
+        check(&opened(&path).loaded.streams);
+    }
+}

@@ -27,7 +27,10 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("session/list", json!({"agent": "one"})),
         ("session/get", json!({"session": "s"})),
         ("session/messages", json!({"session": "s"})),
-        ("provider/add", json!({"name": "extra", "kind": "openai", "base_url": world.mock.base_url(), "api_key": "k"})),
+        (
+            "provider/add",
+            json!({"name": "extra", "kind": "openai", "base_url": world.mock.base_url(), "api_key": "k"}),
+        ),
         ("provider/list", json!({})),
         ("provider/test", json!({"name": "mock"})),
         ("provider/remove", json!({"name": "extra"})),

@@ -16,4 +16,5 @@ mod provider;
 mod recovery;
 mod sessions;
 mod shutdown;
+mod terminal;
 mod world;

@@ -58,13 +58,13 @@ pub(super) struct Sandbox {
 }
 
 /// Runs until the daemon ends or the agent is removed.
-pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut effects: mpsc::Receiver<Effect>) {
+pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut effects: mpsc::Receiver<Box<Effect>>) {
     let mut actor = Actor { shell, agent, up: None };
     loop {
         let probe_until = actor.up.as_ref().and_then(|up| up.probe.as_ref()).map(|(_, until)| *until);
         tokio::select! {
             effect = effects.recv() => match effect {
-                Some(effect) => actor.effect(effect).await,
+                Some(effect) => actor.effect(*effect).await,
                 None => return,
             },
             event = next_event(actor.up.as_mut()) => actor.event(event).await,
@@ -90,12 +90,13 @@ async fn probe_over(until: Option<Instant>) {
 impl Actor {
     async fn effect(&mut self, effect: Effect) {
         match effect {
-            Effect::Up { row, how } => self.bring_up(*row, how).await,
+            // Boxed, as every agent's task is kept and this happens seldom.
+            Effect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
             Effect::Down { sandbox, .. } => {
-                self.bring_down(sandbox.as_str()).await;
+                Box::pin(self.bring_down(sandbox.as_str())).await;
                 self.shell.tell(Seen::Down { agent: self.agent.clone() }).await;
             }
-            Effect::Clear { .. } => self.clear().await,
+            Effect::Clear { .. } => Box::pin(self.clear()).await,
             Effect::RunTurn { turn, session, number, step, calls, .. } => {
                 self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls)).await;
             }
@@ -169,7 +170,7 @@ impl Actor {
             secret: secret.clone(),
             root: root.clone(),
             uid: row.uid,
-            binds: root::binds(&root, row, &self.shell.runtime),
+            binds: root::binds(&root, row, self.shell.runtime.path().map_err(|error| chain(&error))?),
             log: root::log_of(data_dir, row),
             failpoint: None,
         };
@@ -286,7 +287,7 @@ impl Actor {
     }
 
     async fn event(&mut self, event: Option<Event>) {
-        let Some(event) = event else { return self.link_lost().await };
+        let Some(event) = event else { return Box::pin(self.link_lost()).await };
         match event {
             Event::RuntimeLine(line) => self.heard(&line).await,
             Event::Started { exec, .. } => {

@@ -26,7 +26,8 @@ const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 /// The tasks that act.
 #[derive(Debug, Default)]
 pub struct Actors {
-    agents: Mutex<HashMap<AgentId, mpsc::Sender<Effect>>>,
+    /// Boxed, as a queue keeps room for dozens of effects.
+    agents: Mutex<HashMap<AgentId, mpsc::Sender<Box<Effect>>>>,
     models: Mutex<HashMap<TurnId, CancellationToken>>,
     profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
 }
@@ -83,7 +84,7 @@ fn to_agent(shell: &Arc<Shell>, agent: &AgentId, effect: Effect) {
             })
             .clone()
     };
-    match sender.try_send(effect) {
+    match sender.try_send(Box::new(effect)) {
         Ok(()) => {}
         Err(mpsc::error::TrySendError::Full(effect)) => {
             tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);

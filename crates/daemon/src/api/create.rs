@@ -39,7 +39,8 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
         (Some(path), None) => agentfile::load_dir(Path::new(path), &given.build_args),
         (None, Some(content)) => agentfile::load_inline(content.as_bytes(), &given.build_args),
         (Some(_), Some(_)) | (None, None) => {
-            return Err(ErrorBody::new("params.invalid", "name exactly one of `path` and `content`"));
+            return Err(ErrorBody::new("params.invalid", "name exactly one of `path` and `content`")
+                .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text"));
         }
     };
     let loaded = loaded.map_err(|error| load_error(&error))?;

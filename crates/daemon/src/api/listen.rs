@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lodge_proto::{ErrorBody, Response};
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -16,6 +16,8 @@ use super::{Api, http};
 
 /// Connections at the same time, per door.
 const CONNECTIONS_MAX: usize = 1_024;
+/// Connections that the kernel keeps until they are accepted.
+const ACCEPT_QUEUE: i32 = 1_024;
 /// The kernel's limit on a socket's path.
 const SUN_PATH_MAX: usize = 107;
 
@@ -61,6 +63,8 @@ pub struct Bound {
 pub async fn bind_tcp(addr: &str) -> Result<(TcpListener, String), ListenError> {
     let failed = |cause| ListenError::Tcp { addr: addr.to_owned(), cause };
     let tcp = TcpListener::bind(addr).await.map_err(failed)?;
+    // The usual queue of 128 makes clients that come in a crowd wait for a second.
+    rustix::net::listen(&tcp, ACCEPT_QUEUE).map_err(|cause| failed(cause.into()))?;
     let bound = tcp.local_addr().map_err(failed)?.to_string();
     Ok((tcp, bound))
 }
@@ -132,7 +136,16 @@ struct Limited<L> {
     room: Arc<Semaphore>,
     /// What those get who find no place.
     full: Vec<u8>,
+    /// Those who were told and have not gone.
+    leaving: Arc<Semaphore>,
 }
+
+/// Connections without a place that are waited for at the same time.
+const LEAVING_MAX: usize = 64;
+/// How long one may take to go.
+const LEAVING_WITHIN: Duration = Duration::from_secs(1);
+/// What is read of a request that will not be answered.
+const LEAVING_BYTES_MAX: u64 = 64 * 1024;
 
 impl<L> Limited<L> {
     fn new(listener: L) -> Self {
@@ -141,11 +154,30 @@ impl<L> Limited<L> {
         let body = serde_json::to_string(&Response::err(Value::Null, error)).unwrap_or_default();
         let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close";
         let full = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
-        Limited { listener, room: Arc::new(Semaphore::new(CONNECTIONS_MAX)), full }
+        Limited {
+            listener,
+            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            full,
+            leaving: Arc::new(Semaphore::new(LEAVING_MAX)),
+        }
     }
 
     fn permit(&self) -> Option<OwnedSemaphorePermit> {
         self.room.clone().try_acquire_owned().ok()
+    }
+
+    /// Keeps a connection that was told to go until it has heard: closed over unread bytes, it would lose ours.
+    fn linger<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(&self, mut stream: S) {
+        let Ok(permit) = self.leaving.clone().try_acquire_owned() else { return };
+        // Nobody waits for it: it ends within its time, and a peer that is gone need not hear anything.
+        tokio::spawn(async move {
+            let heard = async {
+                stream.shutdown().await?;
+                tokio::io::copy(&mut stream.take(LEAVING_BYTES_MAX), &mut tokio::io::sink()).await
+            };
+            drop(tokio::time::timeout(LEAVING_WITHIN, heard).await);
+            drop(permit);
+        });
     }
 }
 
@@ -202,8 +234,11 @@ impl axum::serve::Listener for Limited<UnixListener> {
             match self.listener.accept().await {
                 Ok((stream, _)) => match self.permit() {
                     Some(permit) => return (Held::new(stream, permit), ()),
-                    // It fits into a socket's empty buffer, or the peer is gone.
-                    None => drop(stream.try_write(&self.full)),
+                    None => {
+                        // It fits into a socket's empty buffer, or the peer is gone.
+                        drop(stream.try_write(&self.full));
+                        self.linger(stream);
+                    }
                 },
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -225,8 +260,11 @@ impl axum::serve::Listener for Limited<TcpListener> {
                 // Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
                 Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => match self.permit() {
                     Some(permit) => return (Held::new(stream, permit), addr),
-                    // It fits into a socket's empty buffer, or the peer is gone.
-                    None => drop(stream.try_write(&self.full)),
+                    None => {
+                        // It fits into a socket's empty buffer, or the peer is gone.
+                        drop(stream.try_write(&self.full));
+                        self.linger(stream);
+                    }
                 },
                 Ok(_) => {}
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,

@@ -82,7 +82,12 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
 }
 
 /// The answer that was given to this very request before.
-pub(super) fn known_answer(shell: &Shell, who: &Who, method: &str, given: &Value) -> Result<Option<Value>, ErrorBody> {
+pub(super) fn known_answer(
+    shell: &Shell,
+    who: &Who,
+    method: &str,
+    given: &Value,
+) -> Result<Option<Value>, ErrorBody> {
     let Some(key) = request_key(who, method, given)? else { return Ok(None) };
     let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);

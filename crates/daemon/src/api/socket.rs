@@ -249,8 +249,11 @@ impl Follower {
             if self.cursor < shell.hub.head() {
                 continue;
             }
-            self.tell_gap(&mut dropped);
             tokio::select! {
+                // Perhaps no more text comes that could tell what was lost.
+                Ok(room) = self.outbox.reserve(), if dropped > 0 => {
+                    room.send(text(&gap(std::mem::take(&mut dropped))));
+                }
                 changed = head.changed() => if changed.is_err() { return },
                 delta = deltas.recv() => match delta {
                     Ok(delta) if self.filter.takes_delta(&delta) => self.preview(&delta, &mut dropped),
@@ -262,27 +265,23 @@ impl Follower {
         }
     }
 
-    /// Tells what was lost, as soon as there is room: perhaps no more text comes that could tell it.
-    fn tell_gap(&self, dropped: &mut u64) {
-        if *dropped > 0 {
-            let gap = Notification::new("gap", view::json(&Gap { dropped: *dropped }));
-            if self.outbox.try_send(text(&gap)).is_ok() {
-                *dropped = 0;
-            }
-        }
-    }
-
     /// Live text goes out when there is room; a slow client loses some and is told how much.
     fn preview(&self, delta: &lodge_proto::Delta, dropped: &mut u64) {
-        self.tell_gap(dropped);
         if *dropped > 0 {
-            *dropped += 1;
-            return;
+            if self.outbox.try_send(text(&gap(*dropped))).is_err() {
+                *dropped += 1;
+                return;
+            }
+            *dropped = 0;
         }
         if self.outbox.try_send(text(&Notification::new("delta", view::json(delta)))).is_err() {
             *dropped += 1;
         }
     }
+}
+
+fn gap(dropped: u64) -> Notification {
+    Notification::new("gap", view::json(&Gap { dropped }))
 }
 
 fn is_too_large(error: &axum::Error) -> bool {

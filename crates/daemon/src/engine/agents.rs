@@ -130,15 +130,15 @@ impl Engine {
         let ids: Vec<AgentId> = self.agents.keys().cloned().collect();
         for id in ids {
             let Some(agent) = self.agents.get(&id) else { continue };
-            let row = agent.row.clone();
-            match row.state {
+            match agent.row.state {
                 AgentState::Pulling => self.image_ready(batch, &id, now),
                 AgentState::Starting | AgentState::Ready => {
-                    batch.act(Effect::Up { row: Box::new(row), how: Up::Adopt })
+                    batch.act(Effect::Up { row: Box::new(agent.row.clone()), how: Up::Adopt })
                 }
                 AgentState::Removing => {
-                    batch.act(Effect::Down { agent: id.clone(), sandbox: row.sandbox.clone() });
-                    batch.act(Effect::Clear { agent: id, sandbox: row.sandbox });
+                    let sandbox = agent.row.sandbox.clone();
+                    batch.act(Effect::Down { agent: id.clone(), sandbox: sandbox.clone() });
+                    batch.act(Effect::Clear { agent: id, sandbox });
                 }
                 // Nothing of them should live; the host reports what does.
                 AgentState::Stopped | AgentState::Failed(_) | AgentState::Removed => {}

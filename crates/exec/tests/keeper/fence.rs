@@ -96,7 +96,8 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
         std::os::unix::fs::chown(&outside, Some(uid), Some(uid)).unwrap();
     }
     let (writable, read_only) = (home.root.join("work"), home.state().join("elsewhere/ro"));
-    let program = home.host.put_program("tool", b"#!/bin/sh\necho ran\n").unwrap();
+    let program = home.host.program("tool", b"#!/bin/sh\necho ran\n".as_slice()).unwrap();
+    let program = program.path().unwrap().to_owned();
     let bind = |target: &std::path::Path, read_only| Bind {
         source: outside.clone(),
         target: target.to_owned(),

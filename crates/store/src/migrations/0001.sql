@@ -102,7 +102,8 @@ CREATE TABLE requests (
     PRIMARY KEY (caller, request_id)
 ) STRICT, WITHOUT ROWID;
 
--- Derived: the newest stream_seq of every stream. Counted again from the events when it is empty.
+-- Derived: the newest stream_seq of every stream, up to the event that the row without a name tells; what came after
+-- is counted from the events, and all of it when the table is empty.
 CREATE TABLE streams (
     stream TEXT PRIMARY KEY,
     head   INTEGER NOT NULL

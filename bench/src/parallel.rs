@@ -1,0 +1,84 @@
+//! Many sessions at once with a model that answers at once: durable turns a second, and what they cost in CPU.
+
+use std::time::Instant;
+
+use tokio::task::LocalSet;
+
+use crate::Sizes;
+use crate::floor::Floors;
+use crate::sample::Sample;
+use crate::table::{Hold, Row, Table};
+use crate::wal::Wal;
+use crate::world::{Model, Talk, World};
+
+const SESSIONS: usize = 32;
+const SHARE: f64 = 0.6;
+const FLUSHES: f64 = 4.0;
+const CPU_MS_MAX: f64 = 1.0;
+const MB: f64 = 1024.0 * 1024.0;
+
+pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+    for (model, words) in [(Model::Script, "scripted model"), (Model::Http, "model over HTTP")] {
+        let world = World::start().await;
+        let agent = world.agent("parallel", model).await;
+        let mut talks = Vec::new();
+        for session in 0..SESSIONS {
+            talks.push(world.talk(&agent, &format!("s{session}")).await);
+        }
+        let mut each = Sample::default();
+        talks = round(talks, sizes.parallel_turns.min(5), &mut each).await;
+        let (mut rate, mut cpu, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
+        let (mut each, mut wal_bytes) = (Sample::default(), 0);
+        let family = world.family();
+        for _ in 0..sizes.parallel_rounds {
+            fsync.extend(&floors.fsync(20));
+            let (from, cpu_from) = (Instant::now(), family.cpu_ms());
+            talks = round(talks, sizes.parallel_turns, &mut each).await;
+            let turns = (SESSIONS * sizes.parallel_turns) as f64;
+            rate.push_ms(turns / from.elapsed().as_secs_f64());
+            cpu.push_ms((family.cpu_ms() - cpu_from) / turns);
+            wal_bytes = wal_bytes.max(Wal::bytes(&world.lodge));
+        }
+        fsync.extend(&floors.fsync(20));
+        let bound = SESSIONS as f64 / (FLUSHES * fsync.p50() / 1e3);
+        let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
+        let row = Row::rounds(what, "/s", &rate).beside("bound", bound);
+        table.row(row.hold(Hold::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
+        table.row(
+            Row::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu)
+                .hold(Hold::at_most("", CPU_MS_MAX)),
+        );
+        table.row(
+            Row::times("  one of those turns, as its client sees it", &each).beside("fsync", fsync.p50()),
+        );
+        table.row(
+            Row::new("  largest write-ahead log seen", "MB", wal_bytes as f64 / MB)
+                .hold(Hold::at_most("", 48.0)),
+        );
+    }
+}
+
+/// Every session does its turns, all at once, on this thread.
+async fn round(talks: Vec<Talk>, turns: usize, each: &mut Sample) -> Vec<Talk> {
+    let tasks = LocalSet::new();
+    let running: Vec<_> = talks
+        .into_iter()
+        .map(|mut talk| {
+            tasks.spawn_local(async move {
+                let mut took = Sample::default();
+                for _ in 0..turns {
+                    took.push(talk.turn("hello").await);
+                }
+                (talk, took)
+            })
+        })
+        .collect();
+    tasks.await;
+    let mut talks = Vec::new();
+    for task in running {
+        let (talk, took) = task.await.expect("a session that did its turns");
+        each.extend(&took);
+        talks.push(talk);
+    }
+    talks
+}

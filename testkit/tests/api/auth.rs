@@ -1,0 +1,232 @@
+//! Who may call, and that secrets stay where they belong.
+
+use std::fs;
+use std::path::Path;
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use lodge_proto::client::{Client, ClientError, Target};
+use lodge_testkit::lodge::{Lodge, http, rpc};
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::world::{KEY, World, family, http_unix, sh};
+
+/// Signs claims with the key that a daemon's tokens are signed with.
+fn signed(lodge: &Lodge, algorithm: Algorithm, change: impl FnOnce(&mut Value)) -> String {
+    let database = Connection::open(lodge.home().join("daemon.db")).expect("a database");
+    let meta = |key: &str| -> Vec<u8> {
+        database.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0)).expect("a value")
+    };
+    let mut hash = Sha256::new();
+    hash.update(b"lodge-derive-1");
+    hash.update(meta("state-key"));
+    hash.update(5_u64.to_be_bytes());
+    hash.update(b"token");
+    let log = String::from_utf8(meta("log")).expect("text");
+    let mut claims =
+        json!({"iss": "lodge:operator", "sub": "operator", "iat": 1, "exp": 4_000_000_000_u64, "aud": log});
+    change(&mut claims);
+    let key: [u8; 32] = hash.finalize().into();
+    encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(&key)).expect("a token")
+}
+
+/// Tokens that open nothing, with the code each is refused with.
+fn bad_tokens(lodge: &Lodge, other: &Lodge) -> Vec<(String, &'static str)> {
+    let good = lodge.token();
+    let parts: Vec<&str> = good.split('.').collect();
+    let mut flipped = parts[2].to_owned();
+    let last = if flipped.remove(0) == 'A' { 'B' } else { 'A' };
+    flipped.insert(0, last);
+    vec![
+        (String::new(), "auth.missing"),
+        ("Bearer".to_owned(), "auth.missing"),
+        (format!("Basic {good}"), "auth.missing"),
+        ("Bearer nonsense".to_owned(), "auth.invalid"),
+        (format!("Bearer {}.{}.{flipped}", parts[0], parts[1]), "auth.invalid"),
+        (format!("Bearer {}.{}.", parts[0], parts[1]), "auth.invalid"),
+        // {"alg":"none"} and {"alg":"none","typ":"JWT"}.
+        (format!("Bearer eyJhbGciOiJub25lIn0.{}.", parts[1]), "auth.invalid"),
+        (format!("Bearer eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.{}.{}", parts[1], parts[2]), "auth.invalid"),
+        (format!("Bearer {}", other.token()), "auth.invalid"),
+        (format!("Bearer {}", signed(lodge, Algorithm::HS512, |_| ())), "auth.invalid"),
+        (
+            format!(
+                "Bearer {}",
+                signed(lodge, Algorithm::HS256, |claims| claims["exp"] = json!(1_000_000_000))
+            ),
+            "auth.expired",
+        ),
+        (
+            format!(
+                "Bearer {}",
+                signed(lodge, Algorithm::HS256, |claims| claims["iss"] = json!("lodge:agent"))
+            ),
+            "auth.invalid",
+        ),
+        (
+            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["aud"] = json!("other"))),
+            "auth.invalid",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn no_door_opens_without_a_token_of_this_daemons_that_is_still_good() {
+    let (world, other) = (World::new(), Lodge::started());
+    let api = world.checked().await;
+    let (addr, socket) = (world.lodge.http_addr(), world.lodge.home().join("lodge.sock"));
+    let body = rpc("info", &json!({}));
+    for (header, code) in bad_tokens(&world.lodge, &other) {
+        let headers = [("authorization", header.as_str()), ("content-type", "application/json")];
+        let headers = if header.is_empty() { &headers[1..] } else { &headers[..] };
+        let tcp = http(&addr, "POST", "/v1/rpc", headers, &body).expect("an answer");
+        let unix = http_unix(&socket, "POST", "/v1/rpc", headers, &body);
+        for (status, body) in [tcp, unix] {
+            let error = serde_json::from_str::<Value>(&body).expect("JSON")["error"].clone();
+            api.schemas.error(&error);
+            assert_eq!((status, error["data"]["code"].as_str()), (401, Some(code)), "{header}");
+            assert!(error["data"]["hint"].is_string(), "{error}");
+        }
+        assert_eq!(http(&addr, "GET", "/v1/events", headers, b"").expect("an answer").0, 401);
+        let token = header.strip_prefix("Bearer ").unwrap_or_default();
+        for target in [world.lodge.target(), Target::Tcp(addr.clone())] {
+            match Client::connect(&target, token).await {
+                Err(ClientError::Handshake { status: Some(401), body: Some(body), .. }) => {
+                    assert!(body.data.code.starts_with("auth."), "{body:?}");
+                }
+                other => panic!("{header}: {other:?}"),
+            }
+        }
+    }
+    let good = format!("Bearer {}", signed(&world.lodge, Algorithm::HS256, |_| ()));
+    let headers = [("authorization", good.as_str()), ("content-type", "application/json")];
+    assert_eq!(http(&addr, "POST", "/v1/rpc", &headers, &body).expect("an answer").0, 200);
+}
+
+#[tokio::test]
+async fn pages_of_others_cannot_call_whatever_name_they_use_for_this_machine() {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_ALLOWED_ORIGINS", "https://lodge.example");
+    world.lodge.start();
+    let (addr, bearer) = (world.lodge.http_addr(), format!("Bearer {}", world.lodge.token()));
+    let port = addr.rsplit_once(':').expect("a port").1.to_owned();
+    let own = format!("http://{addr}");
+    let local = format!("localhost:{port}");
+    let rebound = format!("attacker.example:{port}");
+    let nip = format!("127.0.0.1.nip.io:{port}");
+    for (host, origin, status) in [
+        (addr.as_str(), None, 200),
+        (local.as_str(), None, 200),
+        ("[::1]:5500", None, 200),
+        (addr.as_str(), Some(own.as_str()), 200),
+        ("lodge.example", Some("https://lodge.example"), 200),
+        (addr.as_str(), Some("https://lodge.example"), 200),
+        (rebound.as_str(), None, 403),
+        (nip.as_str(), None, 403),
+        ("localhost.attacker.example", None, 403),
+        ("", None, 403),
+        ("10.0.0.1", None, 403),
+        (addr.as_str(), Some("http://attacker.example"), 403),
+        (addr.as_str(), Some("null"), 403),
+        (addr.as_str(), Some("http://lodge.example"), 403),
+        (local.as_str(), Some(own.as_str()), 403),
+    ] {
+        let mut headers =
+            vec![("host", host), ("authorization", bearer.as_str()), ("content-type", "application/json")];
+        headers.extend(origin.map(|origin| ("origin", origin)));
+        let (got, body) =
+            http(&addr, "POST", "/v1/rpc", &headers, &rpc("info", &json!({}))).expect("an answer");
+        assert_eq!(got, status, "{host:?} {origin:?}: {body}");
+        // Not even health is told to a page that came under another name.
+        assert_eq!(http(&addr, "GET", "/healthz", &headers, b"").expect("an answer").0, status, "{host:?}");
+    }
+    // A form of a page may be posted anywhere without asking: it is not JSON.
+    for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
+        let headers = [("authorization", bearer.as_str()), ("content-type", kind)];
+        let (status, _) =
+            http(&addr, "POST", "/v1/rpc", &headers, &rpc("info", &json!({}))).expect("an answer");
+        assert_eq!(status, 400, "{kind:?}");
+    }
+}
+
+#[test]
+fn the_token_is_kept_across_restarts_and_renewed_when_it_is_nearly_over() {
+    let mut lodge = Lodge::started();
+    let first = lodge.token();
+    lodge.kill9();
+    lodge.start();
+    assert_eq!(lodge.token(), first);
+    lodge.kill9();
+    let soon = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_secs()
+        + 86_400;
+    let old = signed(&lodge, Algorithm::HS256, |claims| claims["exp"] = json!(soon));
+    fs::write(lodge.home().join("credentials.json"), json!({"token": old}).to_string()).expect("a file");
+    lodge.start();
+    assert_ne!(lodge.token(), old);
+    assert_eq!(lodge.cli(["info"]).status.code(), Some(0));
+}
+
+/// Every file below `dir` that holds `needle`.
+fn holding(dir: &Path, needle: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut left = vec![dir.to_owned()];
+    while let Some(path) = left.pop() {
+        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+        if meta.is_dir() {
+            left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+        } else if meta.is_file() {
+            let bytes = fs::read(&path).unwrap_or_default();
+            if bytes.windows(needle.len()).any(|window| window == needle.as_bytes()) {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_providers_key_and_the_operators_token_never_leave_the_daemon() {
+    let mut world = World::asleep();
+    world.lodge.set_env("OPENAI_API_KEY", "sk-from-the-environment");
+    world.lodge.set_env("EXPANDED_KEY", KEY);
+    world.put_providers(&world.provider("mock", &world.mock.base_url()).replace(KEY, "${EXPANDED_KEY}"));
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let (token, home) = (world.lodge.token(), world.lodge.home());
+    // Tools look wherever they can.
+    let script =
+        "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; cat \"$LODGE_AGENT_ROOT\"/etc/* 2>/dev/null";
+    let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
+    api.answer(&agent, "s", &text).await;
+    for fault in ["[[status:401]]", "[[status:400]]"] {
+        assert_eq!(api.say(&agent, "s", fault).await["status"], "failed");
+    }
+    let secrets = [KEY, "sk-from-the-environment", token.as_str()];
+    for pid in world.lodge.keepers().into_iter().flat_map(family) {
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&[environ, cmdline].concat()).into_owned();
+        assert!(secrets.iter().all(|secret| !text.contains(secret)), "process {pid} has a secret: {text}");
+    }
+    let mut told = String::new();
+    for (method, params) in [
+        ("info", json!({})),
+        ("agent/get", json!({"agent": agent})),
+        ("agent/logs", json!({"agent": agent})),
+        ("session/messages", json!({"session": "s"})),
+        ("turn/list", json!({"session": "s"})),
+        ("provider/list", json!({})),
+    ] {
+        told.push_str(&api.ok(method, params).await.to_string());
+    }
+    api.log().await.iter().for_each(|event| told.push_str(&event.to_string()));
+    assert!(secrets.iter().all(|secret| !told.contains(secret)), "the API told a secret");
+    assert!(secrets.iter().all(|secret| !world.lodge.log().contains(secret)), "the log has a secret");
+    assert_eq!(holding(&home, KEY), [""; 0], "an expanded key was written");
+    assert_eq!(holding(&home, &token), [home.join("credentials.json").display().to_string()]);
+    let revealed = api.ok("provider/list", json!({"reveal": true})).await.to_string();
+    assert!(revealed.contains(KEY), "who asks for it gets it: {revealed}");
+    assert!(world.mock.requests().expect("a log").iter().all(|line| line.key_ok == Some(true)));
+}

@@ -1,0 +1,224 @@
+//! The command line and the daemon it needs: started by itself, lost, found again.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use lodge_testkit::lodge::{Lodge, is_alive, until};
+use serde_json::{Value, json};
+
+use crate::world::{AGENTFILE, KEY, World, kill, sh, told};
+
+/// A state directory whose daemon nobody started by hand; it is ended with this.
+struct Unattended(World);
+
+impl Unattended {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.0.lodge.cli_command(args);
+        command.env_remove("LODGE_NO_AUTOSTART").env("LODGED_HTTP_ADDR", "127.0.0.1:0");
+        command
+    }
+
+    /// The daemon's pid, as its lock tells it.
+    fn daemon(&self) -> Option<i32> {
+        let text = std::fs::read_to_string(self.0.lodge.home().join("anchor.lock")).ok()?;
+        let pid = text.strip_prefix("pid ")?.split(',').next()?.parse().ok()?;
+        is_alive(pid).then_some(pid)
+    }
+}
+
+impl Drop for Unattended {
+    fn drop(&mut self) {
+        if let Some(pid) = self.daemon() {
+            kill(pid, libc::SIGKILL);
+        }
+    }
+}
+
+#[test]
+fn a_daemon_is_started_when_none_answers_and_outlives_the_command() {
+    let home = Unattended(World::asleep());
+    let (code, out, err) = told(&home.command(&["--json", "info"]).output().expect("lodge runs"));
+    assert_eq!(code, 0, "{err}");
+    let info: Value = serde_json::from_str(&out).expect("JSON");
+    let pid = home.daemon().expect("a daemon");
+    assert_eq!((&info["pid"], &info["epoch"]), (&json!(pid), &json!(1)));
+    assert_eq!(err, format!("started lodged (pid {pid})\n"));
+    assert_eq!(
+        told(&home.command(&["-q", "ps"]).output().expect("lodge runs")),
+        (0, String::new(), String::new())
+    );
+    assert_eq!(home.daemon(), Some(pid));
+}
+
+#[test]
+fn two_commands_at_once_start_one_daemon() {
+    let home = Unattended(World::asleep());
+    let children: Vec<_> = (0..4)
+        .map(|_| {
+            home.command(&["--json", "info"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("lodge")
+        })
+        .collect();
+    let mut pids = Vec::new();
+    for child in children {
+        let (code, out, err) = told(&child.wait_with_output().expect("an end"));
+        assert_eq!(code, 0, "{err}");
+        pids.push(serde_json::from_str::<Value>(&out).expect("JSON")["pid"].clone());
+    }
+    assert!(pids.iter().all(|pid| *pid == pids[0]), "{pids:?}");
+}
+
+#[test]
+fn a_daemon_that_cannot_start_says_why_through_the_command() {
+    let home = Unattended(World::asleep());
+    std::fs::write(home.0.lodge.home().join("lodged.yaml"), "serve:\n  htp-addr: x\n").expect("a file");
+    let (code, out, err) = told(&home.command(&["ps"]).output().expect("lodge runs"));
+    assert_eq!((code, out.as_str()), (3, ""), "{err}");
+    assert!(err.starts_with("error: could not start the daemon\n"), "{err}");
+    assert!(err.contains("unknown key `htp-addr`") && err.contains("\nhint: "), "{err}");
+}
+
+#[test]
+fn a_prompt_whose_daemon_is_killed_starts_another_and_prints_the_answer_once() {
+    let home = Unattended(World::asleep());
+    let world = &home.0;
+    let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
+    let run = home.command(&["--json", "run", dir.to_str().expect("UTF-8")]).output().expect("lodge runs");
+    let (code, out, err) = told(&run);
+    assert_eq!(code, 0, "{err}");
+    let agent: Value = serde_json::from_str(&out).expect("JSON");
+    let workspace =
+        world.lodge.home().join("agents").join(agent["id"].as_str().expect("an id")).join("workspace");
+    let text =
+        format!("{} [[reply:the one answer]]", sh("echo run >> runs; until test -e go; do sleep 0.02; done"));
+    let child = home
+        .command(&["prompt", "tester", &text])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("lodge");
+    until("the tool runs", || workspace.join("runs").exists().then_some(()));
+    let first = home.daemon().expect("a daemon");
+    kill(first, libc::SIGKILL);
+    until("another daemon", || home.daemon().filter(|pid| *pid != first));
+    std::fs::write(workspace.join("go"), "").expect("a file");
+    let (code, out, err) = told(&child.wait_with_output().expect("an end"));
+    assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
+    assert!(err.contains("daemon went away; reconnecting"), "{err}");
+    assert_eq!(std::fs::read_to_string(workspace.join("runs")).expect("a file"), "run\n");
+    assert_eq!(world.mock.requests().expect("a log").len(), 2);
+}
+
+#[tokio::test]
+async fn providers_are_added_shown_masked_tested_and_removed() {
+    let world = World::new();
+    let url = world.mock.base_url();
+    let add = [
+        "provider",
+        "add",
+        "work",
+        "--kind",
+        "openai",
+        "--base-url",
+        &url,
+        "--models",
+        "m,n",
+        "--api-key",
+        "-",
+    ];
+    let mut child =
+        world.lodge.cli_command(add).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("lodge");
+    child.stdin.take().expect("stdin").write_all(format!("{KEY}\n").as_bytes()).expect("a key");
+    let (code, out, err) = told(&child.wait_with_output().expect("an end"));
+    assert_eq!((code, out.as_str()), (0, "work\n"), "{err}");
+    let listed = world.lodge.cli_ok(["provider", "ls"]);
+    assert!(listed.contains("work") && listed.contains("m,n") && !listed.contains(KEY), "{listed}");
+    assert!(!world.lodge.cli_ok(["--json", "provider", "ls"]).contains(KEY));
+    assert!(world.lodge.cli_ok(["provider", "ls", "--reveal"]).contains(KEY));
+    let (code, out, err) = world.cli(&["provider", "test", "work"]);
+    assert_eq!((code, out.as_str()), (0, "mock\n"), "{err}");
+    assert!(err.starts_with("work answered in "), "{err}");
+    let (code, _, err) = world.cli(&["provider", "add", "work", "--kind", "script"]);
+    assert!(code == 1 && err.contains("hint: "), "{err}");
+    assert_eq!(world.cli(&["provider", "add", "x", "--kind", "oracle"]).0, 2);
+    assert_eq!(world.lodge.cli_ok(["provider", "rm", "work"]), "work\n");
+    assert_eq!(world.cli(&["provider", "rm", "work"]).0, 1);
+    assert_eq!(world.cli(&["provider", "test", "work"]).0, 1);
+    let file = std::fs::read_to_string(world.lodge.home().join("providers.yaml")).expect("a file");
+    assert!(file.contains("name: mock") && !file.contains("work"), "{file}");
+}
+
+#[tokio::test]
+async fn the_command_line_obeys_its_variables_and_flags_for_where_the_daemon_is() {
+    let world = World::new();
+    let away = Lodge::new();
+    let (addr, socket) =
+        (format!("http://{}", world.lodge.http_addr()), world.lodge.home().join("lodge.sock"));
+    let socket = socket.to_str().expect("UTF-8");
+    let token = world.lodge.token();
+    let run = |args: &[&str], env: &[(&str, &str)]| {
+        told(&away.cli_command(args).envs(env.iter().copied()).output().expect("lodge runs"))
+    };
+    for (args, env) in [
+        (vec!["--socket", socket, "-q", "ps"], vec![]),
+        (vec!["-q", "ps"], vec![("LODGE_SOCKET", socket)]),
+        (vec!["--daemon", addr.as_str(), "-q", "ps"], vec![("LODGE_TOKEN", token.as_str())]),
+        (vec!["-q", "ps"], vec![("LODGE_DAEMON", addr.as_str()), ("LODGE_TOKEN", token.as_str())]),
+    ] {
+        assert_eq!(run(&args, &env), (0, String::new(), String::new()), "{args:?} {env:?}");
+    }
+    let (code, _, err) = run(&["--daemon", &addr, "ps"], &[]);
+    assert!(code == 1 && err.starts_with("error: ") && err.contains("hint: "), "{code} {err}");
+    let (code, _, err) = run(&["--socket", socket, "ps"], &[("LODGE_TOKEN", "forged")]);
+    assert!(
+        code == 1 && err.contains("not one of this daemon's") && err.contains("LODGE_TOKEN"),
+        "{code} {err}"
+    );
+    assert_eq!(run(&["--socket", socket, "--daemon", &addr, "ps"], &[]).0, 2);
+}
+
+#[tokio::test]
+async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
+    let world = World::new();
+    let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
+    let dir = dir.to_str().expect("UTF-8");
+    let out = world.lodge.cli_ok(["run", dir, "--name", "a"]);
+    assert!(out.starts_with("a agt_"), "{out}");
+    world.lodge.cli_ok(["run", &format!("{dir}/Agentfile"), "--name", "b"]);
+    let mut child = world
+        .lodge
+        .cli_command(["-q", "run", "-", "--name", "c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("lodge");
+    child.stdin.take().expect("stdin").write_all(AGENTFILE.as_bytes()).expect("an Agentfile");
+    let (code, out, _) = told(&child.wait_with_output().expect("an end"));
+    assert!(code == 0 && out.starts_with("agt_"), "{out}");
+    assert_eq!(world.lodge.cli_ok(["run", dir, "--name", "d", "--rm", "[[reply:hello]]"]), "hello\n");
+    let names: Vec<Value> = world
+        .cli_json(&["--json", "ps", "-a"])
+        .as_array()
+        .expect("agents")
+        .iter()
+        .map(|agent| agent["name"].clone())
+        .collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(world.lodge.cli_ok(["stop", "a", "b"]), "a\nb\n");
+    assert_eq!(world.lodge.cli_ok(["-q", "ps"]).lines().count(), 1);
+    assert_eq!(world.lodge.cli_ok(["start", "a"]), "a\n");
+    assert_eq!(world.lodge.cli_ok(["rm", "b"]), "b\n");
+    assert_eq!(world.lodge.cli_ok(["rm", "-f", "a", "c"]), "a\nc\n");
+    // One that does not come up is told with its reason.
+    let broken = world.lodge.agent_dir("broken", &format!("{AGENTFILE}EXEC [\"nonsense\"]\n"), &[]);
+    let (code, _, err) = world.cli(&["run", broken.to_str().expect("UTF-8")]);
+    assert!(
+        code == 1 && err.starts_with("error: tester did not become ready\n  because: crashed\n"),
+        "{err}"
+    );
+    assert!(err.contains("hint: run `lodge logs tester`"), "{err}");
+    assert!(!world.lodge.cli_ok(["logs", "tester"]).is_empty());
+}

@@ -1,0 +1,170 @@
+//! What an agent's tools see of the world, and what they do not.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::world::{AGENTFILE, World, is_root, sh};
+
+#[tokio::test]
+async fn the_environment_of_a_tool_is_the_documented_one_and_nothing_else() {
+    let mut world = World::asleep();
+    world.lodge.set_env("CANARY", "of-the-daemon");
+    world.lodge.set_env("LD_LIBRARY_PATH", "/canary");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}ENV FROM_IMAGE=one\nENV OVERRIDDEN=image\nENV EMPTY=\n");
+    let params =
+        json!({"content": content, "name": "one", "env": {"OVERRIDDEN": "flag", "EXTRA": "a b=c\nd"}});
+    api.ok("agent/create", params).await;
+    let view = api.agent_is("one", "ready").await;
+    let root = view["root"].as_str().expect("a root");
+    let text = api.answer("one", "s", "[[tool:env|[\"-0\"]]] [[reply:{{tool}}]]").await;
+    let seen: BTreeMap<&str, &str> = text
+        .split('\0')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(key, value)| (key.rsplit('\n').next().unwrap_or(key), value))
+        .collect();
+    let below = |part: &str| format!("{root}/{part}");
+    let expected: BTreeMap<&str, String> = BTreeMap::from([
+        ("PATH", below("usr/bin")),
+        ("HOME", below("home")),
+        ("XDG_CONFIG_HOME", below("home/.config")),
+        ("XDG_CACHE_HOME", below("home/.cache")),
+        ("XDG_DATA_HOME", below("home/.local/share")),
+        ("TMPDIR", below("tmp")),
+        ("LANG", "C.UTF-8".to_owned()),
+        ("LODGE_AGENT_ROOT", root.to_owned()),
+        ("FROM_IMAGE", "one".to_owned()),
+        ("OVERRIDDEN", "flag".to_owned()),
+        ("EMPTY", String::new()),
+        ("EXTRA", "a b=c\nd".to_owned()),
+    ]);
+    assert_eq!(seen, expected.iter().map(|(key, value)| (*key, value.as_str())).collect(), "{text:?}");
+    assert_eq!(view["env_keys"], json!(["EMPTY", "EXTRA", "FROM_IMAGE", "OVERRIDDEN"]));
+    assert!(!view.to_string().contains("a b=c"), "values are not shown");
+}
+
+#[tokio::test]
+async fn a_tool_reaches_neither_the_daemons_files_nor_its_socket_nor_another_agent() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let other = world.agent(&mut api, "two").await;
+    api.answer(&other, "other", &sh("echo private > note")).await;
+    let home = world.lodge.home();
+    let note = home.join("agents").join(&other).join("workspace/note");
+    assert!(note.exists());
+    let mut script = String::new();
+    for path in [home.join("daemon.db"), home.join("credentials.json"), home.join("providers.yaml"), note] {
+        for prefix in ["", "/proc/1/root", "/proc/self/root"] {
+            script.push_str(&format!(
+                "cat {prefix}{} 2>/dev/null && echo RE''AD {prefix}{}\n",
+                path.display(),
+                path.display()
+            ));
+        }
+    }
+    script.push_str(&format!("test -S {}/lodge.sock && echo SOC''KET\n", home.display()));
+    script.push_str(&format!("echo x > {}/planted 2>/dev/null && echo WR''OTE\n", home.display()));
+    script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/etc/planted 2>/dev/null && echo WR''OTE\n");
+    script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/usr/bin/planted 2>/dev/null && echo WR''OTE\n");
+    script.push_str("cat /proc/[0-9]*/comm\necho end\n");
+    let text = format!("{} [[reply:{{{{tool}}}}]]", sh(&script));
+    let answer = api.answer(&agent, "s", &text).await;
+    for word in ["READ", "SOCKET", "WROTE", "lodged", &other] {
+        assert!(!answer.contains(word), "{word}: {answer}");
+    }
+    assert!(answer.contains("end"));
+    assert!(!home.join("planted").exists());
+}
+
+#[tokio::test]
+async fn agents_of_root_have_users_of_their_own_and_others_stay_who_they_are() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let mut uids = Vec::new();
+    for name in ["one", "two"] {
+        world.agent(&mut api, name).await;
+        let text = api.answer(name, name, "[[tool:id|[\"-u\"]]] [[reply:{{tool}}]]").await;
+        let uid: u32 = text.split_whitespace().find_map(|word| word.parse().ok()).expect("a uid");
+        let view = api.ok("agent/get", json!({"agent": name})).await;
+        if is_root() {
+            assert_eq!(view["uid"], json!(uid));
+            assert!(uid > 100_000, "{uid}");
+        }
+        uids.push(uid);
+    }
+    assert_eq!(uids[0] == uids[1], !is_root(), "{uids:?}");
+    assert!(!uids.contains(&0) || !is_root());
+}
+
+#[tokio::test]
+async fn the_isolation_in_force_is_told_and_each_missing_layer_says_why() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    world.agent(&mut api, "one").await;
+    let info = api.ok("info", json!({})).await;
+    let view = api.ok("agent/get", json!({"agent": "one"})).await;
+    assert_eq!(info["isolation"], view["isolation"], "what is promised is what is in force");
+    let layers = info["isolation"].as_array().expect("layers");
+    assert!(layers.len() >= 8);
+    for layer in layers {
+        assert_eq!(layer["in_force"].as_bool().expect("a bool"), layer["why"].is_null(), "{layer}");
+        if layer["in_force"] == false {
+            let warned = info["warnings"].to_string();
+            assert!(warned.contains(layer["name"].as_str().expect("a name")), "{warned}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_root_has_the_documented_layout_and_description() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let text = format!(
+        "{AGENTFILE}CONFIG max-tokens=100\nCONFIG custom-key=kept\nENV GREETING=hello\nADD note.txt \"a note\"\nCONTEXT SOUL <<EOF\nBe kind.\nEOF\n"
+    );
+    let dir = world.lodge.agent_dir("full", &text, &[("note.txt", "a note\n")]);
+    let mounts = json!([{"host": world.lodge.dir().join("src-full"), "target": "/data", "read_only": true}]);
+    api.ok("agent/create", json!({"path": dir, "name": "full", "mounts": mounts})).await;
+    let view = api.agent_is("full", "ready").await;
+    let root = Path::new(view["root"].as_str().expect("a root"));
+    for part in ["etc/context", "etc/data", "usr/bin", "workspace", "tmp", "home", "var/lib"] {
+        assert!(root.join(part).is_dir(), "{part}");
+    }
+    assert_eq!(fs::read_to_string(root.join("etc/Agentfile")).expect("a file"), text);
+    assert_eq!(fs::read_to_string(root.join("etc/data/note.txt")).expect("a file"), "a note\n");
+    assert_eq!(fs::read_to_string(root.join("etc/context/SOUL.md")).expect("a file").trim(), "Be kind.");
+    let yaml = fs::read_to_string(root.join("etc/agent.yaml")).expect("a file");
+    for line in [
+        format!("id: {}", view["id"].as_str().expect("an id")),
+        "name: full".to_owned(),
+        "model: mock/m".to_owned(),
+        "workspace: /workspace".to_owned(),
+        format!("  digest: {}", view["image_digest"].as_str().expect("a digest")),
+        "  max-tokens: \"100\"".to_owned(),
+        "  custom-key: kept".to_owned(),
+        "- key: GREETING".to_owned(),
+        "- target: /data".to_owned(),
+        "  read_only: true".to_owned(),
+        "- name: SOUL".to_owned(),
+        "  file: /etc/context/SOUL.md".to_owned(),
+        "- name: sh".to_owned(),
+        "  binary: /usr/bin/sh".to_owned(),
+        "  ref: host:sh".to_owned(),
+    ] {
+        assert!(yaml.lines().any(|found| found == line), "{line} is missing:\n{yaml}");
+    }
+    assert!(!yaml.contains("hello") && !yaml.contains("src-full"), "values and host paths stay out:\n{yaml}");
+    // A host program is recorded with where it is and what it is.
+    let tool = &view["tools"][0];
+    let path = tool["path"].as_str().expect("a path");
+    assert!(path.starts_with('/') && tool["source"] == "host:sh", "{tool}");
+    assert!(
+        tool["digest"].as_str().is_some_and(|digest| digest.starts_with("sha256:") && digest.len() == 71)
+    );
+    assert!(matches!(&tool["note"], Value::String(note) if note.contains("not a boundary")), "{tool}");
+}

@@ -1,0 +1,188 @@
+//! A state directory and the processes it names rebuild everything.
+
+use lodge_testkit::lodge::until;
+use rusqlite::Connection;
+use serde_json::{Map, Value, json};
+
+use crate::checked::Checked;
+use crate::world::{AGENTFILE, World, id, sh};
+
+/// Everything the API can tell, but for what a restart is documented to change.
+async fn everything(api: &mut Checked) -> Map<String, Value> {
+    let mut all = Map::new();
+    let mut info = api.ok("info", json!({})).await;
+    for changed in ["epoch", "pid", "started_at", "http_addr"] {
+        info.as_object_mut().expect("an object").remove(changed);
+    }
+    all.insert("info".to_owned(), info);
+    let agents = api.ok("agent/list", json!({"all": true})).await;
+    for agent in agents["agents"].as_array().expect("agents") {
+        let params = json!({"agent": id(agent)});
+        all.insert(format!("agent {}", id(agent)), api.ok("agent/get", params.clone()).await);
+        all.insert(format!("log {}", id(agent)), api.ok("agent/logs", params).await["path"].clone());
+    }
+    all.insert("agents".to_owned(), agents);
+    all.insert("running".to_owned(), api.ok("agent/list", json!({})).await);
+    let sessions = api.ok("session/list", json!({})).await;
+    for session in sessions["sessions"].as_array().expect("sessions") {
+        let params = json!({"session": id(session)});
+        let turns = api.ok("turn/list", params.clone()).await;
+        for turn in turns["turns"].as_array().expect("turns") {
+            all.insert(format!("turn {}", id(turn)), api.ok("turn/get", json!({"turn": id(turn)})).await);
+        }
+        all.insert(format!("turns {}", id(session)), turns);
+        all.insert(format!("session {}", id(session)), api.ok("session/get", params.clone()).await);
+        all.insert(format!("messages {}", id(session)), api.ok("session/messages", params).await);
+    }
+    all.insert("sessions".to_owned(), sessions);
+    all.insert("providers".to_owned(), api.ok("provider/list", json!({"reveal": true})).await);
+    all
+}
+
+/// Two agents at work or ready, one stopped, one failed, one removed; turns done, failed, interrupted, running
+/// and queued.
+async fn furnish(world: &World, api: &mut Checked) {
+    let busy = world.agent(api, "busy").await;
+    let calm = world.agent(api, "calm").await;
+    world.agent(api, "asleep").await;
+    world.agent(api, "gone").await;
+    let failing = format!("{AGENTFILE}EXEC [\"no-such-command\"]\n");
+    api.ok("agent/create", json!({"content": failing, "name": "broken", "labels": {"k": "v"}})).await;
+    for n in 0..3 {
+        let text = format!(
+            "{} [[and:ls|[\"-a\"]]] [[usage:7:3]] [[reply:r{n}]]",
+            sh("echo one; echo two >&2; exit 3")
+        );
+        api.answer(&calm, "tools", &text).await;
+    }
+    let sender = api.ok("turn/send", json!({"agent": calm, "sender": "ann", "text": "hi"})).await;
+    api.ended(id(&sender)).await;
+    assert_eq!(api.say(&calm, "bad", "[[status:400]]").await["status"], "failed");
+    let cut = api.ok("turn/send", json!({"agent": calm, "session": "cut", "text": "[[hang]]"})).await;
+    api.until("turn/get", json!({"turn": id(&cut)}), |turn| turn["status"] == "running").await;
+    api.ok("turn/interrupt", json!({"turn": id(&cut)})).await;
+    api.answer("asleep", "old", "[[reply:before]]").await;
+    api.ok("agent/stop", json!({"agent": "asleep"})).await;
+    api.answer("gone", "ghost", "[[reply:boo]]").await;
+    api.ok("agent/remove", json!({"agent": "gone", "force": true})).await;
+    api.agent_is("broken", "failed").await;
+    let wait = format!("{} [[reply:released]]", sh("echo begun; until test -e go; do sleep 0.02; done"));
+    let running = api.ok("turn/send", json!({"agent": busy, "session": "busy", "text": wait})).await;
+    api.ok("turn/send", json!({"agent": busy, "session": "busy", "text": "[[reply:after]]"})).await;
+    let at_work = |turn: &Value| turn["steps"].as_array().is_some_and(|steps| steps.len() == 2);
+    api.until("turn/get", json!({"turn": id(&running)}), at_work).await;
+    api.until("session/messages", json!({"session": "busy"}), |page| {
+        page["messages"].as_array().expect("messages").len() == 3
+    })
+    .await;
+}
+
+/// Deletes what can be derived, as somebody may who knows the page that says so.
+fn delete_derived(world: &World) {
+    let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
+    database.execute("DELETE FROM streams", []).expect("a table");
+    let indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL";
+    let mut found = database.prepare(indexes).expect("a query");
+    let names: Vec<String> =
+        found.query_map([], |row| row.get(0)).expect("rows").collect::<Result<_, _>>().expect("names");
+    drop(found);
+    assert_eq!(names.len(), include_str!("../../../crates/store/src/indexes.sql").lines().count());
+    for name in names {
+        database.execute(&format!("DROP INDEX {name}"), []).expect("an index");
+    }
+}
+
+#[tokio::test]
+async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    furnish(&world, &mut api).await;
+    let busy = api.ok("agent/get", json!({"agent": "busy"})).await;
+    let mut keepers =
+        until("only those live that should", || Some(world.lodge.keepers()).filter(|all| all.len() == 2));
+    keepers.sort_unstable();
+    let (before, events) = (everything(&mut api).await, api.log().await);
+    world.lodge.kill9();
+    delete_derived(&world);
+    world.lodge.start();
+    let mut api = api.again(&world.lodge).await;
+    for agent in ["busy", "calm"] {
+        api.until("agent/get", json!({"agent": agent}), |view| !view["pid"].is_null()).await;
+    }
+    let after = everything(&mut api).await;
+    for (what, value) in &before {
+        assert_eq!(after.get(what), Some(value), "{what} changed");
+    }
+    assert_eq!(after.len(), before.len());
+    let log = api.log().await;
+    assert_eq!(log[..events.len()], events[..], "the log changed");
+    let mut still = world.lodge.keepers();
+    still.sort_unstable();
+    assert_eq!(still, keepers, "keepers were not adopted");
+    // And the work goes on, in order.
+    let root = busy["root"].as_str().expect("a path");
+    std::fs::write(std::path::Path::new(root).join("workspace/go"), "").expect("a file");
+    let over = |page: &Value| {
+        page["turns"].as_array().is_some_and(|turns| turns.iter().all(|turn| turn["status"] == "done"))
+    };
+    let turns = api.until("turn/list", json!({"session": "busy"}), over).await;
+    assert_eq!(
+        (&turns["turns"][0]["text"], &turns["turns"][1]["text"]),
+        (&json!("released"), &json!("after"))
+    );
+    assert_eq!(turns["turns"][0]["steps"].as_array().expect("steps").len(), 3, "a step was repeated");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_counting_where_it_stood() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    api.answer(&agent, "s", "hi").await;
+    for _ in 0..3 {
+        world.lodge.kill9();
+        delete_derived(&world);
+        world.lodge.start();
+        api = api.again(&world.lodge).await;
+        api.answer(&agent, "s", "hi").await;
+    }
+    api.agent_is(&agent, "ready").await;
+    let log = api.log().await;
+    let numbers: Vec<u64> = log
+        .iter()
+        .filter(|event| event["stream"] == json!(agent))
+        .map(|event| event["stream_seq"].as_u64().expect("a number"))
+        .collect();
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+    let started = log.iter().filter(|event| event["kind"] == "daemon.started").count();
+    assert_eq!(started, 4);
+    assert_eq!(api.ok("info", json!({})).await["epoch"], 4);
+}
+
+#[tokio::test]
+async fn an_agent_whose_sandbox_died_with_the_daemon_is_failed_and_its_work_waits() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let text = format!("{} [[reply:done]]", sh("echo begun > begun; sleep 600"));
+    let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
+    let begun = world.lodge.home().join("agents").join(&agent).join("workspace/begun");
+    until("the tool runs", || begun.exists().then_some(()));
+    let keepers = world.lodge.keepers();
+    world.lodge.kill9();
+    keepers.iter().for_each(|pid| crate::world::kill(*pid, libc::SIGKILL));
+    until("the keeper is gone", || world.lodge.keepers().is_empty().then_some(()));
+    world.lodge.start();
+    let mut api = api.again(&world.lodge).await;
+    let view = api.agent_is(&agent, "failed").await;
+    assert_eq!(view["failure_reason"], "crashed");
+    assert!(view["failure_detail"].is_string() && view["pid"].is_null(), "{view:#}");
+    // A start goes on with the turn: the call that was cut is reported, and not repeated.
+    api.ok("agent/start", json!({"agent": agent})).await;
+    let turn = api.ended(id(&sent)).await;
+    assert_eq!(
+        (&turn["status"], &turn["steps"][1]["status"]),
+        (&json!("done"), &json!("unknown")),
+        "{turn:#}"
+    );
+}
