@@ -71,6 +71,11 @@ fn pss(family: &Family, sizes: Sizes, table: &mut Table) {
 
 async fn idle(family: &Family, sizes: Sizes, table: &mut Table) {
     let before = family.threads_ns();
+    // Without this a reading that is forbidden would look like perfect rest.
+    if before.len() < family.all().count() || before.values().any(|ns| *ns == 0) {
+        table.note("idle CPU: the kernel does not tell it of every thread");
+        return;
+    }
     tokio::time::sleep(Duration::from_secs(sizes.idle_s)).await;
     let since = |(thread, ns): (&String, &u64)| ns - before.get(thread).copied().unwrap_or(0).min(*ns);
     let used = family.threads_ns().iter().map(since).sum::<u64>() as f64 / 1e6;

@@ -44,6 +44,13 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
         let row = Row::rounds(what, "/s", &rate).beside("bound", bound);
         table.row(row.hold(Hold::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        if SHARE * bound > cores * 1e3 / CPU_MS_MAX {
+            table.note(&format!(
+                "this disk is faster than {cores} cores: at {CPU_MS_MAX} ms of CPU a turn they do {} a second at most",
+                cores * 1e3 / CPU_MS_MAX
+            ));
+        }
         table.row(
             Row::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu)
                 .hold(Hold::at_most("", CPU_MS_MAX)),

@@ -18,12 +18,23 @@ pub(crate) enum Ending {
     Broken(Failure),
 }
 
-/// Follows a turn to its end. With `--json` nothing is shown meanwhile.
+/// The agent that is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub id: String,
+    pub name: String,
+    /// Whether it is still there after the command, for a turn to go on with.
+    pub stays: bool,
+}
+
+/// Follows a turn to its end, or to that of its agent. With `--json` nothing is shown meanwhile.
 pub(crate) async fn follow(
     daemon: &mut Daemon<'_>,
+    agent: &Asked,
     turn: &TurnView,
     words: &Words,
 ) -> Result<Ending, Failure> {
+    let mut is_accepted = false;
     let mut screen = Screen { words, fold: TextFold::default() };
     loop {
         match daemon.next().await? {
@@ -38,14 +49,44 @@ pub(crate) async fn follow(
                 screen.show(actions)?;
             }
             Seen::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
+                is_accepted = true;
                 if let Some(ending) = screen.event(&event)? {
                     words.end_line()?;
                     return Ok(ending);
                 }
             }
+            // What befell the agent before it had the turn does not touch the turn.
+            Seen::Event(event) if is_accepted && event.stream == turn.agent => {
+                if let Some(failure) = left_alone(&event, agent, turn) {
+                    words.end_line()?;
+                    return Ok(Ending::Broken(failure));
+                }
+            }
             Seen::Event(_) | Seen::Preview(_) => {}
         }
     }
+}
+
+/// What to say of a turn that is not over and whose agent ended. Nothing would come of waiting for it.
+fn left_alone(event: &Event, agent: &Asked, turn: &TurnView) -> Option<Failure> {
+    let name = &agent.name;
+    let failure = match event.kind.as_str() {
+        "agent.failed" => Failure::refused(format!("{name} failed before the turn was over")),
+        "agent.stopped" => Failure::refused(format!("{name} was stopped before the turn was over")),
+        "agent.removed" => {
+            return Some(Failure::refused(format!("{name} was removed before the turn was over")));
+        }
+        _ => return None,
+    };
+    let causes = ["reason", "detail"].into_iter().filter_map(|field| text_of(&event.data, field));
+    let failure = causes.fold(failure, |failure, cause| failure.because(cause));
+    if !agent.stays {
+        return Some(failure);
+    }
+    let session = &turn.session;
+    Some(failure.hint(format!(
+        "the turn waits: run `lodge start {name}` and it continues; `lodge session show {session}` shows it"
+    )))
 }
 
 struct Screen<'a> {
@@ -150,4 +191,51 @@ fn text_of<'a>(data: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
 
 fn number_of(data: &Map<String, Value>, field: &str) -> Option<u32> {
     data.get(field).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Exit;
+    use serde_json::json;
+
+    fn told(kind: &str, data: Value, stays: bool) -> Option<(String, Vec<String>, Option<String>)> {
+        let event =
+            json!({"seq": 9, "stream": "agt_1", "stream_seq": 3, "at": "", "kind": kind, "data": data});
+        let turn = json!({"id": "trn_1", "session": "ses_1", "agent": "agt_1", "status": "running", "text": "",
+            "partial": true, "steps": [], "usage": {"input_tokens": 0, "output_tokens": 0}, "created_at": ""});
+        let agent = Asked { id: "agt_1".to_owned(), name: "ada".to_owned(), stays };
+        let (event, turn) = (serde_json::from_value(event).unwrap(), serde_json::from_value(turn).unwrap());
+        left_alone(&event, &agent, &turn).map(|failure| {
+            let Failure::Told(report) = failure else { panic!("not told") };
+            assert_eq!(report.exit, Exit::Refused);
+            (report.what, report.because, report.hint)
+        })
+    }
+
+    #[test]
+    fn a_turn_whose_agent_ends_is_not_waited_for() {
+        let crash = json!({"reason": "crashed", "detail": "ended by signal 9"});
+        let (what, because, hint) = told("agent.failed", crash.clone(), true).unwrap();
+        assert_eq!(what, "ada failed before the turn was over");
+        assert_eq!(because, ["crashed", "ended by signal 9"]);
+        let waits =
+            "the turn waits: run `lodge start ada` and it continues; `lodge session show ses_1` shows it";
+        assert_eq!(hint.as_deref(), Some(waits));
+        let (what, because, hint) = told("agent.stopped", json!({}), true).unwrap();
+        assert_eq!((what.as_str(), because.len()), ("ada was stopped before the turn was over", 0));
+        assert_eq!(hint.as_deref(), Some(waits));
+        // Nobody can start what is gone, or is about to be.
+        assert_eq!(told("agent.removed", json!({}), true).unwrap().2, None);
+        assert_eq!(told("agent.failed", crash, false).unwrap().2, None);
+    }
+
+    #[test]
+    fn whatever_else_an_agent_does_is_waited_through() {
+        for kind in
+            ["agent.pulling", "agent.starting", "agent.ready", "agent.working", "agent.removing", "agent.new"]
+        {
+            assert_eq!(told(kind, json!({}), true), None, "{kind}");
+        }
+    }
 }

@@ -37,6 +37,8 @@ pub enum AgentEvent {
     SpawnFailed,
     ProbeAnswered,
     ProbeTimedOut,
+    /// The daemon was away and finds nothing of it: the machine was restarted, or its keeper ended.
+    FoundGone,
     /// The runtime or its keeper ended by itself.
     Exited {
         clean: bool,
@@ -67,7 +69,10 @@ impl AgentState {
             (S::Pulling, E::ImageFailed) => S::Failed(FailReason::Pull),
             (S::Starting, E::ProbeAnswered) => S::Ready,
             (S::Starting, E::SpawnFailed) => S::Failed(FailReason::Init),
-            (S::Starting, E::ProbeTimedOut) => S::Failed(FailReason::ReadinessTimeout),
+            // A runtime that was ready and does not answer a new daemon is as good as gone.
+            (S::Ready, E::SpawnFailed) => S::Failed(FailReason::Crashed),
+            (S::Starting | S::Ready, E::ProbeTimedOut) => S::Failed(FailReason::ReadinessTimeout),
+            (S::Starting | S::Ready, E::FoundGone) => S::Pulling,
             (S::Starting | S::Ready, E::Exited { clean: false }) => S::Failed(FailReason::Crashed),
             (S::Starting | S::Ready, E::Exited { clean: true }) => S::Stopped,
             (S::Pulling | S::Starting | S::Ready | S::Failed(_), E::StopAsked) => S::Stopped,
@@ -86,13 +91,8 @@ impl AgentState {
                 E::ImageReady | E::ImageFailed,
             )
             | (
-                S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
-                E::SpawnFailed,
-            )
-            | (S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ProbeAnswered)
-            | (
-                S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
-                E::ProbeTimedOut,
+                S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
+                E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::FoundGone,
             )
             | (S::Pulling | S::Removed, E::Exited { .. })
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
@@ -230,6 +230,7 @@ mod tests {
             E::SpawnFailed,
             E::ProbeAnswered,
             E::ProbeTimedOut,
+            E::FoundGone,
             E::Exited { clean: true },
             E::Exited { clean: false },
             E::StopAsked,

@@ -1,21 +1,16 @@
-//! What to do about a tool call whose outcome is not recorded.
+//! What to do about a tool call whose outcome is not recorded and cannot be found out.
 //!
-//! A tool's intent is durable before it starts, and the keeper claims before it spawns, so what is found on
-//! disk decides. Never a blind second run.
+//! A tool's intent is durable before it starts, and its keeper claims it before it spawns. So most cases settle
+//! themselves: the keeper is asked for the same id again and starts it, or tells how it stands. What is decided here is
+//! the rest. Never a blind second run.
 
-/// What the host shows of an exec whose intent is recorded.
+/// Why nobody knows how an exec ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
-    /// Its keeper lives: it knows what it did under this id, and asking again is harmless.
-    KeeperLives,
-    /// Its keeper is gone and left an exit record.
-    Ended,
-    /// Its keeper is gone; it had claimed the exec and no end is recorded.
+pub enum Doubt {
+    /// A keeper claimed it and died, and no end is recorded.
     ClaimedOnly,
-    /// Its keeper is gone and never claimed it, and this is still the boot in which the intent was written.
-    NeverClaimed,
-    /// Nothing is there, but the machine was restarted in between: files may be missing.
-    Nothing,
+    /// Nothing is there, but the machine was restarted since the intent: files may be missing.
+    OtherBoot,
 }
 
 /// Whether running the tool twice does no harm.
@@ -27,25 +22,16 @@ pub enum Repeat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settle {
-    /// Ask the keeper for this id: it starts it, or tells how it stands.
-    Ask,
-    /// Take the recorded end.
-    Adopt,
-    /// Start it under the same id: it never ran.
-    Start,
-    /// Run it again under a new id.
+    /// Forget the claim, if there is one, and run it again.
     Rerun,
     /// Tell the model that nobody knows.
     Unknown,
 }
 
-pub fn settle(seen: Seen, repeat: Repeat) -> Settle {
-    match (seen, repeat) {
-        (Seen::KeeperLives, Repeat::Safe | Repeat::Unsafe) => Settle::Ask,
-        (Seen::Ended, Repeat::Safe | Repeat::Unsafe) => Settle::Adopt,
-        (Seen::NeverClaimed, Repeat::Safe | Repeat::Unsafe) => Settle::Start,
-        (Seen::ClaimedOnly | Seen::Nothing, Repeat::Safe) => Settle::Rerun,
-        (Seen::ClaimedOnly | Seen::Nothing, Repeat::Unsafe) => Settle::Unknown,
+pub fn settle(doubt: Doubt, repeat: Repeat) -> Settle {
+    match (doubt, repeat) {
+        (Doubt::ClaimedOnly | Doubt::OtherBoot, Repeat::Safe) => Settle::Rerun,
+        (Doubt::ClaimedOnly | Doubt::OtherBoot, Repeat::Unsafe) => Settle::Unknown,
     }
 }
 
@@ -55,8 +41,9 @@ mod tests {
 
     #[test]
     fn an_unsafe_tool_is_never_started_a_second_time() {
-        for seen in [Seen::ClaimedOnly, Seen::Nothing, Seen::Ended] {
-            assert!(!matches!(settle(seen, Repeat::Unsafe), Settle::Start | Settle::Rerun), "{seen:?}");
+        for doubt in [Doubt::ClaimedOnly, Doubt::OtherBoot] {
+            assert_eq!(settle(doubt, Repeat::Unsafe), Settle::Unknown);
+            assert_eq!(settle(doubt, Repeat::Safe), Settle::Rerun);
         }
     }
 }

@@ -6,6 +6,12 @@ pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 pub const SESSION_QUEUE_MAX: usize = 64;
 /// Turns that may be queued or running in the whole daemon.
 pub const LIVE_TURNS_MAX: usize = 4_096;
+/// Turns that one agent works on at the same time, each of another session; more wait.
+pub const AGENT_TURNS_MAX: usize = 256;
+/// Sessions without a live turn that the engine remembers; others are read from the store when they are named.
+pub const IDLE_SESSIONS_MAX: usize = 4_096;
+/// Arguments of one tool call.
+pub const EXEC_ARGS_MAX: usize = 4_096;
 /// The longest agent name; names become file and host names.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Tool output that goes into the conversation: this much from the start …

@@ -404,6 +404,8 @@ pub struct Loaded {
     pub seq: u64,
     pub streams: BTreeMap<String, u64>,
     pub agents: Vec<AgentRow>,
+    /// The newest user that was given to a sandbox, removed ones included.
+    pub last_uid: Option<u32>,
     pub sessions: Vec<SessionFact>,
     pub turns: Vec<LiveTurn>,
 }

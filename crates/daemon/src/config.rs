@@ -221,7 +221,17 @@ impl Config {
         let (data_dir, data_dir_source) = match (early, yaml.get("data-dir")) {
             (Some(early), _) => early,
             (None, Some(Value::String(dir))) => (PathBuf::from(dir), Source::File),
-            (None, _) => (default_home.ok_or(ConfigError::NoHome)?, Source::Default),
+            (None, Some(other)) => {
+                let from = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+                let wanted = "the path of a directory".to_owned();
+                return Err(ConfigError::BadValue {
+                    name: "data-dir",
+                    given: other.to_string(),
+                    wanted,
+                    from,
+                });
+            }
+            (None, None) => (default_home.ok_or(ConfigError::NoHome)?, Source::Default),
         };
         let mut values = BTreeMap::new();
         for setting in SETTINGS {
@@ -333,13 +343,16 @@ fn read_file(file: &Path) -> Result<BTreeMap<String, Value>, ConfigError> {
 }
 
 fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value, ConfigError> {
-    let text = match given {
-        Value::String(text) => text.clone(),
-        Value::Array(items) => {
-            let words: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
-            words.join(",")
+    let words = |items: &[Value]| {
+        items.iter().map(Value::as_str).collect::<Option<Vec<&str>>>().map(|words| words.join(","))
+    };
+    let (text, scalar) = match (given, setting.shape) {
+        (Value::String(text), _) => (text.clone(), true),
+        (Value::Bool(_) | Value::Number(_), _) => (given.to_string(), true),
+        (Value::Array(items), Shape::List) => {
+            words(items).map_or((given.to_string(), false), |text| (text, true))
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => given.to_string(),
+        (Value::Null | Value::Object(_) | Value::Array(_), _) => (given.to_string(), false),
     };
     let bad = |wanted: String| ConfigError::BadValue {
         name: setting.name,
@@ -347,6 +360,9 @@ fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value
         wanted,
         from: from.clone(),
     };
+    if !scalar {
+        return Err(bad("a plain value".to_owned()));
+    }
     match setting.shape {
         Shape::Text | Shape::Path => Ok(Value::from(text)),
         Shape::Flag => match text.as_str() {
@@ -465,6 +481,8 @@ mod tests {
             ("serve:\n  executor: podman\n", "expected system or docker"),
             ("serve:\n  max-jobs: none\n", "a whole number from 1"),
             ("serve:\n  backoff-base: soon\n", "a duration such as"),
+            ("serve:\n  socket-path:\n", "a plain value"),
+            ("serve:\n  allowed-origins: [1, {}]\n", "a plain value"),
             ("serve: [\n", "not valid YAML"),
             ("servers: {}\n", "unknown key `servers`"),
         ] {

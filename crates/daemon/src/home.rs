@@ -75,7 +75,8 @@ impl Home {
         for part in ["agents", "logs", "run", "bin", "skills"] {
             make(&dir.join(part))?;
         }
-        Ok(Home { dir: dir.to_owned(), lock })
+        let real = dir.canonicalize().map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;
+        Ok(Home { dir: real, lock })
     }
 
     /// Writes who holds the lock, for those who lose it.

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     // Everything in the state directory is the owner's alone, unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     keep_heap_small();
+    end_on_panic();
     start_log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -56,6 +57,15 @@ fn keep_heap_small() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 * 1024);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024);
     }
+}
+
+/// A panic anywhere leaves memory in doubt, and what is on disk is right: the process ends, and the next one goes on.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 fn start_log(config: &Config) {

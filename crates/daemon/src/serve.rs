@@ -93,12 +93,19 @@ impl ServeError {
 }
 
 /// Runs the daemon until it is told to stop.
-pub async fn serve(config: Config) -> Result<(), ServeError> {
+pub async fn serve(mut config: Config) -> Result<(), ServeError> {
     if config.text("executor") == "docker" {
         return Err(ServeError::Docker);
     }
     let mut home = Home::take(&config.data_dir)?;
     crash::point("after_lock");
+    // Inside a sandbox only the real path is there, whatever links led to it.
+    config.data_dir.clone_from(&home.dir);
+    // A port that is taken is found before anything is changed. Nobody is served before the end of this function.
+    let tcp = match (!config.flag("no-http")).then(|| config.text("http-addr")) {
+        Some(addr) => Some(api::bind_tcp(addr).await?),
+        None => None,
+    };
     let (entropy, seed) = entropy()?;
     let opened = lodge_store::open(&home.database(), &entropy)?;
     crash::point("after_load");
@@ -108,7 +115,6 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let (epoch, socket, patience) =
         (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
-    let http = (!config.flag("no-http")).then(|| config.text("http-addr").to_owned());
     let about = Host { boot: host.boot_id().to_owned(), own_uids: rustix::process::geteuid().is_root() };
     let parts = Parts {
         config,
@@ -136,10 +142,6 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     drop(batches.send(first));
     bring_down_strays(&shell);
     shell.spawn(shell::run_engine(engine, waiting, batches, shell.clone()));
-    let tcp = match &http {
-        Some(addr) => Some(api::bind_tcp(addr).await?),
-        None => None,
-    };
     let http = tcp.as_ref().map(|(_, addr)| addr.clone());
     shell.set_http_addr(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
@@ -156,8 +158,10 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     // The lock is held to the end; the socket of a daemon that is gone should not look like one.
     drop(std::fs::remove_file(&socket));
     drop(shell);
-    // The writer ends once the engine's sender is gone; everything acknowledged is on disk already.
-    drop(writer);
+    // The engine is gone, so the writer ends after the commit it may be in; the lock is not given up before.
+    if writer.join().is_err() {
+        tracing::error!(event = "writer.failed");
+    }
     tracing::info!(event = "daemon.stopped", epoch);
     drop(home);
     Ok(())

@@ -1,7 +1,8 @@
 //! The outer fence: namespaces, a fresh `/proc`, masks over the host, and what is bound back.
 //!
 //! Owns: everything that changes what the sandbox can see. Never: what its processes may do with it
-//! (see `confine`). A layer that cannot be had is noted, and the keeper goes on without it.
+//! (see `confine`). A layer that cannot be had is noted, and the keeper goes on without it; a bind that was
+//! asked for read-only and is not ends the start.
 
 use std::ffi::{CStr, OsStr};
 use std::io;
@@ -13,6 +14,7 @@ use lodge_link::{Bind, KeeperSpec};
 
 use crate::layers::Layers;
 use crate::masks;
+use crate::read_only;
 use crate::sys;
 
 /// Which namespaces this process is about to have, or has, of its own.
@@ -111,7 +113,7 @@ impl Fence {
         self.bind_back(spec, opened, &masked)?;
         for mask in &masked {
             // Read-only is a bonus: without it, what is written there stays in the sandbox's own memory.
-            if let Err(error) = remount_read_only(&sys::c_string(mask.as_os_str())?) {
+            if let Err(error) = read_only::remount(&sys::c_string(mask.as_os_str())?) {
                 self.layers.missing("masks_read_only", format!("{}: {error}", mask.display()));
             }
         }
@@ -146,15 +148,43 @@ impl Fence {
                 if !is_root && bind.target.starts_with(&spec.root) { Some(&spec.root) } else { hiding };
             match bind_one(&bind, &source, base.map(PathBuf::as_path)) {
                 Ok(()) => {}
-                Err(error) if is_root => return Err(error),
-                Err(error) => self.layers.missing("bind", format!("{}: {error}", bind.target.display())),
+                Err(NotBound::Writable(error)) => return Err(not_read_only(&bind, &error)),
+                // The host's own path is there without the bind, and nothing keeps it from being written.
+                Err(NotBound::Absent(error))
+                    if bind.read_only && bind.source == bind.target && hiding.is_none() =>
+                {
+                    return Err(not_read_only(&bind, &error));
+                }
+                Err(NotBound::Absent(error)) if is_root => return Err(error),
+                Err(NotBound::Absent(error)) => {
+                    self.layers.missing("bind", format!("{}: {error}", bind.target.display()));
+                }
             }
         }
         Ok(())
     }
 }
 
-fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> io::Result<()> {
+/// Why a bind is not what was asked for.
+enum NotBound {
+    /// It is not there.
+    Absent(io::Error),
+    /// It was there, but not read-only.
+    Writable(io::Error),
+}
+
+impl From<io::Error> for NotBound {
+    fn from(error: io::Error) -> NotBound {
+        NotBound::Absent(error)
+    }
+}
+
+fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
+    // The path last: it may be longer than what is told of a failure.
+    io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
+}
+
+fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), NotBound> {
     let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     let target = match base {
         Some(base) => make_target(base, &bind.target, is_dir)?,
@@ -165,9 +195,20 @@ fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> io::Result<()
     mount(Some(&from), &fd_path(&target), None, libc::MS_BIND | libc::MS_REC, None)?;
     if bind.read_only {
         // By its path, because the descriptor refers to what the mount now covers.
-        remount_read_only(&sys::c_string(bind.target.as_os_str())?)?;
+        if let Err(error) = read_only::make_tree(&bind.target) {
+            unmount(&bind.target);
+            return Err(NotBound::Writable(error));
+        }
     }
     Ok(())
+}
+
+/// Takes a bind away. What stays of it goes with the namespace, as a sandbox without it does not start.
+fn unmount(target: &Path) {
+    if let Ok(path) = sys::c_string(target.as_os_str()) {
+        // SAFETY: the path is a C string that outlives the call.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
 }
 
 /// Makes the way from `base` to `target`, without following a link on it.
@@ -207,22 +248,7 @@ fn hide(path: &Path) -> io::Result<()> {
     mount(Some(c"tmpfs"), &sys::c_string(path.as_os_str())?, Some(c"tmpfs"), flags, Some(options))
 }
 
-fn remount_read_only(path: &CStr) -> io::Result<()> {
-    // SAFETY: `statvfs` is plain data, for which zeroes are a valid value; both outlive the call.
-    let now = unsafe {
-        let mut stat: libc::statvfs = std::mem::zeroed();
-        sys::check(libc::statvfs(path.as_ptr(), &mut stat))?;
-        stat.f_flag
-    };
-    // A user namespace may not drop these flags from a mount that it did not make.
-    let keep =
-        now & (libc::ST_NOSUID | libc::ST_NODEV | libc::ST_NOEXEC | libc::ST_NOATIME | libc::ST_NODIRATIME);
-    let relative = if now & libc::ST_RELATIME != 0 { libc::MS_RELATIME } else { 0 };
-    let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY | keep | relative;
-    mount(None, path, None, flags, None)
-}
-
-fn mount(
+pub(crate) fn mount(
     source: Option<&CStr>,
     target: &CStr,
     kind: Option<&CStr>,

@@ -17,6 +17,7 @@ mod log;
 mod masks;
 mod peers;
 mod probe;
+mod read_only;
 mod relay;
 mod seccomp;
 mod spawn;

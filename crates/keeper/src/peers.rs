@@ -19,8 +19,12 @@ pub(crate) const STRANGER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) const STRANGERS_MAX: usize = 8;
 /// Above this the runtime is not read until the daemon has read.
 pub(crate) const OUT_SOFT_MAX: usize = 256 * 1024;
-/// Above this the daemon is not read either.
-pub(crate) const OUT_HARD_MAX: usize = 1024 * 1024;
+/// Above this the daemon is not read either. The runtime alone never fills it, however long its lines, or
+/// a daemon that sends before it reads would wait for a keeper that waits for it.
+pub(crate) const OUT_HARD_MAX: usize = OUT_SOFT_MAX + limits::FRAME_MAX + OUT_SLACK;
+/// For what comes on top of one line: many short ones in the last reads of a runtime that ended, each with
+/// its frame around it.
+const OUT_SLACK: usize = 8 * 1024 * 1024;
 const READ_MAX: usize = 8 * 1024;
 /// Most reads before other descriptors get their turn.
 const READS_MAX: usize = 64;

@@ -124,7 +124,7 @@ impl ProvidersError {
             Self::BadModelName { .. } => Some("write `<provider>/<model>`".to_owned()),
             Self::NotFound { known, .. } => Some(format!("known providers: {}", known.join(", "))),
             Self::ModelNotListed { listed, .. } => Some(format!("it lists: {}", listed.join(", "))),
-            Self::Exists { name } => Some(format!("run `lodge provider remove {name}` first")),
+            Self::Exists { name } => Some(format!("run `lodge provider rm {name}` first")),
             Self::BadName { .. } => Some(
                 "up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit".to_owned(),
             ),

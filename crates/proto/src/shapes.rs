@@ -364,6 +364,9 @@ shapes! {
         /// The log's newest sequence.
         head: u64,
         log: String,
+        /// Pass it as `since` for the next page, when there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<u64>,
     }
 
     pub struct Attached {

@@ -95,15 +95,12 @@ fn serve_until_closed(root: PathBuf) -> ExitCode {
     }
 }
 
-/// Ends at once on SIGTERM, keeps other processes of the sandbox out of our memory, and keeps the heap small.
+/// Lets SIGTERM end us, keeps other processes of the sandbox out of our memory, and keeps the heap small.
 fn prepare_process() {
-    extern "C" fn end(_: libc::c_int) {
-        // SAFETY: `_exit` is async-signal-safe, and nothing here needs to be flushed.
-        unsafe { libc::_exit(0) }
-    }
-    let handler: extern "C" fn(libc::c_int) = end;
-    // SAFETY: the handler has the C signature that `signal` expects and calls only `_exit`.
-    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    // By the signal itself: an exit with status 0 would say that the runtime wanted to end. Whoever started us
+    // may have ignored it, which is inherited.
+    // SAFETY: `signal` takes plain integers; no handler is installed.
+    unsafe { libc::signal(libc::SIGTERM, libc::SIG_DFL) };
     #[cfg(target_os = "linux")]
     // SAFETY: PR_SET_DUMPABLE takes plain integers and touches no memory of ours.
     unsafe {

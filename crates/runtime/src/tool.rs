@@ -14,6 +14,8 @@ pub(crate) const CALLS_A_STEP_MAX: usize = 64;
 
 /// The kernel's limit for one argument, without its terminator.
 const ARG_BYTES_MAX: usize = 128 * 1024 - 1;
+/// More than any program wants, and far fewer than what can be handed to a sandbox in one piece.
+const ARGS_MAX: usize = 4096;
 /// Two megabytes together stay below a line's limit even if every byte needs a six-byte escape.
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
 const STDIN_BYTES_MAX: usize = 1024 * 1024;
@@ -40,6 +42,7 @@ pub(crate) enum CallRefused {
     Empty,
     NulInArgument,
     TooLarge { what: &'static str, bytes: usize, bytes_max: usize },
+    TooManyArgs { args: usize },
     TooMany,
 }
 
@@ -62,6 +65,13 @@ impl fmt::Display for CallRefused {
                 write!(
                     f,
                     "{what} has {bytes} bytes, the most is {bytes_max}. Write large data to a file in pieces."
+                )
+            }
+            CallRefused::TooManyArgs { args } => {
+                write!(
+                    f,
+                    "`args` has {args} arguments, the most is {ARGS_MAX}. Call the tool several times with \
+                     fewer arguments each, or pass them as text in `stdin` if the program reads it."
                 )
             }
             CallRefused::TooMany => {
@@ -128,13 +138,17 @@ fn within_limits(invocation: &Invocation) -> Result<(), CallRefused> {
     let at_most = |what, bytes, bytes_max| {
         if bytes > bytes_max { Err(CallRefused::TooLarge { what, bytes, bytes_max }) } else { Ok(()) }
     };
+    let args = invocation.args.len();
+    if args > ARGS_MAX {
+        return Err(CallRefused::TooManyArgs { args });
+    }
     for arg in &invocation.args {
         if arg.contains('\0') {
             return Err(CallRefused::NulInArgument);
         }
         at_most("one argument", arg.len(), ARG_BYTES_MAX)?;
     }
-    // One more each, for the terminator: a great many empty arguments are not free.
+    // One more each, for the terminator.
     at_most("`args`", invocation.args.iter().map(|arg| arg.len() + 1).sum(), ARGS_BYTES_MAX)?;
     at_most("`stdin`", invocation.stdin.len(), STDIN_BYTES_MAX)
 }
@@ -207,8 +221,15 @@ mod tests {
         refused(json!({"args": ["a"], "cwd": "/"}), "fields other than");
         refused(json!({"args": ["a\0b"]}), "NUL");
         refused(json!({"args": ["a".repeat(ARG_BYTES_MAX + 1)]}), "one argument has");
-        refused(json!({"args": vec![""; ARGS_BYTES_MAX + 1]}), "`args` has");
+        refused(json!({"args": vec!["a".repeat(100_000); 11]}), "`args` has 1100011 bytes");
+        refused(json!({"args": vec![""; ARGS_MAX + 1]}), "`args` has 4097 arguments, the most is 4096");
         refused(json!({"stdin": "a".repeat(STDIN_BYTES_MAX + 1)}), "`stdin` has");
+    }
+
+    #[test]
+    fn as_many_arguments_as_are_allowed_are_run() {
+        let args = vec!["a"; ARGS_MAX];
+        assert_eq!(checked(json!({"args": args})).map(|invocation| invocation.args.len()), Ok(ARGS_MAX));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::os::unix::process::ExitStatusExt;
+
 use serde_json::{Value, json};
 use support::{CommandLine, FakeDaemon};
 
@@ -437,5 +439,14 @@ fn sigterm_ends_it(command: &CommandLine) {
     let mut daemon = FakeDaemon::ready(command, json!({}));
     daemon.run("trn_1", 1);
     daemon.terminate();
-    assert_eq!(daemon.wait().code(), Some(0));
+    let status = daemon.wait();
+    assert!(status.signal() == Some(libc::SIGTERM) || status.code() == Some(0), "{status}");
+}
+
+#[test]
+fn the_stock_runtime_is_ended_by_sigterm_and_does_not_exit_by_itself() {
+    let mut daemon = FakeDaemon::ready(&support::stock(), json!({}));
+    daemon.run("trn_1", 1);
+    daemon.terminate();
+    assert_eq!(daemon.wait().signal(), Some(libc::SIGTERM));
 }

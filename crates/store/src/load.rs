@@ -59,6 +59,7 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         seq: seq.cast_unsigned(),
         streams: heads.all(connection)?,
         agents,
+        last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
         sessions: sessions.into_values().collect(),
         turns,
     };
@@ -94,6 +95,8 @@ fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn
         .collect::<Result<Vec<_>, _>>()?;
     let newest = messages.iter().rposition(|message| message.role == Role::Assistant);
     let calls = newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default();
-    let answered = messages.iter().filter_map(|message| message.body.call.clone()).collect();
+    // Only results after the newest answer: some models use the ids of earlier calls again.
+    let after = newest.map_or(&messages[..], |at| &messages[at..]);
+    let answered = after.iter().filter_map(|message| message.body.call.clone()).collect();
     Ok(LiveTurn { row, steps, calls, answered })
 }

@@ -36,6 +36,8 @@ pub enum OpenError {
         #[source]
         cause: rusqlite::Error,
     },
+    #[error("the database {} cannot use a write-ahead log (it stays in mode `{mode}`)", path.display())]
+    NoWal { path: PathBuf, mode: String },
     #[error("the database {} holds a value this release does not know: {what}", path.display())]
     Corrupt { path: PathBuf, what: String },
 }
@@ -47,6 +49,7 @@ impl OpenError {
                 "start the newer release again, or use another state directory; nothing was changed"
             }
             OpenError::Foreign { .. } => "move that file away or use another state directory",
+            OpenError::NoWal { .. } => "put the state directory on a local file system",
             OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
             OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => {
                 "check free space and the disk, then restore from a backup if it persists"
@@ -94,9 +97,17 @@ pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
         }
         prepare_empty(&connection).map_err(sqlite)?;
     }
-    connection.pragma_update(None, "journal_mode", "WAL").map_err(sqlite)?;
+    let mode: String =
+        connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(sqlite)?;
+    if mode != "wal" {
+        return Err(OpenError::NoWal { path: path.to_owned(), mode });
+    }
     configure(&connection).map_err(sqlite)?;
     let (meta, epoch) = raise(&mut connection, schema, entropy).map_err(sqlite)?;
+    let meta = meta.ok_or_else(|| OpenError::Corrupt {
+        path: path.to_owned(),
+        what: "a state key of another length".to_owned(),
+    })?;
     let (loaded, heads) = crate::load::load(&connection, epoch).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(path).map_err(sqlite)?;
     let writer = Writer::new(connection, path, heads);
@@ -132,7 +143,11 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Migrates if needed, raises the epoch and makes missing indexes: one transaction, one fsync.
-fn raise(connection: &mut Connection, schema: u32, entropy: &[u8; 64]) -> rusqlite::Result<(Meta, u64)> {
+fn raise(
+    connection: &mut Connection,
+    schema: u32,
+    entropy: &[u8; 64],
+) -> rusqlite::Result<(Option<Meta>, u64)> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     if schema < SCHEMA_VERSION {
         schema::migrate(&tx, schema)?;
@@ -154,10 +169,11 @@ fn raise(connection: &mut Connection, schema: u32, entropy: &[u8; 64]) -> rusqli
         tx.query_row("SELECT value FROM meta WHERE key = 'state-key'", [], |row| row.get(0))?;
     let log: Vec<u8> = tx.query_row("SELECT value FROM meta WHERE key = 'log'", [], |row| row.get(0))?;
     tx.commit()?;
-    let mut key = [0; 32];
-    let len = state_key.len().min(32);
-    key[..len].copy_from_slice(&state_key[..len]);
-    Ok((Meta { log: String::from_utf8_lossy(&log).into_owned(), state_key: key }, epoch.cast_unsigned()))
+    let meta = state_key.try_into().ok().map(|state_key| {
+        let log = String::from_utf8_lossy(&log).into_owned();
+        Meta { log, state_key }
+    });
+    Ok((meta, epoch.cast_unsigned()))
 }
 
 fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {

@@ -240,14 +240,23 @@ impl Reader {
         })
     }
 
-    /// Turns that are queued or running, of one agent or of all.
-    pub fn live_turns(&self, agent: Option<&AgentId>, limit: u32) -> Result<Vec<TurnFull>> {
+    /// Turns that are queued or running; of one agent, one session, or all.
+    pub fn live_turns(
+        &self,
+        agent: Option<&AgentId>,
+        session: Option<&SessionId>,
+        limit: u32,
+    ) -> Result<Vec<TurnFull>> {
         self.with(|c| {
             c.prepare_cached(
-                "SELECT * FROM turns INDEXED BY turns_live WHERE state < 10 AND (?1 IS NULL OR agent = ?1) \
-                 ORDER BY id LIMIT ?2",
+                "SELECT * FROM turns INDEXED BY turns_live \
+                 WHERE state < 10 AND (?1 IS NULL OR agent = ?1) AND (?2 IS NULL OR session = ?2) \
+                 ORDER BY id LIMIT ?3",
             )?
-            .query_map(params![agent.map(AgentId::as_str), limit], rows::turn)?
+            .query_map(
+                params![agent.map(AgentId::as_str), session.map(SessionId::as_str), limit],
+                rows::turn,
+            )?
             .map(|row| full(c, row?))
             .collect()
         })

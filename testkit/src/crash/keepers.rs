@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lodge_proto::TurnView;
 use lodge_proto::client::ClientError;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::plan::{Model, Shape};
 use super::process;
@@ -91,26 +91,10 @@ impl World {
         }
     }
 
-    /// The daemon says that the agent failed, and a start brings it back with its open turn.
+    /// The daemon finds nothing of the agent and brings it up anew, with its open turn.
     async fn start_again(&mut self) {
         let id = self.agents[0].id.clone();
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match self.agent(&id).await {
-                Ok(detail) if detail.agent.status == "failed" => break,
-                other if Instant::now() >= until => {
-                    return self.report.add(Broken::Wrong, format!("{id} lost its keeper and is {other:?}"));
-                }
-                Ok(_) | Err(_) => tokio::time::sleep(LOOK).await,
-            }
-        }
-        let mut client = self.lodge.client().await;
-        let started: Result<Value, ClientError> = client.call("agent/start", json!({"agent": id})).await;
-        if let Err(error) = started {
-            return self.report.add(Broken::Wrong, format!("{id} cannot be started again: {error}"));
-        }
-        let now = self.wait_ready(&id).await;
-        self.agents[0] = now;
+        self.agents[0] = self.wait_ready(&id).await;
     }
 
     /// The model was told that nobody knows, the turn went on, and the tool did not run again.

@@ -169,16 +169,24 @@ enum Verdict {
     Reached,
     Wait,
     Missed,
+    /// A state that this version knows nothing of, so nobody can say whether waiting helps.
+    Unknown,
 }
 
 impl Goal {
     fn judge(self, status: &str) -> Verdict {
         match (self, status) {
             (Goal::Ready, "ready" | "working") => Verdict::Reached,
+            (Goal::Ready, "pulling" | "starting") => Verdict::Wait,
             (Goal::Ready, "failed" | "stopped" | "removing" | "removed") => Verdict::Missed,
             (Goal::Stopped, "stopped" | "failed" | "removed") => Verdict::Reached,
+            (Goal::Stopped, "pulling" | "starting" | "ready" | "working" | "removing") => Verdict::Wait,
             (Goal::Removed, "removed") => Verdict::Reached,
-            _ => Verdict::Wait,
+            (
+                Goal::Removed,
+                "pulling" | "starting" | "ready" | "working" | "stopped" | "failed" | "removing",
+            ) => Verdict::Wait,
+            (Goal::Ready | Goal::Stopped | Goal::Removed, _) => Verdict::Unknown,
         }
     }
 }
@@ -194,6 +202,7 @@ pub(super) async fn settle(
         match goal.judge(&view.status) {
             Verdict::Reached => return Ok(view),
             Verdict::Missed => return Err(missed(&view)),
+            Verdict::Unknown => return Err(unknown(&view)),
             Verdict::Wait => words.progress(&format!("{}: {}", view.name, view.status)),
         }
         view.status = loop {
@@ -241,6 +250,11 @@ fn missed(view: &AgentView) -> Failure {
         "removing" | "removed" => failure,
         _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
     }
+}
+
+fn unknown(view: &AgentView) -> Failure {
+    Failure::refused(format!("{} is `{}`, which this `lodge` does not know", view.name, view.status))
+        .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`")
 }
 
 /// Printing the outcome of several: as they come, or as one array at the end.
@@ -305,5 +319,15 @@ mod tests {
         assert_eq!(Goal::Stopped.judge("stopped"), Verdict::Reached);
         assert_eq!(Goal::Removed.judge("stopped"), Verdict::Wait);
         assert_eq!(Goal::Removed.judge("removed"), Verdict::Reached);
+    }
+
+    #[test]
+    fn every_known_state_is_placed_and_an_unknown_one_is_not_waited_for() {
+        for goal in [Goal::Ready, Goal::Stopped, Goal::Removed] {
+            for status in STATUSES {
+                assert_ne!(goal.judge(status), Verdict::Unknown, "{goal:?} {status}");
+            }
+            assert_eq!(goal.judge("hibernating"), Verdict::Unknown);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use lodge_proto::{TurnRef, TurnSendParams, TurnView};
 
 use super::{Context, read_stdin, request_id};
-use crate::answer::{self, Ending};
+use crate::answer::{self, Asked, Ending};
 use crate::args::{PromptArgs, Voice};
 use crate::failure::Failure;
 use crate::follow::{Daemon, Scope};
@@ -20,7 +20,11 @@ pub(super) async fn prompt(context: &Context, args: PromptArgs) -> Result<(), Fa
     }
     // Attached before sending, so that the turn's first event cannot be missed. By id, for a name may go to another.
     let state = daemon.watch(Scope::Agent(args.agent.clone()), None).await?;
-    let agent = state.agents.first().map_or(args.agent, |agent| agent.id.clone());
+    let (id, name) = match state.agents.into_iter().next() {
+        Some(agent) => (agent.id, agent.name),
+        None => (args.agent.clone(), args.agent),
+    };
+    let agent = Asked { id, name, stays: true };
     ask(context, &mut daemon, &agent, args.voice, text).await
 }
 
@@ -28,16 +32,24 @@ pub(super) async fn prompt(context: &Context, args: PromptArgs) -> Result<(), Fa
 pub(super) async fn ask(
     context: &Context,
     daemon: &mut Daemon<'_>,
-    agent: &str,
+    agent: &Asked,
     voice: Voice,
     text: String,
 ) -> Result<(), Failure> {
-    let turn = send(daemon, agent, voice, text).await?;
+    let turn = send(daemon, &agent.id, voice, text).await?;
     context.say_on_interrupt(format!("interrupted; the turn goes on: lodge session show {}", turn.session));
-    let ending = answer::follow(daemon, &turn, &context.words).await?;
+    let ending = answer::follow(daemon, agent, &turn, &context.words).await?;
     if context.words.json {
-        let turn: TurnView = daemon.call("turn/get", TurnRef { turn: turn.id }).await?;
-        context.words.json(&turn)?;
+        match daemon.call::<_, TurnView>("turn/get", TurnRef { turn: turn.id }).await {
+            Ok(turn) => context.words.json(&turn)?,
+            // A turn that went with its agent cannot be shown; why it ended is told instead.
+            Err(failure) => {
+                return Err(match ending {
+                    Ending::Done => failure,
+                    Ending::Broken(broken) => broken,
+                });
+            }
+        }
     }
     match ending {
         Ending::Done => Ok(()),

@@ -7,6 +7,7 @@ use lodge_proto::{AgentCreateParams, AgentView, Mount};
 use super::agents::{Goal, settle};
 use super::prompt::{ask, print_sent, prompt_from_stdin, send};
 use super::{Context, map, read_stdin, remove_agent, request_id};
+use crate::answer::Asked;
 use crate::args::{RunArgs, Voice};
 use crate::failure::{Failure, io_words};
 use crate::follow::{Daemon, Scope};
@@ -33,7 +34,8 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
         context.say_on_interrupt(line);
     }
     let id = agent.id.clone();
-    let ended = attend(context, &mut daemon, agent, args.voice, prompt).await;
+    let asked = prompt.map(|text| (args.voice, text));
+    let ended = attend(context, &mut daemon, agent, keeps, asked).await;
     if keeps {
         return ended;
     }
@@ -52,14 +54,17 @@ async fn attend(
     context: &Context,
     daemon: &mut Daemon<'_>,
     agent: AgentView,
-    voice: Voice,
-    prompt: Option<String>,
+    stays: bool,
+    prompt: Option<(Voice, String)>,
 ) -> Result<(), Failure> {
     let state = daemon.watch(Scope::Agent(agent.id.clone()), None).await?;
     let current = state.agents.into_iter().find(|view| view.id == agent.id).unwrap_or(agent);
     let agent = settle(daemon, current, Goal::Ready, &context.words).await?;
     match prompt {
-        Some(text) => ask(context, daemon, &agent.id, voice, text).await,
+        Some((voice, text)) => {
+            let asked = Asked { id: agent.id, name: agent.name, stays };
+            ask(context, daemon, &asked, voice, text).await
+        }
         None => print_agent(context, &agent),
     }
 }

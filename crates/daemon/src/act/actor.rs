@@ -34,6 +34,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// A keeper that lives but does not answer is dialled this often.
 const DIALS_MAX: u32 = 5;
+/// Earlier incarnations whose secret is tried on a sandbox that should be gone.
+const INCARNATIONS_TRIED: usize = 16;
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Actor {
@@ -93,15 +95,32 @@ impl Actor {
             // Boxed, as every agent's task is kept and this happens seldom.
             Effect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
             Effect::Down { sandbox, .. } => {
-                Box::pin(self.bring_down(sandbox.as_str())).await;
-                self.shell.tell(Seen::Down { agent: self.agent.clone() }).await;
+                let agent = self.agent.clone();
+                let seen = match Box::pin(self.bring_down(sandbox.as_str())).await {
+                    Ok(()) => Seen::Down { agent },
+                    Err(detail) => {
+                        tracing::error!(event = "sandbox.not_ended", %agent, detail);
+                        Seen::NotDown { agent, detail }
+                    }
+                };
+                self.shell.tell(seen).await;
             }
             Effect::Clear { .. } => Box::pin(self.clear()).await,
             Effect::RunTurn { turn, session, number, step, calls, .. } => {
                 self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls)).await;
             }
             Effect::DropTurn { turn, .. } => self.line(runtime::drop_turn(&turn)).await,
-            Effect::Answer { id, answer, .. } => self.line(runtime::answer(&id, &answer)).await,
+            Effect::Answer { id, answer, .. } => {
+                let mut line = runtime::answer(&id, &answer);
+                if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
+                    let large = crate::engine::failure(
+                        "turn.answer_too_large",
+                        "the answer does not fit into a line",
+                    );
+                    line = runtime::answer(&id, &Err(large));
+                }
+                self.line(line).await;
+            }
             Effect::StartExec { exec, request, safe, resumed, .. } => {
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
                 self.start_exec(exec.as_str(), request, repeat, resumed).await;
@@ -122,26 +141,16 @@ impl Actor {
         self.up = None;
         let incarnation = row.incarnation;
         let held = self.shell.host.is_held(row.sandbox.as_str());
-        let lost = match (how, held, row.state) {
-            (Up::Adopt, false, AgentState::Ready) => {
-                Some("its sandbox was gone when the daemon started".to_owned())
+        if how == Up::Adopt && !held && row.state == AgentState::Ready {
+            let seen = Seen::FoundGone { agent: self.agent.clone(), incarnation };
+            return self.shell.tell(seen).await;
+        }
+        match self.connect(&row, held).await {
+            Ok((link, image)) => self.connected(link, row, image, how).await,
+            Err(detail) => {
+                let agent = self.agent.clone();
+                self.shell.tell(Seen::SpawnFailed { agent, incarnation, detail }).await;
             }
-            (Up::Adopt | Up::Start, _, _) => match self.connect(&row, held).await {
-                Ok((link, image)) => {
-                    self.connected(link, row, image, how).await;
-                    None
-                }
-                Err(detail) if how == Up::Adopt && held => Some(detail),
-                Err(detail) => {
-                    let agent = self.agent.clone();
-                    self.shell.tell(Seen::SpawnFailed { agent, incarnation, detail }).await;
-                    None
-                }
-            },
-        };
-        if let Some(detail) = lost {
-            let agent = self.agent.clone();
-            self.shell.tell(Seen::Exited { agent, incarnation, clean: false, detail }).await;
         }
     }
 
@@ -155,10 +164,11 @@ impl Actor {
             match self.dial(row.sandbox.as_str(), &secret).await {
                 Ok(link) => return Ok((link, image)),
                 Err(DialError::WrongSecret { .. }) if row.incarnation > 1 => {
-                    // The incarnation before this one has not ended yet. It must, before there is another.
-                    let old = self.secret(row, row.incarnation - 1);
-                    let link = self.dial(row.sandbox.as_str(), &old).await.map_err(|error| chain(&error))?;
-                    self.end(row.sandbox.as_str(), &link.sender()).await;
+                    // An earlier incarnation has not ended yet. It must, before there is another.
+                    let old = self.dial_any(row).await;
+                    let old =
+                        old.ok_or_else(|| "an earlier sandbox of it lives and does not answer".to_owned())?;
+                    self.end(row.sandbox.as_str(), &old).await?;
                 }
                 Err(error) => return Err(chain(&error)),
             }
@@ -344,6 +354,7 @@ impl Actor {
             runtime::Said::Asked { id, ask } => {
                 self.shell.tell(Seen::Asked { agent: self.agent.clone(), id, ask }).await;
             }
+            runtime::Said::Refused { turn, why } => self.shell.tell(Seen::TurnRefused { turn, why }).await,
             runtime::Said::Nonsense { id, why } => {
                 let wrong = crate::engine::failure("runtime.bad_request", &why);
                 self.line(runtime::answer(&id, &Err(wrong))).await;
@@ -377,30 +388,27 @@ impl Actor {
         }
     }
 
-    async fn bring_down(&mut self, sandbox: &str) {
+    async fn bring_down(&mut self, sandbox: &str) -> Result<(), String> {
         let up = self.up.take();
         self.shell.set_living(&self.agent, None);
-        if !self.shell.host.is_held(sandbox) {
-            return self.remove_run(sandbox);
-        }
-        let sender = match up {
-            Some(up) => Some(up.sender),
-            None => self.dial_stored(sandbox).await,
-        };
-        match sender {
-            Some(sender) => self.end(sandbox, &sender).await,
-            None => {
-                tracing::error!(event = "sandbox.unreachable", agent = %self.agent, sandbox, "it holds its lock and does not answer")
-            }
+        if self.shell.host.is_held(sandbox) {
+            let row = self.shell.reader.agent(&self.agent).map_err(|error| chain(&error))?;
+            let sender = match (up, row) {
+                (Some(up), _) => Some(up.sender),
+                (None, Some(found)) => self.dial_any(&found.row).await,
+                (None, None) => None,
+            };
+            let sender = sender.ok_or_else(|| "it holds its lock and does not answer".to_owned())?;
+            self.end(sandbox, &sender).await?;
         }
         self.remove_run(sandbox);
+        Ok(())
     }
 
-    /// A link for ending a sandbox that this daemon was not connected to.
-    async fn dial_stored(&self, sandbox: &str) -> Option<Sender> {
-        let row = self.shell.reader.agent(&self.agent).ok().flatten()?.row;
-        for incarnation in (row.incarnation.saturating_sub(1)..=row.incarnation).rev() {
-            if let Ok(link) = self.dial(sandbox, &self.secret(&row, incarnation)).await {
+    /// A link for ending a sandbox of which only the newest possible incarnation is known.
+    async fn dial_any(&self, row: &AgentRow) -> Option<Sender> {
+        for incarnation in (1..=row.incarnation).rev().take(INCARNATIONS_TRIED) {
+            if let Ok(link) = self.dial(row.sandbox.as_str(), &self.secret(row, incarnation)).await {
                 return Some(link.sender());
             }
         }
@@ -408,26 +416,25 @@ impl Actor {
     }
 
     /// Ends everything in a sandbox, and does not return before it is gone or beyond our power.
-    async fn end(&self, sandbox: &str, sender: &Sender) {
+    async fn end(&self, sandbox: &str, sender: &Sender) -> Result<(), String> {
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
         if let Err(error) = sender.send(&Command::End { grace_ms }).await {
             tracing::warn!(event = "keeper.unreachable", sandbox, error = chain(&error));
         }
         crash::point("during_stop");
         if self.shell.host.wait_gone(sandbox, GRACE + GONE_WITHIN).await {
-            return;
+            return Ok(());
         }
-        if let Err(error) = sender.kill_keeper() {
-            tracing::error!(event = "sandbox.not_killed", sandbox, %error);
+        sender.kill_keeper().map_err(|error| format!("its keeper could not be killed: {error}"))?;
+        if self.shell.host.wait_gone(sandbox, GONE_WITHIN).await {
+            return Ok(());
         }
-        if !self.shell.host.wait_gone(sandbox, GONE_WITHIN).await {
-            tracing::error!(event = "sandbox.not_gone", sandbox);
-        }
+        Err("its processes are still there after being killed".to_owned())
     }
 
     /// A sandbox that ended as asked leaves nothing open: its directory can go.
     fn remove_run(&self, sandbox: &str) {
-        let open = self.shell.reader.live_turns(Some(&self.agent), 1);
+        let open = self.shell.reader.live_turns(Some(&self.agent), None, 1);
         if !matches!(open, Ok(turns) if turns.is_empty()) {
             return;
         }
@@ -437,7 +444,13 @@ impl Actor {
     }
 
     async fn clear(&mut self) {
-        let Ok(Some(found)) = self.shell.reader.agent(&self.agent) else { return };
+        let found = match self.shell.reader.agent(&self.agent) {
+            Ok(Some(found)) if !self.shell.host.is_held(found.row.sandbox.as_str()) => found,
+            Ok(Some(_)) => return self.not_cleared("its sandbox still lives".to_owned()).await,
+            // Removed already, by an earlier order of the same kind.
+            Ok(None) => return,
+            Err(error) => return self.not_cleared(chain(&error)).await,
+        };
         let data_dir = self.shell.config.data_dir.clone();
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
         let detail = match removed {
@@ -448,6 +461,10 @@ impl Actor {
             Ok(Err(error)) => chain(&error),
             Err(error) => error.to_string(),
         };
+        self.not_cleared(detail).await;
+    }
+
+    async fn not_cleared(&self, detail: String) {
         tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
         self.shell.tell(Seen::NotCleared { agent: self.agent.clone(), detail }).await;
     }

@@ -37,6 +37,11 @@ impl Actors {
         self.profiles.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 
+    /// The turn's call is over; the engine starts no other before it has heard so.
+    fn call_ended(&self, turn: &TurnId) {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(turn);
+    }
+
     fn set_profile(&self, agent: &AgentId, profile: runtime::Profile) {
         self.profiles.lock().unwrap_or_else(PoisonError::into_inner).insert(agent.clone(), Arc::new(profile));
     }
@@ -70,8 +75,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
     }
 }
 
-/// Hands an effect to an agent's task, which is started when there is none. Called by the writer alone, in the
-/// order of commits.
+/// Hands an effect to an agent's task, which is started when there is none. Called in the order of commits.
 fn to_agent(shell: &Arc<Shell>, agent: &AgentId, effect: Effect) {
     let sender = {
         let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);

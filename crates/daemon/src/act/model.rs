@@ -28,6 +28,7 @@ pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: Cancellat
         () = cancel.cancelled() => return,
         seen = made => seen,
     };
+    shell.actors.call_ended(&order.turn);
     crash::point("before_answer");
     shell.tell(seen).await;
 }

@@ -70,7 +70,7 @@ pub(super) fn refused(why: &str) -> ExecEnd {
 }
 
 fn text(captured: &Captured, seen: u64) -> String {
-    let left_out = seen - (captured.head.len() + captured.tail.len()) as u64;
+    let left_out = seen.saturating_sub((captured.head.len() + captured.tail.len()) as u64);
     let head = String::from_utf8_lossy(&captured.head);
     if left_out == 0 {
         let mut all = head.into_owned();

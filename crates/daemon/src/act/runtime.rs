@@ -28,6 +28,11 @@ pub(super) enum Said {
         id: Value,
         ask: Ask,
     },
+    /// It will not run a turn.
+    Refused {
+        turn: TurnId,
+        why: String,
+    },
     /// A request that makes no sense; it is answered so.
     Nonsense {
         id: Value,
@@ -213,7 +218,7 @@ pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> Said {
     let Ok(line) = serde_json::from_slice::<Line>(bytes) else { return Said::Nothing };
     let Some(method) = line.method else {
         if probe.is_none() || line.id.as_str() != probe {
-            return Said::Nothing;
+            return refused(&line.id, line.error);
         }
         return match (line.result, line.error) {
             (Some(result), _) => ready(result),
@@ -227,6 +232,18 @@ pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> Said {
     match ask(&method, line.params) {
         Ok(ask) => Said::Asked { id: line.id, ask },
         Err(why) => Said::Nonsense { id: line.id, why },
+    }
+}
+
+/// An error in answer to `turn/run` ends that turn; other answers need nothing.
+fn refused(id: &Value, error: Option<Value>) -> Said {
+    let turn = id.as_str().and_then(|id| id.strip_prefix("run:")?.split(':').next()?.parse().ok());
+    match (turn, error) {
+        (Some(turn), Some(error)) => {
+            let why = error.get("message").and_then(Value::as_str).unwrap_or("the runtime refused the turn");
+            Said::Refused { turn, why: why.to_owned() }
+        }
+        (Some(_) | None, _) => Said::Nothing,
     }
 }
 

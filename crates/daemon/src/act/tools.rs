@@ -1,8 +1,8 @@
 //! An agent's tool calls: asked of its keeper, settled by the ledger, told to the engine with what was captured.
 
 use lodge_core::ExecId;
-use lodge_core::ledger::{self, Repeat, Settle};
-use lodge_core::limits::{OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
+use lodge_core::ledger::{self, Doubt, Repeat, Settle};
+use lodge_core::limits::{EXEC_ARGS_MAX, OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
 use lodge_core::record::ExecRequest;
 use lodge_exec::{Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start, Stream};
 
@@ -21,6 +21,10 @@ impl Actor {
         resumed: bool,
     ) {
         let Some(up) = &mut self.up else { return };
+        if request.args.len() > EXEC_ARGS_MAX {
+            let why = format!("it has {} arguments; {EXEC_ARGS_MAX} is the most", request.args.len());
+            return self.tell_end(exec, result::refused(&why)).await;
+        }
         let start = Start {
             exec: exec.to_owned(),
             kind: ExecKind::Tool,
@@ -37,7 +41,7 @@ impl Actor {
         up.open.insert(exec.to_owned(), (request, repeat));
         if resumed && other_boot && matches!(self.shell.host.evidence(&sandbox, exec), Evidence::NoClaim) {
             // The machine was restarted since the intent: that nothing is there proves nothing.
-            if ledger::settle(ledger::Seen::Nothing, repeat) == Settle::Unknown {
+            if ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
                 return self.tell_lost(exec).await;
             }
         }
@@ -87,12 +91,12 @@ impl Actor {
             return self.shell.tell(seen).await;
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
-        match ledger::settle(ledger::Seen::ClaimedOnly, repeat) {
-            Settle::Rerun | Settle::Start => {
+        match ledger::settle(Doubt::ClaimedOnly, repeat) {
+            Settle::Rerun => {
                 self.send(Command::Forget { exec: exec.to_owned() }).await;
                 self.start_exec(exec, request, repeat, false).await;
             }
-            Settle::Ask | Settle::Adopt | Settle::Unknown => self.tell_lost(exec).await,
+            Settle::Unknown => self.tell_lost(exec).await,
         }
     }
 
@@ -113,7 +117,8 @@ impl Actor {
                 self.shell.host.read_output(sandbox, exec, stream, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
             read.unwrap_or_else(|error| {
                 tracing::warn!(event = "exec.output_unreadable", exec, error = chain(&error));
-                empty()
+                let head = b"[its output could not be read]".to_vec();
+                Captured { total: head.len() as u64, head, tail: Vec::new() }
             })
         };
         (read(Stream::Stdout), read(Stream::Stderr))

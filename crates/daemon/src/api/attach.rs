@@ -27,17 +27,17 @@ pub(super) fn attach(
         return Err(ErrorBody::new("cursor.other_log", "that cursor is of another log")
             .hint("attach without `since`"));
     }
+    // Before the state is read: what happens in between is told again, and never missed.
+    let head = shell.hub.head();
     let agent = given.agent.as_deref().map(|agent| methods::one_agent(shell, agent)).transpose()?;
     let session = given.session.as_deref().map(methods::session_id).transpose()?;
-    let head = shell.hub.head();
     let seq = given.since.unwrap_or(head);
     if seq > head {
         return Err(methods::future(seq, head));
     }
     let id = agent.as_ref().map(|found| found.row.id.clone());
-    let turns = shell.reader.live_turns(id.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
     let turns =
-        turns.into_iter().filter(|turn| session.as_ref().is_none_or(|session| turn.row.session == *session));
+        shell.reader.live_turns(id.as_ref(), session.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
     let agents = match (&agent, given.all) {
         (Some(found), _) => vec![methods::agent_view(shell, found)],
         (None, true) => {
@@ -46,7 +46,7 @@ pub(super) fn attach(
         }
         (None, false) => Vec::new(),
     };
-    let state = AttachState { agents, turns: turns.map(view::full_turn).collect() };
+    let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect() };
     let filter = Filter {
         stream: id.map(|id| id.to_string()),
         session: session.map(|session| session.to_string()),

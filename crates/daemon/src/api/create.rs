@@ -17,7 +17,7 @@ use crate::engine::{Command, NameChoice, NewAgent, RequestKey};
 use crate::shell::Shell;
 
 /// Where `host:` programs may live: what every sandbox sees of the host.
-const HOST_PROGRAM_ROOTS: [&str; 5] = ["/usr/", "/bin/", "/sbin/", "/lib", "/opt/"];
+const HOST_PROGRAM_ROOTS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/opt"];
 /// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
 const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
@@ -67,7 +67,13 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
     let tools = record.bins.iter().map(find_tool).collect::<Result<Vec<_>, _>>()?;
     let mut labels = record.labels.clone();
     labels.extend(given.labels);
-    let spec = AgentSpec { model, env: given.env, labels, mounts: mounts(&given.mounts)?, tools };
+    let spec = AgentSpec {
+        model,
+        env: given.env,
+        labels,
+        mounts: mounts(&given.mounts, &shell.config.data_dir)?,
+        tools,
+    };
     Ok(NewAgent {
         name: given.name.map_or_else(|| NameChoice::Like(name.clone()), NameChoice::Exactly),
         image: format!("{name}:latest"),
@@ -212,14 +218,16 @@ fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let Some(path) = candidates.into_iter().find(runs) else {
         return Err(missing(format!("there is no program `{}` on this host", bin.host)));
     };
-    let path = path.display().to_string();
-    if !HOST_PROGRAM_ROOTS.iter().any(|root| path.starts_with(root)) {
+    let real = path.canonicalize().map_or_else(|_| path.clone(), |real| real);
+    let visible = |path: &Path| HOST_PROGRAM_ROOTS.iter().any(|root| path.starts_with(root));
+    if !visible(&path) || !visible(&real) {
+        let path = real.display();
         return Err(missing(format!("`{path}` is not visible inside a sandbox"))
             .hint("host programs must live below /usr, /bin, /sbin or /opt"));
     }
-    let bytes =
-        std::fs::read(&path).map_err(|error| missing(format!("`{path}` could not be read: {error}")))?;
-    let digest = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+    let digest = digest_of(&path)
+        .map_err(|error| missing(format!("`{}` could not be read: {error}", path.display())))?;
+    let path = path.display().to_string();
     let description = if bin.description.is_empty() {
         format!("the program `{}`", bin.host)
     } else {
@@ -236,8 +244,22 @@ fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     })
 }
 
+/// The digest of a program, read in pieces: programs can be large.
+fn digest_of(path: &Path) -> std::io::Result<String> {
+    use std::io::Read;
+    let mut file = std::fs::File::open(path)?;
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(format!("sha256:{}", hex(&hash.finalize()))),
+            read => hash.update(&piece[..read]),
+        }
+    }
+}
+
 /// Checks mounts: both paths absolute, the host's there, nothing of ours covered, nothing twice.
-fn mounts(given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
+fn mounts(given: &[Mount], state: &Path) -> Result<Vec<MountRecord>, ErrorBody> {
     const OURS: [&str; 4] = ["etc", "usr", "tmp", "home"];
     let mut mounts: Vec<MountRecord> = Vec::new();
     for mount in given {
@@ -256,8 +278,10 @@ fn mounts(given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
         {
             return Err(bad("the target must be a directory or file below the root"));
         }
-        if !host.exists() {
-            return Err(bad("there is no such path on this host"));
+        // The real path, so that a link that is changed later leads nowhere else.
+        let Ok(host) = host.canonicalize() else { return Err(bad("there is no such path on this host")) };
+        if host.starts_with(state) || state.starts_with(&host) {
+            return Err(bad("it would show Lodge's own state directory to the agent"));
         }
         let first = target.components().nth(1).map(|part| part.as_os_str().to_string_lossy().into_owned());
         if first.is_some_and(|first| OURS.contains(&first.as_str())) {
@@ -267,7 +291,7 @@ fn mounts(given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
             return Err(bad("that target is named twice"));
         }
         mounts.push(MountRecord {
-            host: mount.host.clone(),
+            host: host.display().to_string(),
             target: mount.target.clone(),
             read_only: mount.read_only,
         });

@@ -63,6 +63,9 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "turn/interrupt" => {
             let given: TurnInterruptParams = params(method, given)?;
             let id = turn_id(&given.turn)?;
+            if shell.reader.turn(&id).map_err(internal)?.is_none() {
+                return Err(ErrorBody::new("turn.not_found", format!("no turn `{id}`")));
+            }
             shell.ask(key, Command::InterruptTurn { id }).await
         }
         "session/list" => session_list(shell, &params(method, given)?),
@@ -222,11 +225,15 @@ async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams
         }
         (None, Some(sender)) => {
             // A sender's session has an id of its own, so that two first messages at once are one session.
-            let fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
+            let mut fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
             let id = match &fact {
                 Some(fact) => fact.row.id.clone(),
                 None => sender_session(&agent, sender)?,
             };
+            if fact.is_none() {
+                // Somebody may have made a session of that very id by name.
+                fact = shell.reader.session_fact(&id).map_err(internal)?;
+            }
             SessionChoice::Named { id, fact }
         }
         (None, None) => SessionChoice::Fresh,
@@ -316,7 +323,8 @@ fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
         cursor = last;
         events.extend(found.iter().take(limit - events.len()).map(|event| view::event(event)));
     }
-    Ok(view::json(&EventList { events, head, log: shell.log.clone() }))
+    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last < head);
+    Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
 }
 
 async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {

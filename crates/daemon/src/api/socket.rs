@@ -192,8 +192,13 @@ impl Connection {
                 // Before the answer: text that streams from here on is not missed.
                 let deltas = self.api.shell.hub.deltas();
                 send(&self.outbox, &Response::ok(id, view::json(&attached))).await;
-                let follower =
-                    Follower { api: self.api.clone(), outbox: self.outbox.clone(), filter, cursor: since };
+                let follower = Follower {
+                    api: self.api.clone(),
+                    closing: self.closing.clone(),
+                    outbox: self.outbox.clone(),
+                    filter,
+                    cursor: since,
+                };
                 tokio::spawn(async move {
                     tokio::select! {
                         () = token.cancelled() => {}
@@ -222,6 +227,7 @@ impl Connection {
 /// Follows the log for one attachment.
 struct Follower {
     api: Arc<Api>,
+    closing: CancellationToken,
     outbox: mpsc::Sender<Message>,
     filter: Filter,
     cursor: u64,
@@ -240,7 +246,8 @@ impl Follower {
                 }
                 Err(error) => {
                     tracing::error!(event = "follower.failed", %error);
-                    return;
+                    // A client that hears nothing more must know; it comes back with its cursor.
+                    return self.closing.cancel();
                 }
             };
             for event in &page {

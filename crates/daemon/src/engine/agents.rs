@@ -32,7 +32,7 @@ impl Engine {
             state: AgentState::Pulling,
             failure_detail: None,
             incarnation: 0,
-            uid: self.host.own_uids.then(|| self.free_uid()),
+            uid: if self.host.own_uids { Some(self.next_uid()) } else { None },
             created_at: now,
             started_at: None,
             spec: new.spec,
@@ -207,10 +207,32 @@ impl Engine {
         detail: String,
         now: Timestamp,
     ) {
-        if clean && self.current(id, incarnation).is_some_and(|agent| agent.row.state == AgentState::Ready) {
-            self.end_turns(batch, id, now);
-        }
         self.agent_failed(batch, id, incarnation, AgentEvent::Exited { clean }, detail, now);
+    }
+
+    /// The machine was restarted, or its keeper ended while no daemon was there: it is brought up anew, and its turns
+    /// go on from their ledger.
+    pub(super) fn agent_found_gone(
+        &mut self,
+        batch: &mut Batch,
+        id: &AgentId,
+        incarnation: u32,
+        now: Timestamp,
+    ) {
+        let Some(agent) = self.current(id, incarnation) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::FoundGone) else { return };
+        self.set_state(batch, id, next, None, now);
+        self.image_ready(batch, id, now);
+    }
+
+    /// Whoever asked hears why; asking again tries again.
+    pub(super) fn agent_not_down(&mut self, batch: &mut Batch, id: &AgentId, detail: &str) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        let name = agent.row.name.clone();
+        let refusal = ErrorBody::new("agent.not_ended", format!("agent `{name}` could not be ended"))
+            .because(detail)
+            .hint(format!("look at its process with `lodge agent inspect {name}`, then ask again"));
+        refuse_all(batch, agent, &refusal);
     }
 
     /// The sandbox is gone: whoever asked for that hears of it.
@@ -241,30 +263,25 @@ impl Engine {
     /// Whoever asked hears why; asking again tries again.
     pub(super) fn agent_not_cleared(&mut self, batch: &mut Batch, id: &AgentId, detail: &str) {
         let Some(agent) = self.agents.get_mut(id) else { return };
-        for caller in std::mem::take(&mut agent.stopping) {
-            let name = &agent.row.name;
-            let refusal = ErrorBody::new(
-                "agent.not_cleared",
-                format!("the files of agent `{name}` could not be removed"),
-            )
-            .because(detail)
-            .hint(format!("mend that, then run `lodge rm {name}` again"));
-            batch.after.push(Out::Reply { ticket: caller.ticket, reply: Err(refusal) });
-        }
-        batch.urgent = true;
+        let name = agent.row.name.clone();
+        let refusal =
+            ErrorBody::new("agent.not_cleared", format!("the files of agent `{name}` could not be removed"))
+                .because(detail)
+                .hint(format!("mend that, then run `lodge rm {name}` again"));
+        refuse_all(batch, agent, &refusal);
     }
 
     /// Ends every live turn of an agent that is going away.
     fn end_turns(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
-        let mut live: Vec<TurnId> = self
+        let mut live: Vec<(u32, TurnId)> = self
             .turns
             .values()
             .filter(|turn| turn.row.agent == *id)
-            .map(|turn| turn.row.id.clone())
+            .map(|turn| (turn.row.number, turn.row.id.clone()))
             .collect();
-        // Newest first, so that ending one never starts the next.
+        // The last of every session first, so that ending one never starts the next.
         live.sort_by(|a, b| b.cmp(a));
-        for turn in live {
+        for (_, turn) in live {
             self.interrupt(batch, &turn, now);
         }
     }
@@ -368,9 +385,20 @@ impl Engine {
         }
     }
 
-    fn free_uid(&self) -> u32 {
-        self.agents.values().filter_map(|agent| agent.row.uid).max().map_or(UID_BASE, |uid| uid + 1)
+    /// A user that no sandbox ever had: what an agent left behind in a mount is nobody else's.
+    fn next_uid(&mut self) -> u32 {
+        let uid = self.last_uid.map_or(UID_BASE, |uid| uid + 1);
+        self.last_uid = Some(uid);
+        uid
     }
+}
+
+/// Tells everybody who waits for the agent's end that it did not come.
+fn refuse_all(batch: &mut Batch, agent: &mut Agent, refusal: &ErrorBody) {
+    for caller in std::mem::take(&mut agent.stopping) {
+        batch.after.push(Out::Reply { ticket: caller.ticket, reply: Err(refusal.clone()) });
+    }
+    batch.urgent = true;
 }
 
 fn check_name(name: &str) -> Result<(), Refusal> {

@@ -109,6 +109,21 @@ pub enum Seen {
         clean: bool,
         detail: String,
     },
+    /// The daemon was away, and nothing of the agent is there any more.
+    FoundGone {
+        agent: AgentId,
+        incarnation: u32,
+    },
+    /// The runtime will not run a turn.
+    TurnRefused {
+        turn: TurnId,
+        why: String,
+    },
+    /// The sandbox could not be ended.
+    NotDown {
+        agent: AgentId,
+        detail: String,
+    },
     /// The sandbox is gone, as asked.
     Down {
         agent: AgentId,

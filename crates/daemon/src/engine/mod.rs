@@ -50,6 +50,9 @@ pub struct Engine {
     execs: HashMap<ExecId, TurnId>,
     recent: HashMap<(String, String), Recent>,
     recent_order: VecDeque<(String, String)>,
+    /// Sessions without a live turn, the longest idle first.
+    idle_sessions: VecDeque<SessionId>,
+    last_uid: Option<u32>,
 }
 
 /// A request that was decided since the daemon started.
@@ -57,7 +60,7 @@ pub struct Engine {
 struct Recent {
     digest: [u8; 32],
     /// As text: thousands are kept, and a parsed answer is many times as large.
-    answer: Option<Box<str>>,
+    answer: Box<str>,
 }
 
 /// Who waits for the answer to a command.
@@ -85,6 +88,8 @@ impl Engine {
             execs: HashMap::new(),
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
+            idle_sessions: VecDeque::new(),
+            last_uid: loaded.last_uid,
         };
         for fact in loaded.sessions {
             engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
@@ -121,26 +126,18 @@ impl Engine {
         batch
     }
 
-    /// Turns that are queued or running.
-    pub fn live_turns(&self) -> usize {
-        self.turns.len()
-    }
-
     fn command(&mut self, batch: &mut Batch, caller: Caller, command: Command, now: Timestamp) {
         // Somebody waits for the answer, whatever it is.
         batch.urgent = true;
         if let Some(key) = &caller.request
             && let Some(known) = self.recent.get(&(key.caller.clone(), key.request_id.clone()))
         {
-            let reply = match &known.answer {
-                _ if known.digest != key.digest => Err(reused(&key.request_id)),
-                Some(answer) => Ok(serde_json::from_str(answer).unwrap_or_default()),
-                None => Err(Box::new(
-                    ErrorBody::new("daemon.busy", "that request is still being worked on")
-                        .hint("ask again in a moment"),
-                )),
+            let reply = if known.digest == key.digest {
+                Ok(serde_json::from_str(&known.answer).unwrap_or_default())
+            } else {
+                Err(*reused(&key.request_id))
             };
-            batch.after.push(Out::Reply { ticket: caller.ticket, reply: reply.map_err(|error| *error) });
+            batch.after.push(Out::Reply { ticket: caller.ticket, reply });
             return;
         }
         let ticket = caller.ticket;
@@ -190,6 +187,11 @@ impl Engine {
             Seen::Exited { agent, incarnation, clean, detail } => {
                 self.agent_exited(batch, &agent, incarnation, clean, detail, now);
             }
+            Seen::FoundGone { agent, incarnation } => self.agent_found_gone(batch, &agent, incarnation, now),
+            Seen::TurnRefused { turn, why } => {
+                self.fail_turn(batch, &turn, failure("runtime.refused", &why), now);
+            }
+            Seen::NotDown { agent, detail } => self.agent_not_down(batch, &agent, &detail),
             Seen::Down { agent } => self.agent_down(batch, &agent, now),
             Seen::Cleared { agent } => self.agent_cleared(batch, &agent, now),
             Seen::NotCleared { agent, detail } => self.agent_not_cleared(batch, &agent, &detail),
@@ -264,13 +266,13 @@ impl Engine {
                 answer: text.clone().into_bytes(),
                 at: now,
             }));
-            self.remember(key, Some(text.into_boxed_str()));
+            self.remember(key, text.into_boxed_str());
         }
         batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
     }
 
     /// Keeps a request in memory, for resends that arrive before its commit is readable.
-    fn remember(&mut self, key: RequestKey, answer: Option<Box<str>>) {
+    fn remember(&mut self, key: RequestKey, answer: Box<str>) {
         let name = (key.caller, key.request_id);
         if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
             self.recent_order.push_back(name);

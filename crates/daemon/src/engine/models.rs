@@ -220,6 +220,11 @@ impl Engine {
             .collect();
         let answer = model_result(&calls);
         let over = calls.is_empty();
+        if !over {
+            // What it cost is kept with the answer; the end of the turn writes it otherwise.
+            self.write_turn(batch, id);
+        }
+        let Some(turn) = self.turns.get_mut(id) else { return };
         let Phase::Model { wish, .. } = std::mem::replace(&mut turn.phase, Phase::Tools { calls }) else {
             return;
         };
@@ -306,7 +311,12 @@ impl Engine {
         let agent = turn.row.agent.clone();
         let step = turn.step;
         let phase = std::mem::replace(&mut turn.phase, Phase::Thinking);
+        let cut = turn.cut.take();
         let Ok(state) = StepState::Intent.next(event) else { return };
+        if let Some(cut) = cut {
+            self.step_state(batch, id, (cut.step, cut.attempt), state, Some(now));
+            self.step_finished(batch, id, cut.step, StepKind::Model, state, now);
+        }
         match phase {
             Phase::Thinking => {}
             Phase::Model { attempt, .. } => {

@@ -396,6 +396,7 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
         seq: old.engine.seq,
         streams: old.engine.streams.clone(),
         agents: vec![old.engine.agents[&agent].row.clone()],
+        last_uid: None,
         sessions: vec![SessionFact {
             row: session.row.clone(),
             turns: session.turns,

@@ -1,7 +1,9 @@
 //! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
 
 use lodge_core::agent::AgentState;
-use lodge_core::limits::{LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX};
+use lodge_core::limits::{
+    AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX,
+};
 use lodge_core::record::{
     FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
 };
@@ -162,7 +164,7 @@ impl Engine {
         };
         let Some(turn) = self.turns.get_mut(&id) else { return };
         let Some(agent) = self.agents.get_mut(&turn.row.agent) else { return };
-        if agent.row.state != AgentState::Ready {
+        if agent.row.state != AgentState::Ready || agent.running >= AGENT_TURNS_MAX {
             return;
         }
         let Ok(next) = turn.row.state.next(TurnEvent::Started) else { return };
@@ -257,10 +259,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<(), Refusal> {
         let Some(turn) = self.turns.get(id) else {
-            return Err(Box::new(ErrorBody::new(
-                "turn.over",
-                format!("turn {id} is over or was never there"),
-            )));
+            return Err(Box::new(ErrorBody::new("turn.over", format!("turn {id} is over"))));
         };
         let (agent, mut row) = (turn.row.agent.clone(), turn.row.clone());
         let was_running = turn.is_running();
@@ -332,6 +331,8 @@ impl Engine {
             agent.running -= 1;
         }
         self.start_next(batch, &session, now);
+        self.start_waiting(batch, &agent, now);
+        self.rest_session(&session);
         let idle = self
             .agents
             .get(&agent)
@@ -341,7 +342,40 @@ impl Engine {
         }
     }
 
-    fn write_turn(&mut self, batch: &mut Batch, id: &TurnId) {
+    /// Starts turns that waited because their agent had as many as it works on at a time.
+    fn start_waiting(&mut self, batch: &mut Batch, agent: &AgentId, now: Timestamp) {
+        if self.agents.get(agent).is_none_or(|agent| agent.running + 1 != AGENT_TURNS_MAX) {
+            return;
+        }
+        let queued = |turn: &&Turn| turn.row.agent == *agent && !turn.is_running();
+        let mut waiting: Vec<(TurnId, SessionId)> = self
+            .turns
+            .values()
+            .filter(queued)
+            .map(|turn| (turn.row.id.clone(), turn.row.session.clone()))
+            .collect();
+        waiting.sort();
+        for (_, session) in waiting {
+            self.start_next(batch, &session, now);
+        }
+    }
+
+    /// Remembers a session that has nothing live for a while, and forgets the one that had nothing for longest.
+    fn rest_session(&mut self, id: &SessionId) {
+        if self.sessions.get(id).is_none_or(|session| !session.live.is_empty()) {
+            return;
+        }
+        self.idle_sessions.push_back(id.clone());
+        while self.idle_sessions.len() > IDLE_SESSIONS_MAX {
+            let Some(oldest) = self.idle_sessions.pop_front() else { return };
+            let again = self.idle_sessions.contains(&oldest);
+            if !again && self.sessions.get(&oldest).is_some_and(|session| session.live.is_empty()) {
+                self.sessions.remove(&oldest);
+            }
+        }
+    }
+
+    pub(super) fn write_turn(&mut self, batch: &mut Batch, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
         batch.write(Write::TurnState {
             id: id.clone(),

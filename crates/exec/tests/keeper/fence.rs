@@ -121,6 +121,72 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
     assert_eq!(std::fs::read_to_string(outside.join("new")).unwrap(), "new\n");
 }
 
+/// A directory of the host that the sandbox's user may write to, beneath which root finds another mount.
+struct Shared {
+    source: std::path::PathBuf,
+    inner: Option<std::path::PathBuf>,
+}
+
+impl Shared {
+    fn new(home: &Home) -> Shared {
+        let source = home.state().join("shared");
+        let inner = source.join("inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        if let Some(uid) = home.uid {
+            std::os::unix::fs::chown(&source, Some(uid), Some(uid)).unwrap();
+            let mount = std::process::Command::new("mount");
+            assert!(run(mount, &["-t", "tmpfs", "-o", "mode=0777,size=64k", "none"], &inner));
+        }
+        Shared { source, inner: home.uid.map(|_| inner) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(inner) = &self.inner
+            && !run(std::process::Command::new("umount"), &["-l"], inner)
+        {}
+    }
+}
+
+fn run(mut program: std::process::Command, args: &[&str], path: &std::path::Path) -> bool {
+    program.args(args).arg(path).status().is_ok_and(|status| status.success())
+}
+
+#[tokio::test]
+async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_mounts() {
+    let home = Home::new();
+    let shared = Shared::new(&home);
+    let mut spec = home.spec();
+    let bind = |name: &str, read_only| Bind {
+        source: shared.source.clone(),
+        target: home.root.join(name),
+        read_only,
+    };
+    spec.binds = vec![bind("ro", true), bind("rw", false)];
+    home.host.start(&spec).await.unwrap();
+    let mut link = home.dial(1).await;
+    let script = "for place in ro ro/inner rw rw/inner; do touch $place/x 2>/dev/null && echo wrote $place; done; true";
+    home.run_sh(&mut link, "e1", script).await;
+    assert_eq!(home.stdout("e1"), "wrote rw\nwrote rw/inner\n", "{:?}", link.welcome.layers);
+}
+
+#[tokio::test]
+async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
+    let home = Home::new();
+    let shared = Shared::new(&home);
+    // Made step by step, such a way is no trouble; named as a whole, it is longer than a path may be.
+    let name = "n".repeat(250);
+    let target = (0..17).fold(home.root.clone(), |way, _| way.join(&name));
+    let mut spec = home.spec();
+    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true }];
+    let refused = home.host.start(&spec).await.unwrap_err();
+    assert_eq!(refused.code(), "sandbox.keeper_gave_up");
+    let lodge_exec::StartError::GaveUp { why, .. } = refused else { panic!("{refused}") };
+    assert!(why.contains("cannot be made read-only"), "{why}");
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+}
+
 #[tokio::test]
 async fn tools_of_one_sandbox_may_signal_each_other() {
     let home = Home::new();

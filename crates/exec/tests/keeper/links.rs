@@ -3,7 +3,9 @@
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use lodge_exec::{Command, DialError, Ended, ExecKind, ExecState, Host, KeeperEvent, Secret, Start};
+use lodge_exec::{
+    Command, DialError, Ended, Evidence, ExecKind, ExecState, Host, KeeperEvent, Secret, Start,
+};
 
 use crate::home::{BOX, Home, PATIENCE, exited, keeper, next, until};
 
@@ -173,6 +175,66 @@ async fn a_runtime_that_floods_is_held_back_while_nobody_reads() {
             expected += 1;
         }
     }
+}
+
+#[tokio::test]
+async fn commands_are_obeyed_while_the_longest_line_waits_to_be_read() {
+    let home = Home::new();
+    let link = home.up().await;
+    let script = "head -c 16777216 /dev/zero | tr '\\0' x; echo; echo more; echo > written; read x";
+    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    until("all of it was written", || home.root.join("written").exists()).await;
+    // Nothing was read from the link so far, and nothing is until these were obeyed.
+    for exec in ["e1", "e2"] {
+        link.send(&Command::Start(home.sh(exec, &format!("echo > {exec}")))).await.unwrap();
+        until("the command was obeyed", || home.root.join(exec).exists()).await;
+    }
+    let mut link = link;
+    loop {
+        if let KeeperEvent::RuntimeLine(line) = next(&mut link).await {
+            assert_eq!(line.len(), 16 * 1024 * 1024);
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_left_alone_ends_and_records_how_its_runtime_did() {
+    for (script, signal) in [
+        ("echo up > up; while read x; do :; done", libc::SIGTERM),
+        ("trap '' TERM; echo up > up; while :; do read x; done", libc::SIGKILL),
+    ] {
+        let home = Home::new();
+        let mut spec = home.spec();
+        spec.failpoint = Some("keeper.alone_at_once".to_owned());
+        home.host.start(&spec).await.unwrap();
+        let link = home.dial(1).await;
+        link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+        until("the runtime runs", || home.root.join("up").exists()).await;
+        drop(link);
+        assert!(home.host.wait_gone(BOX, PATIENCE).await);
+        match home.host.evidence(BOX, "r1") {
+            Evidence::Exited(record) => assert_eq!(record.ended, Ended::Signal(signal)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_left_alone_with_a_tool_stays() {
+    let home = Home::new();
+    let mut spec = home.spec();
+    spec.failpoint = Some("keeper.alone_at_once".to_owned());
+    home.host.start(&spec).await.unwrap();
+    let link = home.dial(1).await;
+    let script = "echo up > up; until test -e go; do sleep 0.01; done";
+    link.send(&Command::Start(home.sh("e1", script))).await.unwrap();
+    until("the tool runs", || home.root.join("up").exists()).await;
+    drop(link);
+    assert!(!home.host.wait_gone(BOX, Duration::from_millis(300)).await);
+    std::fs::write(home.root.join("go"), "").unwrap();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    assert!(matches!(home.host.evidence(BOX, "e1"), Evidence::Exited(_)));
 }
 
 #[tokio::test]

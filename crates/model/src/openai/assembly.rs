@@ -76,7 +76,7 @@ impl Assembly {
             let text = String::from_utf8_lossy(&body[..body.len().min(4096)]).into_owned();
             Fault::Nonsense { what: Nonsense::NotJson, text }
         })?;
-        self.chunk(chunk, |choice| choice.message.unwrap_or_default(), on_text)?;
+        self.chunk(chunk, |choice| numbered(choice.message.unwrap_or_default()), on_text)?;
         self.done = true;
         Ok(())
     }
@@ -105,6 +105,7 @@ impl Assembly {
             if call.id.is_empty() {
                 call.id = format!("call_{}_{place}", self.messages);
             }
+            call.id = unlike_the_others(call.id, &calls);
             calls.push(call);
         }
         Ok(Answer { text: self.text, calls, usage: self.usage, stop })
@@ -204,6 +205,24 @@ impl Assembly {
         }
         Ok(())
     }
+}
+
+/// In a whole answer each entry is a call of its own, whatever index or id it has.
+fn numbered(mut message: Delta) -> Delta {
+    for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
+        call.index = Some(index);
+    }
+    message
+}
+
+/// A result is stored by the id of its call, so no two calls of an answer may share one.
+fn unlike_the_others(id: String, calls: &[ToolCall]) -> String {
+    let is_taken = |id: &str| calls.iter().any(|call| call.id == id);
+    if !is_taken(&id) {
+        return id;
+    }
+    let mut numbered = (2..).map(|number: u64| format!("{id}-{number}"));
+    numbered.find(|other| !is_taken(other)).unwrap_or(id)
 }
 
 fn stop_of(reason: &str) -> Stop {

@@ -53,6 +53,37 @@ fn calls_without_index_or_id_still_count_and_get_ids() {
 }
 
 #[test]
+fn ids_that_repeat_within_an_answer_are_told_apart() {
+    let call = |index: usize, id: &str| {
+        format!(
+            r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{index},"id":"{id}","function":{{"name":"n{index}","arguments":"{{}}"}}}}]}}}}]}}"#
+        )
+    };
+    let ids = ["a", "a", "a-2", "", "call_3_3", "a"];
+    let events: Vec<String> = ids.iter().enumerate().map(|(index, id)| call(index, id)).collect();
+    let mut events: Vec<&str> = events.iter().map(String::as_str).collect();
+    events.push("[DONE]");
+    let seen = calls(&events);
+    let seen_ids: Vec<&str> = seen.iter().map(|(id, ..)| id.as_str()).collect();
+    assert_eq!(seen_ids, ["a", "a-2", "a-2-2", "call_3_3", "call_3_3-2", "a-3"]);
+    assert_eq!(calls(&events), seen, "the same stream makes the same ids");
+}
+
+#[test]
+fn calls_of_a_whole_answer_are_as_many_as_it_lists() {
+    let body = br#"{"choices":[{"message":{"tool_calls":[
+        {"id":"x","function":{"name":"sh","arguments":"{}"}},
+        {"id":"x","function":{"name":"sh","arguments":"[]"}},
+        {"index":0,"id":"","function":{"name":"ls","arguments":""}}]},"finish_reason":"tool_calls"}]}"#;
+    let mut assembly = Assembly::new(Limits::default(), 3);
+    assembly.whole(body, &mut |_| ()).expect("an answer");
+    let calls = assembly.into_answer().expect("an answer").calls;
+    let seen: Vec<(&str, &str)> =
+        calls.iter().map(|call| (call.id.as_str(), call.arguments.as_str())).collect();
+    assert_eq!(seen, [("x", "{}"), ("x-2", "[]"), ("call_3_2", "")]);
+}
+
+#[test]
 fn calls_under_a_plain_stop_are_still_calls() {
     let answer = read(
         Limits::default(),

@@ -190,7 +190,9 @@ fn adding_and_removing_rewrites_privately_and_unexpanded() {
     assert!(text.starts_with(GOOD) && text.contains("\"${LATER}\""), "{text}");
     assert_eq!(fs::metadata(&home.path).expect("a file").permissions().mode() & 0o7777, 0o600);
     assert_eq!(names(&home.providers), ["work", "other", "third", "script"]);
-    assert_eq!(home.providers.add(&new("third")).expect_err("twice").code(), "provider.exists");
+    let twice = home.providers.add(&new("third")).expect_err("twice");
+    assert_eq!(twice.code(), "provider.exists");
+    assert_eq!(twice.hint().as_deref(), Some("run `lodge provider rm third` first"));
     home.providers.remove("other").expect("removed");
     assert_eq!(names(&home.providers), ["work", "third", "script"]);
     let text = fs::read_to_string(&home.path).expect("a file");

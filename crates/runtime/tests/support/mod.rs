@@ -22,8 +22,12 @@ pub(crate) type CommandLine = Vec<String>;
 pub(crate) fn stock_or_given() -> CommandLine {
     match std::env::var("LODGE_RUNTIME_COMMAND") {
         Ok(given) => given.split_whitespace().map(str::to_owned).collect(),
-        Err(_) => vec![env!("CARGO_BIN_EXE_runtime").to_owned()],
+        Err(_) => stock(),
     }
+}
+
+pub(crate) fn stock() -> CommandLine {
+    vec![env!("CARGO_BIN_EXE_runtime").to_owned()]
 }
 
 pub(crate) fn tiny() -> CommandLine {
