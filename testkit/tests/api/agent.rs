@@ -172,19 +172,22 @@ async fn a_runtime_or_a_keeper_that_is_killed_makes_the_agent_crashed_and_says_h
 }
 
 #[tokio::test]
-async fn a_runtime_that_ends_well_without_being_asked_is_stopped_and_not_failed() {
+async fn a_runtime_that_is_ended_by_a_signal_is_crashed_and_its_turn_goes_on_after_a_start() {
     let world = World::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
-    let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[hang]]"})).await;
-    api.agent_is(&agent, "working").await;
+    let text = format!("{} [[reply:done]]", sh("echo begun > begun; sleep 600"));
+    let workspace = world.lodge.home().join("agents").join(&agent).join("workspace");
+    let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
+    until("the tool runs", || workspace.join("begun").exists().then_some(()));
     kill(family(pid(&view)).into_iter().find(is_runtime).expect("a runtime"), libc::SIGTERM);
-    let view = api.agent_is(&agent, "stopped").await;
-    assert_eq!(view["failure_reason"], json!(null), "{view:#}");
-    api.until("agent/get", json!({"agent": agent}), |view| view["pid"].is_null()).await;
-    assert_eq!(api.ended(id(&sent)).await["status"], "interrupted");
+    let view = api.agent_is(&agent, "failed").await;
+    assert_eq!(view["failure_reason"], "crashed", "{view:#}");
     until("nothing is left of it", || world.lodge.keepers().is_empty().then_some(()));
+    assert_eq!(api.ok("turn/get", json!({"turn": id(&sent)})).await["status"], "running");
+    api.ok("agent/start", json!({"agent": agent})).await;
+    assert_eq!(api.ended(id(&sent)).await["status"], "done");
 }
 
 #[tokio::test]
