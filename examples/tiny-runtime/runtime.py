@@ -2,7 +2,7 @@
 """A whole Lodge runtime in one file: the agent loop over JSON-RPC lines on stdin and stdout.
 Start it as `runtime.py serve --root <directory>`. The protocol is described in docs/runtime-protocol.md.
 """
-import hashlib, json, os, signal, sys
+import hashlib, json, os, sys
 
 ARGUMENT_CHARS_MAX = 100 * 1024
 FORM = 'Arguments are a JSON object such as {"args": ["--help"], "stdin": ""}, and not both may be empty.'
@@ -143,7 +143,6 @@ def take_line(line):
         send(id=message.get("id"), error={"code": number, "message": text, "data": {"code": code}})
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     for line in sys.stdin.buffer:
         if line.strip():
             take_line(line)

@@ -160,7 +160,7 @@ fn a_turn_in_flight_is_read_back_where_it_stood() {
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     let again = opened(&path);
     assert_eq!(again.loaded.epoch, 2);
-    assert_eq!(again.loaded.agents, [agent.clone()]);
+    assert_eq!(again.loaded.agents, std::slice::from_ref(&agent));
     let [live] = &again.loaded.turns[..] else { panic!("one turn is live") };
     assert_eq!(live.row, turn);
     assert_eq!(live.calls.len(), 1);

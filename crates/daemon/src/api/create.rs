@@ -218,7 +218,7 @@ fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let Some(path) = candidates.into_iter().find(runs) else {
         return Err(missing(format!("there is no program `{}` on this host", bin.host)));
     };
-    let real = path.canonicalize().map_or_else(|_| path.clone(), |real| real);
+    let real = path.canonicalize().unwrap_or_else(|_| path.clone());
     let visible = |path: &Path| HOST_PROGRAM_ROOTS.iter().any(|root| path.starts_with(root));
     if !visible(&path) || !visible(&real) {
         let path = real.display();

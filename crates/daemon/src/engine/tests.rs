@@ -125,29 +125,29 @@ impl World {
     }
 
     fn state(&self, turn: &TurnId) -> TurnState {
-        let states = self.written.iter().filter_map(|write| match write {
+        let mut states = self.written.iter().filter_map(|write| match write {
             Write::Turn(row) if row.id == *turn => Some(row.state),
             Write::TurnState { id, state, .. } if id == turn => Some(*state),
             _ => None,
         });
-        states.last().expect("the turn was recorded")
+        states.next_back().expect("the turn was recorded")
     }
 }
 
 fn reply(batch: &Batch) -> Value {
-    let replies = batch.after.iter().filter_map(|out| match out {
+    let mut replies = batch.after.iter().filter_map(|out| match out {
         Out::Reply { reply, .. } => Some(reply.clone()),
         Out::Act(_) => None,
     });
-    replies.last().expect("there is a reply").unwrap_or_else(|error| panic!("refused: {error:?}"))
+    replies.next_back().expect("there is a reply").unwrap_or_else(|error| panic!("refused: {error:?}"))
 }
 
 fn refusal(batch: &Batch) -> String {
-    let codes = batch.after.iter().filter_map(|out| match out {
+    let mut codes = batch.after.iter().filter_map(|out| match out {
         Out::Reply { reply: Err(error), .. } => Some(error.data.code.clone()),
         Out::Reply { .. } | Out::Act(_) => None,
     });
-    codes.last().expect("there is a refusal")
+    codes.next_back().expect("there is a refusal")
 }
 
 fn turn_of(batch: &Batch) -> TurnId {
