@@ -17,6 +17,18 @@ use crate::shell::Shell;
 pub const BATCHES_MAX: usize = 64;
 /// How long writes that nobody waits for may stay in memory.
 const LAZY_MAX: Duration = Duration::from_millis(250);
+/// With nothing to commit for this long, memory that only saves time is given back: once, until there is work again.
+const REST_AFTER: Duration = Duration::from_secs(1);
+/// When the engine has let go of its part, the heap's free pages go back to the kernel.
+const TRIM_AFTER: Duration = Duration::from_millis(100);
+
+/// How far the daemon has given back memory since its last commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    Busy,
+    LettingGo,
+    Asleep,
+}
 
 /// Runs until the engine is gone. A storage error ends the process: what was acknowledged is on disk, and memory
 /// is ahead of it.
@@ -24,16 +36,25 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
     let mutation = crash::mutation();
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
+    let mut rest = Rest::Busy;
+    let mut requests = 0;
     loop {
-        let next = match oldest {
-            None => batches.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(since) => batches.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
+        let next = match (oldest, rest) {
+            (Some(since), _) => batches.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
+            (None, Rest::Busy) => batches.recv_timeout(REST_AFTER),
+            (None, Rest::LettingGo) => batches.recv_timeout(TRIM_AFTER),
+            // Nothing wakes an idle daemon.
+            (None, Rest::Asleep) => batches.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let due = match next {
             Ok(batch) => {
                 let urgent = batch.urgent;
                 waiting.push(mutate(batch, mutation, shell));
                 urgent
+            }
+            Err(RecvTimeoutError::Timeout) if oldest.is_none() => {
+                rest = go_to_rest(rest, &writer, requests, shell);
+                continue;
             }
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -49,7 +70,32 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
             }
         }
         oldest = None;
+        rest = Rest::Busy;
+        requests += waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
         commit(&mut writer, std::mem::take(&mut waiting), shell);
+    }
+}
+
+/// One step further into rest; `requests` were committed since the daemon started.
+fn go_to_rest(rest: Rest, writer: &Writer, requests: u64, shell: &Arc<Shell>) -> Rest {
+    match rest {
+        Rest::Busy => {
+            writer.rest();
+            shell.rest(requests);
+            Rest::LettingGo
+        }
+        Rest::LettingGo | Rest::Asleep => {
+            trim_heap();
+            Rest::Asleep
+        }
+    }
+}
+
+fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `malloc_trim` takes a plain integer and any thread may call it at any time.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -70,6 +70,11 @@ impl Hub {
         self.head.send_replace(last);
     }
 
+    /// Lets go of the ring: who comes now reads from the store, and the next events are kept again.
+    pub fn rest(&self) {
+        *self.ring.write().unwrap_or_else(PoisonError::into_inner) = VecDeque::new();
+    }
+
     pub fn preview(&self, delta: Delta) {
         // Nobody listening is the ordinary case.
         drop(self.deltas.send(Arc::new(delta)));

@@ -83,6 +83,15 @@ impl Reader {
         Ok(result?)
     }
 
+    /// Gives back the page caches of connections that nobody uses.
+    pub fn rest(&self) {
+        let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for connection in idle.iter() {
+            // What cannot be given back is kept, which harms nobody.
+            drop(connection.execute_batch("PRAGMA shrink_memory"));
+        }
+    }
+
     /// The newest sequence.
     pub fn head(&self) -> Result<u64> {
         self.with(|c| {

@@ -121,6 +121,12 @@ impl Writer {
         Ok(Committed(carried))
     }
 
+    /// Gives back the page cache. The next commits read what they need again, from the kernel's.
+    pub fn rest(&self) {
+        // What cannot be given back is kept, which harms nobody.
+        drop(self.connection.execute_batch("PRAGMA shrink_memory"));
+    }
+
     /// Lets the file grow no further, as a full disk would; for tests.
     #[doc(hidden)]
     pub fn limit_pages(&mut self, pages: u32) {

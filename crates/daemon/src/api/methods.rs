@@ -91,7 +91,13 @@ pub(super) fn known_answer(
     method: &str,
     given: &Value,
 ) -> Result<Option<Value>, ErrorBody> {
-    let Some(key) = request_key(who, method, given)? else { return Ok(None) };
+    match request_key(who, method, given)? {
+        Some(key) => recorded_answer(shell, &key),
+        None => Ok(None),
+    }
+}
+
+pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<Value>, ErrorBody> {
     let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);
     };

@@ -172,6 +172,10 @@ pub enum Seen {
         attempt: u32,
         failure: ModelFailure,
     },
+    /// So many requests of this daemon's were committed a while ago, and nothing since.
+    Settled {
+        requests: u64,
+    },
 }
 
 /// What a runtime asks for.
@@ -369,6 +373,11 @@ impl Batch {
             | Write::Message(_)
             | Write::Request(_) => None,
         })
+    }
+
+    /// How many answers to requests are recorded with it.
+    pub fn requests(&self) -> usize {
+        self.writes.iter().filter(|write| matches!(write, Write::Request(_))).count()
     }
 
     pub(crate) fn write(&mut self, write: Write) {

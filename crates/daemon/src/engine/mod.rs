@@ -49,7 +49,9 @@ pub struct Engine {
     turns: HashMap<TurnId, Turn>,
     execs: HashMap<ExecId, TurnId>,
     recent: HashMap<(String, String), Recent>,
-    recent_order: VecDeque<(String, String)>,
+    /// With the number of the request, counted from the start of the daemon.
+    recent_order: VecDeque<(u64, (String, String))>,
+    requests: u64,
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
     last_uid: Option<u32>,
@@ -88,6 +90,7 @@ impl Engine {
             execs: HashMap::new(),
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
+            requests: 0,
             idle_sessions: VecDeque::new(),
             last_uid: loaded.last_uid,
         };
@@ -207,6 +210,7 @@ impl Engine {
             Seen::ModelFailed { turn, step, attempt, failure } => {
                 self.model_failed(batch, &turn, (step, attempt), failure, now);
             }
+            Seen::Settled { requests } => self.settled(requests),
         }
     }
 
@@ -259,6 +263,7 @@ impl Engine {
         batch.urgent = true;
         if let Some(key) = caller.request {
             let text = answer.to_string();
+            self.requests += 1;
             batch.write(Write::Request(RequestRow {
                 caller: key.caller.clone(),
                 request_id: key.request_id.clone(),
@@ -275,13 +280,24 @@ impl Engine {
     fn remember(&mut self, key: RequestKey, answer: Box<str>) {
         let name = (key.caller, key.request_id);
         if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
-            self.recent_order.push_back(name);
+            self.recent_order.push_back((self.requests, name));
         }
         while self.recent_order.len() > RECENT_REQUESTS_MAX {
-            if let Some(oldest) = self.recent_order.pop_front() {
+            if let Some((_, oldest)) = self.recent_order.pop_front() {
                 self.recent.remove(&oldest);
             }
         }
+    }
+
+    /// That many requests have been readable in the store for a while: their answers need not be here too.
+    fn settled(&mut self, requests: u64) {
+        while let Some((_, name)) = self.recent_order.pop_front_if(|(number, _)| *number <= requests) {
+            self.recent.remove(&name);
+        }
+        self.recent.shrink_to_fit();
+        self.recent_order.shrink_to_fit();
+        self.turns.shrink_to_fit();
+        self.execs.shrink_to_fit();
     }
 }
 
