@@ -12,6 +12,7 @@ help:
 	@echo "make test   run all tests, as root also as an ordinary user"
 	@echo "make check  formatting, lints, licences"
 	@echo "make bench  measure; prints each number beside its floor"
+	@echo "make clean  make stop, then remove ./.lodge and ./target"
 
 build:
 	$(CARGO) build --locked
@@ -21,7 +22,7 @@ run: build
 	@mkdir -p $(LODGE_HOME) && chmod 700 $(LODGE_HOME)
 	@test -e $(LODGE_HOME)/lodged.yaml || printf 'serve:\n  http-addr: 127.0.0.1:0\n' > $(LODGE_HOME)/lodged.yaml
 	@if $(BIN)/lodge agent inspect hello >/dev/null 2>&1; then \
-		$(BIN)/lodge start hello >/dev/null 2>&1 || true; \
+		$(BIN)/lodge -q start hello >/dev/null; \
 		echo '$$ lodge prompt hello "good morning"'; $(BIN)/lodge prompt hello "good morning"; \
 	else \
 		echo '$$ lodge run examples/hello "good morning"'; $(BIN)/lodge run examples/hello "good morning"; \
@@ -34,7 +35,7 @@ run: build
 	@echo "make stop ends everything."
 
 stop:
-	@$(BIN)/lodge --no-autostart shutdown --agents || true
+	@if [ -S $(LODGE_HOME)/lodge.sock ]; then $(BIN)/lodge --no-autostart shutdown --agents; else echo "nothing runs on $(LODGE_HOME)"; fi
 
 # What the tests need beside Rust: python3, for the second runtime of the conformance test.
 tools:

@@ -64,7 +64,7 @@ pub(crate) enum Command {
     Inspect(Refs),
     /// Start agents and wait until they are ready
     Start(Refs),
-    /// Stop agents, letting them finish what they do
+    /// Stop agents; turns in flight are broken off
     Stop(Refs),
     /// Remove agents
     Rm(RemoveArgs),
@@ -104,7 +104,7 @@ pub(crate) enum AgentCommand {
     Inspect(Refs),
     /// Start agents and wait until they are ready
     Start(Refs),
-    /// Stop agents, letting them finish what they do
+    /// Stop agents; turns in flight are broken off
     Stop(Refs),
     /// Remove agents
     Rm(RemoveArgs),

@@ -43,7 +43,8 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
         match dialled {
             Ok(client) => {
                 if ended.is_none() {
-                    words.say(&format!("started lodged (pid {})", daemon.pid));
+                    let state = address.state_dir.display();
+                    words.say(&format!("started lodged (pid {}) on {state}", daemon.pid));
                 }
                 return Ok(client);
             }
@@ -119,10 +120,26 @@ impl Started {
             }
             (None, other) => could_not_start(other),
         };
-        failure
-            .because(tail(&self.log, self.log_start).unwrap_or_default())
-            .hint(format!("see {}, or run `lodged serve` to watch it", self.log.display()))
+        let (causes, hint) = unwrap_told(&tail(&self.log, self.log_start).unwrap_or_default());
+        let see = format!("see {}, or run `lodged serve` to watch it", self.log.display());
+        failure.because(causes.join("\n")).hint(hint.unwrap_or(see))
     }
+}
+
+/// What a daemon said before it ended: its error and causes, and its own hint when it gave one.
+fn unwrap_told(text: &str) -> (Vec<String>, Option<String>) {
+    let (mut causes, mut hint) = (Vec::new(), None);
+    for line in text.lines() {
+        if let Some(told) = line.strip_prefix("hint: ") {
+            hint = Some(told.to_owned());
+        } else {
+            let told = line.trim_start();
+            let told =
+                told.strip_prefix("error: ").or_else(|| told.strip_prefix("because: ")).unwrap_or(told);
+            causes.push(told.to_owned());
+        }
+    }
+    (causes, hint)
 }
 
 fn could_not_start(cause: impl ToString) -> Failure {
@@ -149,12 +166,16 @@ fn detached(program: &Path, state_dir: &Path, log: File) -> io::Result<Command> 
         .arg("serve")
         // The daemon must keep its state where we look for its socket, whatever else the environment says.
         .env_remove("LODGED_DATA_DIR")
-        .env("LODGE_HOME", state_dir)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
         .kill_on_drop(false);
+    // The default place needs no word, and `info` can tell that it is the default.
+    let default = std::env::var_os("HOME").map(|home| Path::new(&home).join(".lodge"));
+    if default.as_deref() != Some(state_dir) || std::env::var_os("LODGE_HOME").is_some() {
+        command.env("LODGE_HOME", state_dir);
+    }
     // SAFETY: between fork and exec only setsid runs, which is async-signal-safe and touches no memory.
     unsafe {
         command.pre_exec(|| {
@@ -175,4 +196,20 @@ fn tail(log: &Path, start: u64) -> io::Result<String> {
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     Ok(lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_daemon_said_before_it_ended_is_told_once_and_its_hint_as_a_hint() {
+        let said = "error: could not listen on 127.0.0.1:1\n  because: in use\n\nhint: choose another\n";
+        let (causes, hint) = unwrap_told(said);
+        assert_eq!(
+            causes.iter().filter(|cause| !cause.is_empty()).collect::<Vec<_>>(),
+            ["could not listen on 127.0.0.1:1", "in use"]
+        );
+        assert_eq!(hint.as_deref(), Some("choose another"));
+    }
 }

@@ -142,6 +142,43 @@ pub(crate) fn tell(line: &str) {
     drop(writeln!(io::stderr().lock(), "{line}"));
 }
 
+/// Words that wait for something to be typed behind them.
+pub(crate) fn tell_part(words: &str) {
+    let mut stderr = io::stderr().lock();
+    drop(write!(stderr, "{words}").and_then(|()| stderr.flush()));
+}
+
+/// While it lives, the terminal shows nothing of what is typed.
+#[derive(Debug)]
+pub(crate) struct HiddenInput {
+    before: Option<libc::termios>,
+}
+
+impl HiddenInput {
+    pub(crate) fn begin() -> Self {
+        // SAFETY: `termios` is plain data, for which all zeroes are a value; the kernel fills it.
+        let mut now: libc::termios = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to a live `termios`, and descriptor 0 is only asked.
+        if unsafe { libc::tcgetattr(0, &raw mut now) } != 0 {
+            return HiddenInput { before: None };
+        }
+        let before = Some(now);
+        now.c_lflag &= !libc::ECHO;
+        // SAFETY: as above; it changes how the terminal echoes, and nothing in memory.
+        unsafe { libc::tcsetattr(0, libc::TCSANOW, &raw const now) };
+        HiddenInput { before }
+    }
+}
+
+impl Drop for HiddenInput {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: gives back the settings that `tcgetattr` told.
+            unsafe { libc::tcsetattr(0, libc::TCSANOW, &raw const before) };
+        }
+    }
+}
+
 /// Without control characters, except line ends and tabs: text from a model must not steer a terminal.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let steers = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';

@@ -22,8 +22,9 @@ pub const RESULT_TAIL_BYTES: usize = 16 * 1024;
 pub const OUTPUT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Text shown with an event about a tool's result.
 pub const PREVIEW_BYTES_MAX: usize = 512;
-/// Answers to requests that the engine remembers; older ones are found in the store.
-pub const RECENT_REQUESTS_MAX: usize = 4_096;
+/// Answers to requests that the engine remembers although they are on disk: more than may wait for it, each of which
+/// looked for its answer in the store before.
+pub const RECENT_REQUESTS_MAX: usize = 1_100;
 /// How long a `request_id` is one change with one answer.
 pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
 /// How often one model call is tried before its turn fails.

@@ -22,6 +22,9 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 /// When the engine has let go of its part, the heap's free pages go back to the kernel.
 const TRIM_AFTER: Duration = Duration::from_millis(100);
 
+/// Requests after which the engine hears that they are on disk.
+const TELL_EVERY: u64 = 128;
+
 /// How far the daemon has given back memory since its last commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
@@ -37,7 +40,7 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
     let mut rest = Rest::Busy;
-    let mut requests = 0;
+    let (mut requests, mut told) = (0, 0);
     loop {
         let next = match (oldest, rest) {
             (Some(since), _) => batches.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
@@ -73,6 +76,10 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
         rest = Rest::Busy;
         requests += waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
         commit(&mut writer, std::mem::take(&mut waiting), shell);
+        if requests - told >= TELL_EVERY {
+            told = requests;
+            shell.settled(requests, false);
+        }
     }
 }
 

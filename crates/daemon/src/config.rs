@@ -48,20 +48,30 @@ const SETTINGS: &[Setting] = &[
         help: "the TCP listener; port 0 picks a free one",
     },
     Setting { name: "no-http", default: "false", shape: Shape::Flag, help: "no TCP listener" },
-    Setting { name: "no-ui", default: "false", shape: Shape::Flag, help: "no dashboard" },
+    Setting { name: "no-ui", default: "false", shape: Shape::Flag, help: "no dashboard (not used yet)" },
     Setting {
         name: "max-concurrent",
         default: "10",
         shape: Shape::Count,
-        help: "agents doing work at the same time",
+        help: "agents doing work at the same time (not used yet)",
     },
-    Setting { name: "max-jobs", default: "10", shape: Shape::Count, help: "jobs at the same time" },
-    Setting { name: "backoff-base", default: "1s", shape: Shape::Span, help: "first pause before a restart" },
+    Setting {
+        name: "max-jobs",
+        default: "10",
+        shape: Shape::Count,
+        help: "jobs at the same time (not used yet)",
+    },
+    Setting {
+        name: "backoff-base",
+        default: "1s",
+        shape: Shape::Span,
+        help: "first pause before a restart (not used yet)",
+    },
     Setting {
         name: "backoff-cap",
         default: "30s",
         shape: Shape::Span,
-        help: "longest pause before a restart",
+        help: "longest pause before a restart (not used yet)",
     },
     Setting {
         name: "shutdown-timeout",
@@ -79,7 +89,7 @@ const SETTINGS: &[Setting] = &[
         name: "revival-policy",
         default: "revive",
         shape: Shape::OneOf(&["revive", "reap", "ask"]),
-        help: "what happens to work whose process died",
+        help: "what happens to work whose process died (not used yet)",
     },
     Setting {
         name: "allowed-origins",
@@ -388,7 +398,7 @@ fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value
         // A lone word that is no level would be taken for the name of a module, and everything else be silent.
         Shape::LogFilter => {
             let level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
-            let filter = text.contains('=') && tracing_subscriber::EnvFilter::try_new(&text).is_ok();
+            let filter = text.contains('=') && text.parse::<tracing_subscriber::filter::Targets>().is_ok();
             if level || filter {
                 Ok(Value::from(text))
             } else {

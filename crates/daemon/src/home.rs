@@ -72,7 +72,7 @@ impl Home {
             }
             Err(TryLockError::Error(cause)) => return Err(HomeError::Make { path, cause }),
         }
-        for part in ["agents", "logs", "run", "bin", "skills"] {
+        for part in ["agents", "logs", "run", "bin"] {
             make(&dir.join(part))?;
         }
         let real = dir.canonicalize().map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;

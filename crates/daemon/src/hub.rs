@@ -12,7 +12,7 @@ use lodge_store::{ReadError, Reader};
 use tokio::sync::{broadcast, watch};
 
 /// Events kept in memory for subscribers that keep up.
-const RING_MAX: usize = 1_024;
+const RING_MAX: usize = 512;
 /// Live text a slow client may be behind before it loses some.
 const DELTAS_MAX: usize = 1_024;
 /// Events read at once.

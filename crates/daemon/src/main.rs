@@ -4,6 +4,9 @@ use std::process::ExitCode;
 
 use lodge_daemon::config::{self, Config};
 use lodge_daemon::serve;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let command = clap::Command::new("lodged")
@@ -27,6 +30,7 @@ fn main() -> ExitCode {
     };
     // Everything in the state directory is the owner's alone, unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    hide_memory();
     keep_heap_small();
     end_on_panic();
     start_log(&config);
@@ -34,6 +38,8 @@ fn main() -> ExitCode {
         .worker_threads(2)
         .enable_all()
         .thread_name("lodged")
+        // Threads for blocking work go soon after it.
+        .thread_keep_alive(std::time::Duration::from_secs(1))
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -46,6 +52,12 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, error.hint(), error.exit_code()),
     }
+}
+
+/// Keys and secrets are in memory: no core dump, and nobody but root may look or attach.
+fn hide_memory() {
+    // What cannot be hidden is as it was; the state directory's mode still keeps others out.
+    if rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable).is_err() {}
 }
 
 /// One heap for all threads, which gives back what is free: the daemon idles most of its life.
@@ -69,14 +81,15 @@ fn end_on_panic() {
 }
 
 fn start_log(config: &Config) {
-    let level = config.text("log-level");
-    let filter = tracing_subscriber::EnvFilter::try_new(level)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let filter: Targets = config
+        .text("log-level")
+        .parse()
+        .unwrap_or_else(|_| Targets::new().with_default(tracing_subscriber::filter::LevelFilter::INFO));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let wanted = tracing_subscriber::registry().with(filter);
     match config.text("log-format") {
-        "json" => log.json().flatten_event(true).init(),
-        _ => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        "json" => wanted.with(log.json().flatten_event(true)).init(),
+        _ => wanted.with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))).init(),
     }
 }
 

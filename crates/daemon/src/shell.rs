@@ -140,8 +140,12 @@ impl Shell {
     pub fn rest(&self, requests: u64) {
         self.hub.rest();
         self.reader.rest();
-        // A queue without room means that there is no rest.
-        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests })));
+        self.settled(requests, true);
+    }
+
+    /// Tells the engine how many requests are on disk. Without room in the queue it hears of it the next time.
+    pub fn settled(&self, requests: u64, rest: bool) {
+        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, rest })));
     }
 
     /// Hands an answer to whoever holds the ticket. A caller that went away is no error.
@@ -180,6 +184,8 @@ impl Shell {
     /// Starts a task that ends with the daemon.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         let end = self.end.clone();
+        // Moved into the task as it is, it would take its room there twice, for every agent.
+        let future = Box::pin(future);
         let task = async move {
             tokio::select! {
                 () = end.cancelled() => {}

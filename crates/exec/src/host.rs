@@ -109,6 +109,17 @@ impl Host {
         }
     }
 
+    /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.
+    ///
+    /// By the process that it wrote down, and only if that is still the same one. False: there is no such process.
+    pub fn kill_keeper(&self, sandbox: &str) -> io::Result<bool> {
+        let Some(pidfd) = self.keeper_pidfd(sandbox).filter(|_| self.is_held(sandbox)) else {
+            return Ok(false);
+        };
+        rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)?;
+        Ok(true)
+    }
+
     /// The process that the keeper wrote down, if it is still the same one.
     fn keeper_pidfd(&self, sandbox: &str) -> Option<OwnedFd> {
         if !is_valid_id(sandbox) {

@@ -51,6 +51,11 @@ impl OpenError {
             OpenError::Foreign { .. } => "move that file away or use another state directory",
             OpenError::NoWal { .. } => "put the state directory on a local file system",
             OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
+            OpenError::Sqlite { cause, .. }
+                if cause.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) =>
+            {
+                "the disk is full: make room and start it again; what was acknowledged is there"
+            }
             OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => {
                 "check free space and the disk, then restore from a backup if it persists"
             }
@@ -136,7 +141,7 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", "ON")?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    connection.pragma_update(None, "cache_size", -1_024)?;
+    connection.pragma_update(None, "cache_size", -512)?;
     // Checkpoints are made on the side, see `write`.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "journal_size_limit", 8 * 1024 * 1024)

@@ -344,7 +344,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
     connection.pragma_update(None, "query_only", "ON")?;
-    connection.pragma_update(None, "cache_size", -512)?;
+    connection.pragma_update(None, "cache_size", -256)?;
     Ok(connection)
 }
 

@@ -10,6 +10,7 @@ mod config;
 mod contract;
 mod create;
 mod fence;
+mod hidden;
 mod idempotency;
 mod malformed;
 mod provider;

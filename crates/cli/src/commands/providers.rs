@@ -1,5 +1,7 @@
 //! `provider add`, `ls`, `rm` and `test`.
 
+use std::io::{self, IsTerminal};
+
 use lodge_proto::{
     Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested, ProviderView,
 };
@@ -8,12 +10,13 @@ use super::{Context, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::Failure;
 use crate::render::{or_dash, table};
-use crate::words::{put, tell};
+use crate::words::{HiddenInput, put, tell, tell_part};
 
 pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Result<(), Failure> {
     match command {
         ProviderCommand::Add { name, kind, base_url, api_key, models } => {
             let api_key = match api_key.as_deref() {
+                Some("-") if io::stdin().is_terminal() => Some(key_from_terminal(&name)?),
                 Some("-") => Some(key_from_stdin().await?),
                 _ => api_key,
             };
@@ -28,6 +31,21 @@ pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Res
     }
 }
 
+/// Asks for a key without showing it.
+fn key_from_terminal(name: &str) -> Result<String, Failure> {
+    tell_part(&format!("API key for {name}: "));
+    let hidden = HiddenInput::begin();
+    let mut line = String::new();
+    let read = io::stdin().read_line(&mut line);
+    drop(hidden);
+    tell("");
+    read.map_err(|cause| Failure::refused("could not read the key").because(cause))?;
+    match line.trim() {
+        "" => Err(Failure::usage("there is no key")),
+        key => Ok(key.to_owned()),
+    }
+}
+
 async fn key_from_stdin() -> Result<String, Failure> {
     let text = read_stdin("the key").await?;
     match text.trim() {
@@ -39,6 +57,11 @@ async fn key_from_stdin() -> Result<String, Failure> {
 async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
     let added: ProviderView = daemon.call("provider/add", params).await?;
+    if !matches!(added.kind.as_str(), "openai" | "script") {
+        context
+            .words
+            .say(&format!("`{}` is stored, but this release speaks openai and script only", added.name));
+    }
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 

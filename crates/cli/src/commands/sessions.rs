@@ -1,8 +1,10 @@
 //! `session ls` and `session show`.
 
+use std::collections::BTreeMap;
+
 use lodge_proto::{
-    MessageList, MessageView, PAGE_MAX, SessionList, SessionListParams, SessionMessagesParams, SessionRef,
-    SessionView,
+    AgentList, AgentListParams, MessageList, MessageView, PAGE_MAX, SessionList, SessionListParams,
+    SessionMessagesParams, SessionRef, SessionView, TurnList, TurnListParams,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -48,10 +50,12 @@ async fn list(context: &Context, agent: Option<String>) -> Result<(), Failure> {
         return put(&sessions.iter().map(|session| format!("{}\n", session.id)).collect::<String>());
     }
     let now = now_s();
+    sessions.sort_by(|a, b| a.last_active.cmp(&b.last_active));
+    let names = agent_names(&mut daemon).await?;
     let row = |session: &SessionView| {
         vec![
             session.id.clone(),
-            session.agent.clone(),
+            names.get(&session.agent).cloned().unwrap_or_else(|| format!("{} (removed)", session.agent)),
             or_dash(session.sender.as_deref()),
             session.turns.to_string(),
             format!("{} ({} %)", session.context_state, session.context_used_pct),
@@ -60,6 +64,22 @@ async fn list(context: &Context, agent: Option<String>) -> Result<(), Failure> {
     };
     let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
     put(&table(&["ID", "AGENT", "SENDER", "TURNS", "CONTEXT", "LAST ACTIVE"], &rows))
+}
+
+/// The names of all agents by their ids.
+async fn agent_names(daemon: &mut Daemon<'_>) -> Result<BTreeMap<String, String>, Failure> {
+    let mut names = BTreeMap::new();
+    let mut after = None;
+    loop {
+        let params =
+            AgentListParams { all: true, after, limit: Some(PAGE_MAX), ..AgentListParams::default() };
+        let page: AgentList = daemon.call("agent/list", params).await?;
+        names.extend(page.agents.into_iter().map(|agent| (agent.id, agent.name)));
+        after = page.next;
+        if after.is_none() {
+            return Ok(names);
+        }
+    }
 }
 
 /// A session with its conversation, as `--json` prints it.
@@ -80,8 +100,37 @@ async fn show(context: &Context, session: String, wanted: u32) -> Result<(), Fai
     if older {
         context.words.murmur(&format!("older messages are left out; `-n` shows more than {wanted}"));
     }
-    let blocks: Vec<String> = messages.iter().map(|message| block(message, &context.words)).collect();
+    let broken = broken_turns(&mut daemon, &session).await?;
+    let mut blocks: Vec<String> = Vec::new();
+    for (at, message) in messages.iter().enumerate() {
+        blocks.push(block(message, &context.words));
+        let last_of_turn = messages[at + 1..].iter().all(|later| later.turn != message.turn);
+        if let (true, Some(how)) = (last_of_turn, broken.get(&message.turn)) {
+            blocks.push(format!("{how}\n"));
+        }
+    }
     put(&blocks.join("\n"))
+}
+
+/// How turns ended that have no answer, or why they have none yet.
+async fn broken_turns(daemon: &mut Daemon<'_>, session: &str) -> Result<BTreeMap<String, String>, Failure> {
+    let mut broken = BTreeMap::new();
+    let mut after = None;
+    loop {
+        let params = TurnListParams { session: session.to_owned(), after, limit: Some(PAGE_MAX) };
+        let page: TurnList = daemon.call("turn/list", params).await?;
+        for turn in page.turns.into_iter().filter(|turn| turn.status != "done") {
+            let how = match turn.error {
+                Some(error) => format!("{}: {} ({})", turn.status, error.message, error.code),
+                None => turn.status,
+            };
+            broken.insert(turn.id, how);
+        }
+        after = page.next;
+        if after.is_none() {
+            return Ok(broken);
+        }
+    }
 }
 
 /// The newest messages, oldest of them first, and whether there are older ones.

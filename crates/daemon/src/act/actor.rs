@@ -165,10 +165,10 @@ impl Actor {
                 Ok(link) => return Ok((link, image)),
                 Err(DialError::WrongSecret { .. }) if row.incarnation > 1 => {
                     // An earlier incarnation has not ended yet. It must, before there is another.
-                    let old = self.dial_any(row).await;
-                    let old =
-                        old.ok_or_else(|| "an earlier sandbox of it lives and does not answer".to_owned())?;
-                    self.end(row.sandbox.as_str(), &old).await?;
+                    match self.dial_any(row).await {
+                        Some(old) => self.end(row.sandbox.as_str(), &old).await?,
+                        None => self.kill(row.sandbox.as_str()).await?,
+                    }
                 }
                 Err(error) => return Err(chain(&error)),
             }
@@ -306,7 +306,7 @@ impl Actor {
                 }
             }
             Event::Exited { exec, record } => self.exited(&exec, &record).await,
-            Event::Refused { exec, why, recorded } => self.refused(&exec, &why, recorded).await,
+            Event::Refused { exec, why, .. } => self.refused(&exec, &why).await,
             Event::Lost { exec } => self.lost(&exec).await,
             Event::Pong { .. } => {}
         }
@@ -398,8 +398,10 @@ impl Actor {
                 (None, Some(found)) => self.dial_any(&found.row).await,
                 (None, None) => None,
             };
-            let sender = sender.ok_or_else(|| "it holds its lock and does not answer".to_owned())?;
-            self.end(sandbox, &sender).await?;
+            match sender {
+                Some(sender) => self.end(sandbox, &sender).await?,
+                None => self.kill(sandbox).await?,
+            }
         }
         self.remove_run(sandbox);
         Ok(())
@@ -407,12 +409,25 @@ impl Actor {
 
     /// A link for ending a sandbox of which only the newest possible incarnation is known.
     async fn dial_any(&self, row: &AgentRow) -> Option<Sender> {
+        let sandbox = row.sandbox.as_str();
         for incarnation in (1..=row.incarnation).rev().take(INCARNATIONS_TRIED) {
-            if let Ok(link) = self.dial(row.sandbox.as_str(), &self.secret(row, incarnation)).await {
-                return Some(link.sender());
+            match self.shell.host.dial(sandbox, &self.secret(row, incarnation), self.shell.epoch).await {
+                Ok(link) => return Some(link.sender()),
+                Err(DialError::WrongSecret { .. }) => {}
+                // It does not answer at all: another secret changes nothing.
+                Err(_) => return None,
             }
         }
         None
+    }
+
+    /// Ends a sandbox whose keeper answers nobody.
+    async fn kill(&self, sandbox: &str) -> Result<(), String> {
+        let killed = self.shell.host.kill_keeper(sandbox).map_err(|error| error.to_string())?;
+        if killed && self.shell.host.wait_gone(sandbox, GONE_WITHIN).await {
+            return Ok(());
+        }
+        Err("it holds its lock, does not answer, and could not be killed".to_owned())
     }
 
     /// Ends everything in a sandbox, and does not return before it is gone or beyond our power.

@@ -153,7 +153,7 @@ fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
         model: String::new(),
         system: profile.system.clone(),
         messages: rows.into_iter().map(message).collect(),
-        tools: profile.tools.clone(),
+        tools: profile.tools(),
         params: profile.params.clone(),
     })
 }

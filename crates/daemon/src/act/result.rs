@@ -17,22 +17,24 @@ pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -
         }
     };
     let mut parts: Vec<String> = head.into_iter().collect();
-    if stdout.total > 0 {
+    // What was seen counts, not what is there: a full disk keeps nothing.
+    if record.stdout.seen > 0 {
         parts.push(text(stdout, record.stdout.seen));
     }
-    if stderr.total > 0 {
+    if record.stderr.seen > 0 {
         parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen)));
+    }
+    if !record.note.is_empty() {
+        parts.push(format!("[{}]", record.note));
     }
     if parts.is_empty() {
         parts.push("[exit code 0, no output]".to_owned());
     }
-    let whole = |captured: &Captured, seen: u64| (captured.head.len() + captured.tail.len()) as u64 == seen;
     ExecEnd {
         how,
         text: parts.join("\n"),
         stdout_bytes: record.stdout.seen,
         stderr_bytes: record.stderr.seen,
-        whole: whole(stdout, record.stdout.seen) && whole(stderr, record.stderr.seen),
     }
 }
 
@@ -54,7 +56,6 @@ pub(super) fn lost(stdout: &Captured, stderr: &Captured) -> ExecEnd {
         text: parts.join("\n"),
         stdout_bytes: stdout.total,
         stderr_bytes: stderr.total,
-        whole: false,
     }
 }
 
@@ -65,7 +66,6 @@ pub(super) fn refused(why: &str) -> ExecEnd {
         text: format!("[could not be started: {why}]"),
         stdout_bytes: 0,
         stderr_bytes: 0,
-        whole: true,
     }
 }
 

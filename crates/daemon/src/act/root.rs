@@ -3,21 +3,24 @@
 //! The sandbox is down while this runs, but it wrote here before: links are never followed, and directories of
 //! ours are replaced, not merged.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use lodge_core::record::{AgentRow, ImageRecord};
 use lodge_exec::Bind;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
 use serde::Serialize;
 
 /// Where the runtime's program stands inside the root.
 pub(super) const RUNTIME: &str = "usr/local/bin/runtime";
 
 #[derive(Debug, thiserror::Error)]
-#[error("could not make {}", path.display())]
+#[error("could not make or remove {}", path.display())]
 pub(super) struct RootError {
     path: PathBuf,
     #[source]
@@ -288,29 +291,89 @@ fn own_dir(path: &Path, uid: Option<u32>) -> Result<(), RootError> {
 fn clear(path: &Path) -> Result<(), RootError> {
     let removed = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path).or_else(|_| {
-            // Programs leave directories behind that their owner may not enter or change.
-            open_up(path)?;
-            fs::remove_dir_all(path)
-        }),
+        Ok(found) if found.is_dir() => remove_tree(path),
         Ok(_) => fs::remove_file(path),
     };
     removed.map_err(|cause| RootError { path: path.to_owned(), cause })
 }
 
-/// Gives the owner every right on every directory of a tree, without following links.
-fn open_up(dir: &Path) -> io::Result<()> {
-    let mut open = vec![dir.to_owned()];
-    while let Some(dir) = open.pop() {
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        for entry in fs::read_dir(&dir)? {
+/// Removes a tree of any depth, with any names and modes, by two descriptors: every directory that is found below a
+/// child of the top is moved to the top, so that nothing lies deeper than that. Links are never followed.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let top = open_dir(rustix::fs::CWD, path)?;
+    let mut moved = 0_u64;
+    loop {
+        let mut found = false;
+        for entry in Dir::read_from(&top)? {
             let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                open.push(entry.path());
+            let name = entry.file_name();
+            if is_dots(name) {
+                continue;
+            }
+            found = true;
+            if !is_dir(&top, name)? {
+                unlinkat(&top, name, AtFlags::empty())?;
+                continue;
+            }
+            let child = open_dir(&top, name)?;
+            empty_into(&child, &top, &mut moved)?;
+            match unlinkat(&top, name, AtFlags::REMOVEDIR) {
+                // Reading and removing at once may pass over entries; the next round finds them.
+                Ok(()) | Err(Errno::NOTEMPTY) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !found {
+            return fs::remove_dir(path);
+        }
+    }
+}
+
+/// Removes the files of a directory and moves its directories to the top.
+fn empty_into(child: &OwnedFd, top: &OwnedFd, moved: &mut u64) -> io::Result<()> {
+    for entry in Dir::read_from(child)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if is_dots(name) {
+            continue;
+        }
+        if !is_dir(child, name)? {
+            unlinkat(child, name, AtFlags::empty())?;
+            continue;
+        }
+        // A directory moves only if it may be changed itself.
+        make_mine(child, name)?;
+        loop {
+            *moved += 1;
+            match renameat(child, name, top, format!(".removed-{moved}")) {
+                Ok(()) => break,
+                Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
     Ok(())
+}
+
+fn is_dots(name: &CStr) -> bool {
+    matches!(name.to_bytes(), b"." | b"..")
+}
+
+fn is_dir(dir: &OwnedFd, name: &CStr) -> io::Result<bool> {
+    let found = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(found.st_mode).is_dir())
+}
+
+/// Opens a directory for reading, after giving its owner the right to.
+fn open_dir<P: rustix::path::Arg + Copy>(dir: impl AsFd, name: P) -> io::Result<OwnedFd> {
+    make_mine(&dir, name)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(dir, name, flags, Mode::empty())?)
+}
+
+/// Programs leave directories behind that their owner may not enter or change.
+fn make_mine<P: rustix::path::Arg + Copy>(dir: impl AsFd, name: P) -> io::Result<()> {
+    Ok(chmodat(dir, name, Mode::RWXU, AtFlags::empty())?)
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
@@ -342,5 +405,20 @@ mod tests {
         fs::set_permissions(tree.join("a"), fs::Permissions::from_mode(0o500)).unwrap();
         clear(&tree).unwrap();
         assert!(!tree.exists() && other.join("kept").exists());
+    }
+
+    #[test]
+    fn a_tree_deeper_than_any_path_or_stack_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        let mut at = open_dir(rustix::fs::CWD, &tree).unwrap();
+        for _ in 0..20_000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = open_dir(&at, "d").unwrap();
+        }
+        drop(at);
+        clear(&tree).unwrap();
+        assert!(!tree.exists());
     }
 }

@@ -15,8 +15,28 @@ use crate::engine::Ask;
 pub struct Profile {
     pub context: String,
     pub system: String,
-    pub tools: Vec<Tool>,
+    tools: Vec<ToolText>,
     pub params: Params,
+}
+
+/// A tool with its schema as text: every agent's are kept, and a parsed schema is many times as large.
+#[derive(Debug)]
+struct ToolText {
+    name: String,
+    description: String,
+    parameters: Box<str>,
+}
+
+impl Profile {
+    /// The tools as a model is told of them.
+    pub(super) fn tools(&self) -> Vec<Tool> {
+        let tool = |tool: &ToolText| Tool {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            parameters: serde_json::from_str(&tool.parameters).unwrap_or_default(),
+        };
+        self.tools.iter().map(tool).collect()
+    }
 }
 
 /// A line from the runtime that the daemon has to do something about.
@@ -256,10 +276,10 @@ fn ready(result: Value) -> Said {
                 context: ready.context.id,
                 system: ready.context.system,
                 tools: tools
-                    .map(|tool| Tool {
+                    .map(|tool| ToolText {
                         name: tool.name,
                         description: tool.description,
-                        parameters: tool.parameters,
+                        parameters: tool.parameters.to_string().into_boxed_str(),
                     })
                     .collect(),
                 params: Params {

@@ -61,7 +61,7 @@ impl Actor {
         self.tell_end(exec, result::ended(record, &stdout, &stderr)).await;
     }
 
-    pub(super) async fn refused(&mut self, exec: &str, why: &str, recorded: bool) {
+    pub(super) async fn refused(&mut self, exec: &str, why: &str) {
         let Some(up) = &mut self.up else { return };
         if exec == runtime_exec(up.row.incarnation) {
             let detail = format!("the runtime could not be started: {why}");
@@ -69,11 +69,8 @@ impl Actor {
                 Seen::SpawnFailed { agent: self.agent.clone(), incarnation: up.row.incarnation, detail };
             return self.shell.tell(seen).await;
         }
-        // A recorded refusal has an exit record, and its end is told as such.
         if up.open.remove(exec).is_some() {
-            let mut end = result::refused(why);
-            end.whole = recorded;
-            self.tell_end(exec, end).await;
+            self.tell_end(exec, result::refused(why)).await;
         }
     }
 
@@ -132,22 +129,16 @@ impl Actor {
     }
 }
 
-/// The tool calls that a keeper knows of: those that run, and those that ended with no more output than the
-/// conversation takes. The runtime's own exec has no id of this kind.
+/// The tool calls that a keeper knows of: those that run, and those that do not any more. The runtime's own exec has no
+/// id of this kind.
 pub(super) fn known(execs: &[KnownExec]) -> (Vec<ExecId>, Vec<ExecId>) {
-    let (mut running, mut ended) = (Vec::new(), Vec::new());
+    let (mut running, mut over) = (Vec::new(), Vec::new());
     for known in execs {
         let Ok(exec) = known.exec.parse() else { continue };
         match &known.state {
             ExecState::Running { .. } => running.push(exec),
-            ExecState::Exited(record) => {
-                let kept = (RESULT_HEAD_BYTES + RESULT_TAIL_BYTES) as u64;
-                if record.stdout.seen <= kept && record.stderr.seen <= kept {
-                    ended.push(exec);
-                }
-            }
-            ExecState::Lost => {}
+            ExecState::Exited(_) | ExecState::Lost => over.push(exec),
         }
     }
-    (running, ended)
+    (running, over)
 }

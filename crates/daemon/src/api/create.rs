@@ -13,6 +13,7 @@ use lodge_proto::{AgentCreateParams, ErrorBody, Mount};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::methods::recorded_answer;
 use crate::engine::{Command, NameChoice, NewAgent, RequestKey};
 use crate::shell::Shell;
 
@@ -100,7 +101,10 @@ fn load_error(error: &LoadError) -> ErrorBody {
     };
     let mut body = ErrorBody::new(code, error.to_string());
     body.data.cause = std::error::Error::source(error).map(ToString::to_string);
-    body.data.hint = Some(error.hint());
+    // Mistakes in an Agentfile are listed with a hint each.
+    let listed = matches!(error, LoadError::Parse(_));
+    body.data.hint =
+        Some(if listed { "mend these lines, and run it again".to_owned() } else { error.hint() });
     body
 }
 
@@ -114,7 +118,8 @@ fn refuse_unsupported(file: &Agentfile) -> Result<(), ErrorBody> {
         .hint("remove that line"))
     };
     if matches!(file.from.value, Parent::Image(_)) {
-        return refuse(file.from.line, "FROM with a parent image");
+        return refuse(file.from.line, "FROM with a parent image")
+            .map_err(|error| error.hint("write `FROM scratch`"));
     }
     if let Some(runtime) = &file.runtime {
         return refuse(runtime.line, "RUNTIME");

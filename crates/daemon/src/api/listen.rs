@@ -45,7 +45,7 @@ impl ListenError {
             ListenError::Unix { .. } => "check that the directory exists and that you own it, or choose another with --socket-path".to_owned(),
             ListenError::NotASocket { path } => format!("move {} away, or choose another --socket-path", path.display()),
             ListenError::Tcp { cause, .. } if cause.kind() == std::io::ErrorKind::AddrInUse => {
-                "something else listens there: choose another with --http-addr (port 0 picks a free one), or --no-http".to_owned()
+                "something else listens there: choose another with --http-addr, LODGED_HTTP_ADDR or `http-addr` in lodged.yaml (port 0 picks a free one), or --no-http".to_owned()
             }
             ListenError::Tcp { .. } => "give --http-addr as ADDRESS:PORT, or --no-http".to_owned(),
         }

@@ -395,7 +395,7 @@ fn no_session(id: &SessionId) -> ErrorBody {
 
 pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
     ErrorBody::new("cursor.future", format!("the cursor {cursor} is ahead of the log, which is at {head}"))
-        .hint("attach without `since` to start from now")
+        .hint("leave `since` out to start from now")
 }
 
 fn page(limit: Option<u32>) -> u32 {

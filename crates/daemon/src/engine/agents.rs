@@ -56,6 +56,11 @@ impl Engine {
         now: Timestamp,
     ) -> Result<(), Refusal> {
         let agent = self.agent_mut(id)?;
+        if agent.row.state.takes_turns() {
+            // It runs, or is about to: that is what was asked for.
+            self.reply_agent(batch, caller, id, now);
+            return Ok(());
+        }
         let next = agent
             .row
             .state
@@ -76,12 +81,10 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let agent = self.agent_mut(id)?;
         if agent.row.state == AgentState::Stopped {
-            // Asked twice, or while the first stop is under way: one stop, and both callers hear of its end.
-            if agent.stopping.is_empty() {
-                self.reply_agent(batch, caller, id, now);
-            } else {
-                agent.stopping.push(caller);
-            }
+            // Asked twice, or while the first stop is under way: all hear of its end, and nothing is taken for granted.
+            let sandbox = agent.row.sandbox.clone();
+            self.answer_when_done(batch, caller, id, now);
+            batch.act(Effect::Down { agent: id.clone(), sandbox });
             return Ok(());
         }
         let next = agent

@@ -167,9 +167,7 @@ impl Engine {
         if let Some(waiter) = waiter {
             batch.act(Effect::Answer { agent: agent.clone(), id: waiter, answer: Ok(result) });
         }
-        if end.whole {
-            batch.act(Effect::ForgetExec { agent, exec: exec.clone() });
-        }
+        batch.act(Effect::ForgetExec { agent, exec: exec.clone() });
     }
 
     /// Stores what the model is told of a call, and says so.

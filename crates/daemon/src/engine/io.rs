@@ -142,8 +142,7 @@ pub enum Seen {
         id: Value,
         ask: Ask,
     },
-    /// Tool calls that a keeper which was just connected knows of: those that run, and those that ended and whose
-    /// output, if it is recorded, is recorded whole.
+    /// Tool calls that a keeper which was just connected knows of: those that run, and those that do not any more.
     ExecsFound {
         agent: AgentId,
         running: Vec<ExecId>,
@@ -172,9 +171,10 @@ pub enum Seen {
         attempt: u32,
         failure: ModelFailure,
     },
-    /// So many requests of this daemon's were committed a while ago, and nothing since.
+    /// So many requests of this daemon's are on disk. `rest`: for a while, and nothing came since.
     Settled {
         requests: u64,
+        rest: bool,
     },
 }
 
@@ -229,8 +229,6 @@ pub struct ExecEnd {
     pub text: String,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
-    /// Whether `text` holds all there was, so that the files can go.
-    pub whole: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod turns;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{EventRow, Loaded, RequestRow, Write};
@@ -48,10 +49,12 @@ pub struct Engine {
     sessions: HashMap<SessionId, Session>,
     turns: HashMap<TurnId, Turn>,
     execs: HashMap<ExecId, TurnId>,
-    recent: HashMap<(String, String), Recent>,
+    recent: HashMap<Arc<(String, String)>, Recent>,
     /// With the number of the request, counted from the start of the daemon.
-    recent_order: VecDeque<(u64, (String, String))>,
+    recent_order: VecDeque<(u64, Arc<(String, String)>)>,
     requests: u64,
+    /// How many of them are known to be on disk.
+    settled: u64,
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
     last_uid: Option<u32>,
@@ -91,6 +94,7 @@ impl Engine {
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
             requests: 0,
+            settled: 0,
             idle_sessions: VecDeque::new(),
             last_uid: loaded.last_uid,
         };
@@ -210,7 +214,7 @@ impl Engine {
             Seen::ModelFailed { turn, step, attempt, failure } => {
                 self.model_failed(batch, &turn, (step, attempt), failure, now);
             }
-            Seen::Settled { requests } => self.settled(requests),
+            Seen::Settled { requests, rest } => self.settled(requests, rest),
         }
     }
 
@@ -278,22 +282,29 @@ impl Engine {
 
     /// Keeps a request in memory, for resends that arrive before its commit is readable.
     fn remember(&mut self, key: RequestKey, answer: Box<str>) {
-        let name = (key.caller, key.request_id);
+        let name = Arc::new((key.caller, key.request_id));
         if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
             self.recent_order.push_back((self.requests, name));
         }
-        while self.recent_order.len() > RECENT_REQUESTS_MAX {
-            if let Some((_, oldest)) = self.recent_order.pop_front() {
-                self.recent.remove(&oldest);
-            }
+        self.forget_requests(RECENT_REQUESTS_MAX);
+    }
+
+    /// Forgets the oldest answers until so many are left. What may not be on disk is kept, however many they are.
+    fn forget_requests(&mut self, keep: usize) {
+        while self.recent_order.len() > keep
+            && let Some((_, name)) = self.recent_order.pop_front_if(|(number, _)| *number <= self.settled)
+        {
+            self.recent.remove(&name);
         }
     }
 
-    /// That many requests have been readable in the store for a while: their answers need not be here too.
-    fn settled(&mut self, requests: u64) {
-        while let Some((_, name)) = self.recent_order.pop_front_if(|(number, _)| *number <= requests) {
-            self.recent.remove(&name);
+    /// So many requests are on disk; at rest they have been for a while, and their answers need not be here too.
+    fn settled(&mut self, requests: u64, rest: bool) {
+        self.settled = requests;
+        if !rest {
+            return;
         }
+        self.forget_requests(0);
         self.recent.shrink_to_fit();
         self.recent_order.shrink_to_fit();
         self.turns.shrink_to_fit();

@@ -175,13 +175,7 @@ fn kinds(batch: &Batch) -> Vec<EventKind> {
 }
 
 fn ended(text: &str) -> ExecEnd {
-    ExecEnd {
-        how: ExecHow::Exited { code: 0 },
-        text: text.into(),
-        stdout_bytes: 1,
-        stderr_bytes: 0,
-        whole: true,
-    }
+    ExecEnd { how: ExecHow::Exited { code: 0 }, text: text.into(), stdout_bytes: 1, stderr_bytes: 0 }
 }
 
 #[test]
@@ -327,6 +321,30 @@ fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
     assert_eq!(reply(&first), reply(&second));
     assert!(second.writes.is_empty());
     assert_eq!(refusal(&world.ask(key(2), send(&agent))), "request.reused");
+}
+
+#[test]
+fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
+    let mut world = World::new();
+    let key = |id: &str| Some(RequestKey { caller: "o".into(), request_id: id.into(), digest: [1; 32] });
+    let keep = || Command::Keep { answer: json!({"done": true}) };
+    assert_eq!(world.ask(key("one"), keep()).requests(), 1);
+    assert_eq!(world.ask(key("two"), keep()).requests(), 1);
+    // The second was decided after the writer went to rest, and may not be on disk.
+    let batch = world.see(Seen::Settled { requests: 1, rest: true });
+    assert!(batch.writes.is_empty() && batch.after.is_empty() && batch.now.is_empty(), "rest wakes nobody");
+    assert_eq!(world.ask(key("two"), keep()).requests(), 0, "still known");
+    assert_eq!(world.engine.recent.len(), 1);
+    world.see(Seen::Settled { requests: 2, rest: true });
+    assert!(world.engine.recent.is_empty() && world.engine.recent_order.is_empty());
+    let many = RECENT_REQUESTS_MAX + 10;
+    for number in 0..many {
+        world.ask(key(&number.to_string()), keep());
+    }
+    assert_eq!(world.engine.recent.len(), many, "none of them is known to be on disk");
+    world.see(Seen::Settled { requests: 12, rest: false });
+    world.ask(key("last"), keep());
+    assert_eq!(world.engine.recent.len(), many + 1 - 10, "only those that are on disk are forgotten");
 }
 
 #[test]

@@ -183,7 +183,9 @@ impl ValueMistake {
             }
             ValueMistake::Capability { found } => rewrite(found, '_', names::capability),
             ValueMistake::Model { .. } => "put the provider's name in front, as in `work/model`".to_owned(),
-            ValueMistake::ImageRef { .. } => "write it as `name:tag` or `registry.example/name:tag`".to_owned(),
+            ValueMistake::ImageRef { .. } => {
+                "write it as `name:tag` or `registry.example/name:tag`".to_owned()
+            }
             ValueMistake::HostProgram { .. } => {
                 "name a program on the host's PATH, as in `host:git`".to_owned()
             }
