@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::error::{HostError, RemoveError};
 use crate::programs::{Program, Stored};
-use crate::{evidence, lock};
+use crate::{evidence, lock, start};
 
 /// First and longest pause between two looks at a lock that nothing notifies about.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -67,7 +67,9 @@ impl Host {
             Err(error) => return failed(error.to_string()),
         };
         command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
-        match command.output().await {
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let output = async { start::spawn(&mut command).await?.wait_with_output().await };
+        match output.await {
             Ok(output) if output.status.success() => {
                 String::from_utf8_lossy(&output.stdout).lines().filter_map(layer).collect()
             }

@@ -171,6 +171,11 @@ async fn run_keeper(keeper: &Path, given: &[OwnedFd]) -> io::Result<tokio::proce
     let arrange = move || arrange(&pairs);
     // SAFETY: `arrange` makes only system calls, and allocates nothing.
     unsafe { command.pre_exec(arrange) };
+    spawn(&mut command).await
+}
+
+/// Starts a program that may just have been stored.
+pub(crate) async fn spawn(command: &mut Command) -> io::Result<tokio::process::Child> {
     for _ in 0..BUSY_RETRIES_MAX {
         match command.spawn() {
             // A child of some other thread has not yet closed its copy of the file being written.

@@ -9,6 +9,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use lodge_link::Start;
 
+/// How often, and after which pause, a program that is still open for writing is tried again.
+const BUSY_RETRIES_MAX: u32 = 100;
+const BUSY_PAUSE_US: u32 = 5_000;
+
 use crate::confine::{self, Confined, User};
 use crate::fence::Namespaces;
 use crate::landlock::Ruleset;
@@ -211,7 +215,19 @@ fn replace(prepared: &Prepared) -> io::Error {
     for program in &prepared.programs {
         // SAFETY: both lists end with a null pointer and point to C strings that outlive the call.
         unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
-        let error = io::Error::last_os_error();
+        let mut error = io::Error::last_os_error();
+        for _ in 0..BUSY_RETRIES_MAX {
+            if error.raw_os_error() != Some(libc::ETXTBSY) {
+                break;
+            }
+            // Whoever stored the program forked meanwhile, and that child has not closed its copy yet.
+            // SAFETY: as above; `usleep` takes a plain integer.
+            unsafe {
+                libc::usleep(BUSY_PAUSE_US);
+                libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr());
+            }
+            error = io::Error::last_os_error();
+        }
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => {}
             // It may still lie further down the path.

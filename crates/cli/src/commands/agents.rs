@@ -105,9 +105,13 @@ fn detail_text(detail: &AgentDetail) -> String {
     }));
     rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
     rows.extend(detail.tools.iter().map(|tool| {
-        let note = tool.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-        ("tool", format!("{} from {}{note}", tool.name, tool.source))
+        let safe = if tool.safe { ", safe to repeat" } else { "" };
+        let (path, digest) = (tool.path.as_deref().unwrap_or("-"), tool.digest.as_deref().unwrap_or("-"));
+        ("tool", format!("{} from {}: {path}{safe}, {digest}", tool.name, tool.source))
     }));
+    if let Some(note) = detail.tools.iter().find_map(|tool| tool.note.as_ref()) {
+        rows.push(("", format!("host tools are {}", note.trim_start_matches("a host program: "))));
+    }
     rows.extend(agent.isolation.iter().map(|layer| {
         let why = layer.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         (
