@@ -277,6 +277,9 @@ pub struct Assembler {
     taken: usize,
 }
 
+/// Room that an assembler keeps for the next frames.
+const KEPT_BYTES: usize = 1024;
+
 impl Assembler {
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -306,8 +309,8 @@ impl Assembler {
     fn compact(&mut self) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
-        // One long frame must not cost its memory for ever.
-        if self.bytes.is_empty() && self.bytes.capacity() > 64 * 1024 {
+        // Links are many and mostly silent: what a long frame needed is not kept.
+        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES {
             self.bytes = Vec::new();
         }
     }

@@ -247,7 +247,7 @@ impl Actor {
         let argv = runtime_argv(&root, &image);
         self.up = Some(Sandbox {
             row,
-            image,
+            image: root::without_contents(image),
             root,
             sender,
             receiver,

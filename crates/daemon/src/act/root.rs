@@ -86,6 +86,18 @@ pub(super) fn make(root: &Path, row: &AgentRow, image: &ImageRecord) -> Result<(
     put(&root.join("etc/agent.yaml"), agent_yaml(row, image).as_bytes())
 }
 
+/// An image without the contents that are on disk already: what is left names them.
+pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
+    image.agentfile = Vec::new();
+    for file in &mut image.files {
+        file.bytes = Vec::new();
+    }
+    for context in &mut image.contexts {
+        context.text = String::new();
+    }
+    image
+}
+
 /// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
 /// runtime, and the operator's mounts.
 pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path) -> Vec<Bind> {
