@@ -95,7 +95,9 @@ async fn commits(world: &World, talk: &mut Talk, sizes: Sizes, table: &mut Table
         return;
     }
     let a_turn = commits as f64 / turns as f64;
-    table.row(Row::new("commits a turn without tools, counted in the log", "", a_turn).hold(Hold::at_most("", 2.0)));
+    table.row(
+        Row::new("commits a turn without tools, counted in the log", "", a_turn).hold(Hold::at_most("", 2.0)),
+    );
     let kb = pages as f64 * page_kb / turns as f64;
     table.row(Row::new(format!("  written by such a turn to the log, pages of {page_kb} KB"), "KB", kb));
 }
