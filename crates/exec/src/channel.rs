@@ -99,6 +99,19 @@ impl Sender {
         }
     }
 
+    /// Waits until the keeper this link goes to has ended, whatever became of its files. False: it lives.
+    ///
+    /// True also where the kernel does not name the process at the other end; then only its lock tells.
+    pub async fn wait_ended(&self, within: std::time::Duration) -> bool {
+        let Some(pidfd) = &self.shared.pidfd else { return true };
+        let ended = async {
+            let pidfd = crate::gone::watch(pidfd.try_clone()?)?;
+            pidfd.readable().await?.retain_ready();
+            io::Result::Ok(())
+        };
+        matches!(tokio::time::timeout(within, ended).await, Ok(Ok(())))
+    }
+
     /// Closes the link for all who share it.
     pub fn close(&self) {
         self.shared.close();

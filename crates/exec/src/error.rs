@@ -92,6 +92,12 @@ pub enum StartError {
     NotReady { sandbox: String, waited_s: u64 },
     #[error("as root, sandbox {sandbox} needs a user of its own")]
     NoUser { sandbox: String },
+    #[error("what the last keeper of sandbox {sandbox} left could not be ended")]
+    OldTree {
+        sandbox: String,
+        #[source]
+        cause: io::Error,
+    },
 }
 
 impl StartError {
@@ -108,6 +114,7 @@ impl StartError {
             StartError::Died { .. } => "sandbox.keeper_died",
             StartError::NotReady { .. } => "sandbox.keeper_not_ready",
             StartError::NoUser { .. } => "sandbox.no_user",
+            StartError::OldTree { .. } => "sandbox.old_tree",
         }
     }
 
@@ -124,6 +131,9 @@ impl StartError {
             StartError::SpecTooLong { .. } => Some("use fewer mounts".to_owned()),
             StartError::GaveUp { .. } | StartError::Died { .. } | StartError::NotReady { .. } => {
                 Some("see the sandbox's log, and `lodge info` for what this host can do".to_owned())
+            }
+            StartError::OldTree { sandbox, .. } => {
+                Some(format!("check who may write the cgroup that `run/{sandbox}/cgroup` names"))
             }
             StartError::BadId { .. } | StartError::NoUser { .. } => None,
         }
@@ -238,12 +248,6 @@ pub enum ReadError {
     NotPlain { what: &'static str },
     #[error("the {what} is {len} bytes long, where {len_max} are allowed")]
     TooLong { what: &'static str, len: u64, len_max: u64 },
-    #[error("the {what} cannot be understood")]
-    Garbled {
-        what: &'static str,
-        #[source]
-        cause: DecodeError,
-    },
 }
 
 /// A sandbox's directory is still there.
@@ -254,6 +258,8 @@ pub enum RemoveError {
     BadId { id: String },
     #[error("sandbox {sandbox} still has a keeper")]
     Held { sandbox: String },
+    #[error("processes of sandbox {sandbox} were killed and are not gone yet")]
+    Dying { sandbox: String },
     #[error("could not remove {}", path.display())]
     Remove {
         path: PathBuf,

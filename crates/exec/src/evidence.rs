@@ -19,7 +19,7 @@ use crate::host::Host;
 pub enum Evidence {
     /// Never claimed, or forgotten since.
     NoClaim,
-    /// Claimed, without an outcome: it runs, or its keeper died.
+    /// Claimed, without an outcome that is whole: it runs, or its keeper died.
     Claimed,
     Exited(ExitRecord),
     /// Something is there and cannot be trusted. It proves neither that the exec ran nor that it did not.
@@ -56,11 +56,9 @@ impl Host {
             Err(cause) => return Evidence::Unreadable(ReadError::Open { what: "claim", cause }),
         }
         let path = format!("{claim}/{EXIT_FILE}");
-        match read_small(&dir, path.as_ref(), limits::RECORD_MAX) {
-            Ok(bytes) => match ExitRecord::decode(&bytes) {
-                Ok(record) => Evidence::Exited(record),
-                Err(cause) => Evidence::Unreadable(ReadError::Garbled { what: EXIT_RECORD, cause }),
-            },
+        match read_small(&dir, path.as_ref(), EXIT_RECORD, limits::RECORD_MAX) {
+            // Remains of a record are what a crash of the machine leaves: they tell no outcome.
+            Ok(bytes) => ExitRecord::unseal(&bytes).map_or(Evidence::Claimed, Evidence::Exited),
             Err(ReadError::Absent { .. }) => Evidence::Claimed,
             Err(error) => Evidence::Unreadable(error),
         }
@@ -77,9 +75,9 @@ impl Host {
     ) -> Result<Captured, ReadError> {
         let file = self.output(sandbox, exec, stream)?;
         let total = file.metadata().map_err(read_failed)?.len();
-        let head = read_at(&file, 0, head_max as u64, total)?;
+        let head = read_at(&file, OUTPUT, 0, head_max as u64, total)?;
         let tail_from = total.saturating_sub(tail_max as u64).max(head.len() as u64);
-        let tail = read_at(&file, tail_from, total - tail_from, total)?;
+        let tail = read_at(&file, OUTPUT, tail_from, total - tail_from, total)?;
         Ok(Captured { head, tail, total })
     }
 
@@ -94,7 +92,7 @@ impl Host {
     ) -> Result<Vec<u8>, ReadError> {
         let file = self.output(sandbox, exec, stream)?;
         let total = file.metadata().map_err(read_failed)?.len();
-        read_at(&file, offset, len_max as u64, total)
+        read_at(&file, OUTPUT, offset, len_max as u64, total)
     }
 
     fn output(&self, sandbox: &str, exec: &str, stream: Stream) -> Result<File, ReadError> {
@@ -118,14 +116,18 @@ fn check_ids(sandbox: &str, exec: &str) -> Result<(), ReadError> {
 }
 
 /// The whole of a small file.
-pub(crate) fn read_small(dir: &Path, path: &Path, len_max: usize) -> Result<Vec<u8>, ReadError> {
-    let what = EXIT_RECORD;
+pub(crate) fn read_small(
+    dir: &Path,
+    path: &Path,
+    what: &'static str,
+    len_max: usize,
+) -> Result<Vec<u8>, ReadError> {
     let file = open_plain(dir, path, what)?;
     let len = file.metadata().map_err(|cause| ReadError::Read { what, cause })?.len();
     if len > len_max as u64 {
         return Err(ReadError::TooLong { what, len, len_max: len_max as u64 });
     }
-    read_at(&file, 0, len, len)
+    read_at(&file, what, 0, len, len)
 }
 
 fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadError> {
@@ -152,7 +154,7 @@ fn read_failed(cause: io::Error) -> ReadError {
 }
 
 /// At most `len` bytes from `offset`, and none beyond `total`, which the file had when it was opened.
-fn read_at(file: &File, offset: u64, len: u64, total: u64) -> Result<Vec<u8>, ReadError> {
+fn read_at(file: &File, what: &'static str, offset: u64, len: u64, total: u64) -> Result<Vec<u8>, ReadError> {
     let len = len.min(total.saturating_sub(offset));
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
     let mut filled = 0;
@@ -162,7 +164,7 @@ fn read_at(file: &File, offset: u64, len: u64, total: u64) -> Result<Vec<u8>, Re
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(cause) => return Err(read_failed(cause)),
+            Err(cause) => return Err(ReadError::Read { what, cause }),
         }
     }
     bytes.truncate(filled);

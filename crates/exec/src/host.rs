@@ -5,19 +5,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use lodge_link::{EXEC_DIR, LOCK_FILE, Layer, PID_FILE, is_valid_id};
+use lodge_link::{EXEC_DIR, Grouping, LOCK_FILE, Layer, descriptors, is_valid_id};
 use rustix::fs::{Mode, OFlags};
-use tokio::io::unix::AsyncFd;
 
+use crate::cgroup::{Cgroups, Ending, Made};
 use crate::error::{HostError, RemoveError};
 use crate::programs::{Program, Stored};
-use crate::{evidence, lock, start};
-
-/// First and longest pause between two looks at a lock that nothing notifies about.
-const PAUSE_FIRST: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(50);
+use crate::{lock, start};
 
 /// The sandboxes of one state directory. There can be several in one process, as in tests.
 #[derive(Debug)]
@@ -27,6 +22,7 @@ pub struct Host {
     bin: PathBuf,
     pub(crate) keeper: Stored,
     boot_id: String,
+    pub(crate) cgroups: Cgroups,
 }
 
 impl Host {
@@ -46,7 +42,8 @@ impl Host {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot_id = boot_id.map_err(|cause| HostError::NoBootId { cause })?.trim().to_owned();
         let keeper = Stored::new(&bin, "keeper", keeper.into())?;
-        Ok(Host { state_dir, run, bin, keeper, boot_id })
+        let cgroups = Cgroups::of(&state_dir);
+        Ok(Host { state_dir, run, bin, keeper, boot_id, cgroups })
     }
 
     /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
@@ -66,10 +63,18 @@ impl Host {
             Ok(path) => tokio::process::Command::new(path),
             Err(error) => return failed(error.to_string()),
         };
+        let (grouping, mut made) = start::grouping(&self.cgroups, "probe");
         command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
+        match &grouping {
+            Grouping::Cgroup { name } => command.args(["cgroup", name]),
+            Grouping::None { why } => command.args(["none", why]),
+        };
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let fds: Vec<OwnedFd> = made.as_mut().and_then(Made::take_dir).into_iter().collect();
+        start::give(&mut command, &fds, &[descriptors::CGROUP]);
         let output = async { start::spawn(&mut command).await?.wait_with_output().await };
-        match output.await {
+        let output = output.await;
+        match output {
             Ok(output) if output.status.success() => {
                 String::from_utf8_lossy(&output.stdout).lines().filter_map(layer).collect()
             }
@@ -89,53 +94,6 @@ impl Host {
             Ok(file) => lock::is_held(&file).unwrap_or(true),
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
-    }
-
-    /// Waits until the sandbox has no keeper and no process of its tree is left. False: there still is.
-    pub async fn wait_gone(&self, sandbox: &str, within: Duration) -> bool {
-        tokio::time::timeout(within, self.gone(sandbox)).await.is_ok()
-    }
-
-    async fn gone(&self, sandbox: &str) {
-        // The keeper is pid 1 of its namespace: it counts as dead only when all of the namespace is.
-        if let Some(pidfd) = self.keeper_pidfd(sandbox)
-            && let Ok(pidfd) = watch(pidfd)
-        {
-            // An error leaves the lock to look at.
-            drop(pidfd.readable().await);
-        }
-        let mut pause = PAUSE_FIRST;
-        while self.is_held(sandbox) {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.
-    ///
-    /// By the process that it wrote down, and only if that is still the same one. False: there is no such process.
-    pub fn kill_keeper(&self, sandbox: &str) -> io::Result<bool> {
-        let Some(pidfd) = self.keeper_pidfd(sandbox).filter(|_| self.is_held(sandbox)) else {
-            return Ok(false);
-        };
-        rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)?;
-        Ok(true)
-    }
-
-    /// The process that the keeper wrote down, if it is still the same one.
-    fn keeper_pidfd(&self, sandbox: &str) -> Option<OwnedFd> {
-        if !is_valid_id(sandbox) {
-            return None;
-        }
-        let text = evidence::read_small(&self.run.join(sandbox), PID_FILE.as_ref(), 64).ok()?;
-        let mut words = std::str::from_utf8(&text).ok()?.split_whitespace();
-        let (pid, start): (i32, u64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let pidfd = rustix::process::pidfd_open(
-            rustix::process::Pid::from_raw(pid)?,
-            rustix::process::PidfdFlags::empty(),
-        );
-        let pidfd = pidfd.ok()?;
-        (start_time(pid)? == start).then_some(pidfd)
     }
 
     /// Every sandbox that has a directory.
@@ -167,6 +125,13 @@ impl Host {
     pub fn remove(&self, sandbox: &str) -> Result<(), RemoveError> {
         let Some(held) = self.take(sandbox)? else { return Ok(()) };
         let path = self.run.join(sandbox);
+        match self.end_cgroups(sandbox) {
+            Ok(Ending::Gone) => {}
+            Ok(Ending::Dying | Ending::InUse) => {
+                return Err(RemoveError::Dying { sandbox: sandbox.to_owned() });
+            }
+            Err(cause) => return Err(RemoveError::Remove { path, cause }),
+        }
         let removed = fs::remove_dir_all(&path);
         drop(held);
         match removed {
@@ -214,22 +179,9 @@ impl Host {
     }
 }
 
-fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` stays open, and the same, for as long as the registration owns it.
-    let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
-    watched.map_err(io::Error::from)
-}
-
 fn layer(line: &str) -> Option<Layer> {
     let mut parts = line.splitn(3, '\t');
     let (name, state) = (parts.next()?, parts.next()?);
     let missing = (state != "ok").then(|| parts.next().unwrap_or("unknown").to_owned());
     Some(Layer { name: name.to_owned(), missing })
-}
-
-/// When a process started, in ticks since boot: with its pid, this names it.
-fn start_time(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -3,10 +3,12 @@
 //! Owns: `run/` and `bin/` of the state directory, keepers' starts, the link to each, and reading what a
 //! sandbox left behind as if it had been written by an enemy. Never: what should run, or when.
 
+mod cgroup;
 mod channel;
 mod dial;
 mod error;
 mod evidence;
+mod gone;
 mod host;
 mod lock;
 mod programs;

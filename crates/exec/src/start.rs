@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use lodge_link::{Bind, KeeperSpec, SOCKET_FILE, Secret, descriptors, is_valid_id, limits, ready};
+use lodge_link::{Bind, Grouping, KeeperSpec, SOCKET_FILE, Secret, descriptors, is_valid_id, limits, ready};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::Command;
 
+use crate::cgroup::{Cgroups, Ending, Made};
 use crate::error::StartError;
 use crate::host::Host;
 
@@ -22,8 +23,10 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 /// Between two attempts to run a program that another process still has open for writing.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 const BUSY_RETRIES_MAX: u32 = 200;
-/// Between two looks at a socket that another keeper is about to open.
+/// Between two looks at what another keeper is about to open, or at its end.
 const OTHER_PAUSE: Duration = Duration::from_millis(5);
+/// Beyond the standard ones, where nothing is given.
+const FIRST_UNEXPECTED: RawFd = 3;
 /// Descriptors are first moved out of the way of those that a keeper expects.
 const OUT_OF_THE_WAY: RawFd = 16;
 
@@ -48,6 +51,12 @@ pub struct SandboxSpec {
 enum Other {
     Listens,
     Ended,
+}
+
+/// What became of those who were there before.
+enum Old {
+    Gone,
+    Lives,
 }
 
 /// What a keeper that starts says about it.
@@ -97,10 +106,17 @@ impl Host {
         let dir = File::open(&path).map_err(prepare)?;
         let log = File::options().append(true).create(true).mode(0o600).open(&spec.log);
         let log = log.map_err(|cause| StartError::Log { path: spec.log.clone(), cause })?;
-        let spec_file = self.spec_file(spec)?;
+        match self.await_old_cgroups(&spec.id).await? {
+            Old::Gone => {}
+            Old::Lives => return Ok(Announced::Held),
+        }
+        // Dropped last, however this ends: by then its descriptors are closed, and only a keeper can have it.
+        let (grouping, mut made) = grouping(&self.cgroups, &spec.id);
+        let cgroup = made.as_mut().and_then(Made::take_dir);
+        let spec_file = self.spec_file(spec, grouping)?;
         let (announced, announce) = pipe_pair().map_err(prepare)?;
-        let given = [dir.into(), spec_file.into(), log.into(), announce];
-        let mut moved = Vec::with_capacity(given.len());
+        let given = [dir.into(), spec_file.into(), log.into(), announce].into_iter().chain(cgroup);
+        let mut moved = Vec::new();
         for fd in given {
             moved.push(out_of_the_way(fd).map_err(prepare)?);
         }
@@ -121,8 +137,21 @@ impl Host {
         })
     }
 
+    /// Nothing is revived while something of the last one lives. Whoever calls has set the bound.
+    async fn await_old_cgroups(&self, sandbox: &str) -> Result<Old, StartError> {
+        loop {
+            let ending = self.end_cgroups(sandbox);
+            match ending.map_err(|cause| StartError::OldTree { sandbox: sandbox.to_owned(), cause })? {
+                Ending::Gone => return Ok(Old::Gone),
+                Ending::InUse if self.is_held(sandbox) => return Ok(Old::Lives),
+                // A keeper that is about to die or to start.
+                Ending::InUse | Ending::Dying => tokio::time::sleep(OTHER_PAUSE).await,
+            }
+        }
+    }
+
     /// The spec in memory, on a descriptor: the secret stands in no argument and no file.
-    fn spec_file(&self, spec: &SandboxSpec) -> Result<File, StartError> {
+    fn spec_file(&self, spec: &SandboxSpec, grouping: Grouping) -> Result<File, StartError> {
         let prepare = |cause| StartError::Prepare { sandbox: spec.id.clone(), cause };
         let bytes = KeeperSpec {
             sandbox: spec.id.clone(),
@@ -133,6 +162,7 @@ impl Host {
             uid: spec.uid,
             binds: spec.binds.clone(),
             failpoint: spec.failpoint.clone().unwrap_or_default(),
+            grouping,
         }
         .encode();
         if bytes.len() > limits::SPEC_MAX {
@@ -156,22 +186,46 @@ impl Host {
             if !self.is_held(&spec.id) {
                 return Ok(Other::Ended);
             }
+            // The lock may be all that is left of it, held by guardians.
+            let woken = self.wake_guardians(&spec.id);
+            woken.map_err(|cause| StartError::OldTree { sandbox: spec.id.clone(), cause })?;
             tokio::time::sleep(OTHER_PAUSE).await;
         }
         Ok(Other::Listens)
     }
 }
 
+/// A cgroup for a sandbox, with what its keeper is told of it.
+pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<Made>) {
+    match cgroups.make(sandbox) {
+        Ok(made) => (Grouping::Cgroup { name: made.name.clone() }, Some(made)),
+        Err(why) => (Grouping::None { why }, None),
+    }
+}
+
 async fn run_keeper(keeper: &Path, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
-    let expected = [descriptors::DIR, descriptors::SPEC, descriptors::LOG, descriptors::READY];
-    let pairs: Vec<(RawFd, RawFd)> = given.iter().map(AsRawFd::as_raw_fd).zip(expected).collect();
+    let expected = [
+        descriptors::DIR,
+        descriptors::SPEC,
+        descriptors::LOG,
+        descriptors::READY,
+        // Not every sandbox has one.
+        descriptors::CGROUP,
+    ];
     let mut command = Command::new(keeper);
     command.arg("keep").env_clear().current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    give(&mut command, given, &expected);
+    spawn(&mut command).await
+}
+
+/// Lets a command start with these descriptors, at the places where it expects them.
+pub(crate) fn give(command: &mut Command, given: &[OwnedFd], expected: &[RawFd]) {
+    let pairs: Vec<(RawFd, RawFd)> =
+        given.iter().map(AsRawFd::as_raw_fd).zip(expected.iter().copied()).collect();
     let arrange = move || arrange(&pairs);
     // SAFETY: `arrange` makes only system calls, and allocates nothing.
     unsafe { command.pre_exec(arrange) };
-    spawn(&mut command).await
 }
 
 /// Starts a program that may just have been stored.
@@ -196,7 +250,8 @@ fn arrange(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
             return Err(io::Error::last_os_error());
         }
     }
-    let (first, last) = (descriptors::READY as libc::c_uint + 1, libc::c_uint::MAX);
+    let first = pairs.iter().map(|(_, expected)| *expected + 1).max().unwrap_or(FIRST_UNEXPECTED);
+    let (first, last) = (first.cast_unsigned(), libc::c_uint::MAX);
     // Marked rather than closed: one of them is how a failing exec is reported.
     // SAFETY: no memory is passed.
     if unsafe { libc::close_range(first, last, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) } == -1 {

@@ -2,25 +2,23 @@
 //!
 //! Owns: carrying out each command once, however often it arrives.
 
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use lodge_link::{
-    Command, Ended, Event, ExecKind, ExecState, ExitRecord, STDERR_FILE, STDOUT_FILE, Start, Usage,
-    is_valid_id,
-};
+use lodge_link::{Command, Ended, Event, ExecKind, ExecState, ExitRecord, Start, Usage, is_valid_id};
 
 use crate::captured::Captured;
-use crate::execs::{self, Claim, Doomed, Running, Stage};
+use crate::execs::{self, Claim, Claimed, Output, Running, Stage};
+use crate::files::Holding;
 use crate::keep::Keeper;
+use crate::kills::Held;
 use crate::relay::{Feed, Lines, WhenEmpty};
-use crate::spawn::{self, NotSpawned, Spawned};
+use crate::spawn::{self, Hold, NotSpawned, Progress, Spawned};
 use crate::sys;
-use crate::tree::{self, Process};
 
 /// Most execs at a time in one sandbox.
 const RUNNING_MAX: usize = 256;
-/// Most ended execs whose leftovers can still be killed by name.
-const ENDED_MAX: usize = 1024;
 
 impl Keeper {
     pub(crate) fn obey(&mut self, command: Command) {
@@ -39,31 +37,35 @@ impl Keeper {
             let exec = start.exec;
             return self.tell(&Event::Refused { exec, why: why.to_owned(), recorded: false });
         }
-        let dir = match self.shelf.claim(&start.exec) {
-            Ok(Claim::New(dir)) => dir,
+        let claimed = match self.shelf.claim(&start.exec, start.kind) {
+            Ok(Claim::New(claimed)) => claimed,
             Ok(Claim::Taken) => return self.tell_state(&start.exec),
             Err(error) => {
                 let why = format!("cannot claim it: {error}");
                 return self.tell(&Event::Refused { exec: start.exec, why, recorded: false });
             }
         };
-        self.fail_at("keeper.after_claim");
-        let started_ms = sys::now_ms();
-        match self.spawn(&start, &dir) {
-            Ok((spawned, stdout, stderr)) => {
-                self.fail_at("keeper.after_spawn");
-                let pid = spawned;
+        self.fail_at("keeper.after_claim", start.kind);
+        let (serial, started_ms) = (self.next_serial(), sys::now_ms());
+        let Claimed { dir, record: room, output } = claimed;
+        match self.spawn(&start, serial, output) {
+            Ok(begun) => {
+                self.fail_at("keeper.after_spawn", start.kind);
                 let id = start.exec.clone();
-                let running = self.running_from(start, pid, dir, started_ms, stdout, stderr);
-                // A group with this pid was empty, or the kernel would not have given it again.
-                self.ended.retain(|(_, main)| *main != running.pid);
-                let pid = running.pid.cast_unsigned();
+                let progress = begun.progress;
+                let running = begun.running(start, serial, dir, room, started_ms);
+                let pid = running.shown_pid();
                 self.running.push(running);
+                self.record_guardians();
                 self.tell(&Event::Started { exec: id, pid });
+                match progress {
+                    Progress::Runs => {}
+                    Progress::Late => self.condemn(serial, "it was held up before it could begin. "),
+                }
             }
             Err(NotSpawned { errno, why }) => {
                 let ended = Ended::NotStarted { errno, why: why.clone() };
-                let recorded = self.record_not_started(&dir, ended, started_ms);
+                let recorded = self.record_not_started(&dir, &room, ended, started_ms);
                 // It did not run and nothing says so: without its claim it can be asked for again.
                 if !recorded {
                     self.forget(&start.exec);
@@ -85,6 +87,8 @@ impl Keeper {
             Some("the sandbox is ending")
         } else if self.running.len() >= RUNNING_MAX {
             Some("too many execs are running")
+        } else if !self.confined.files.suffice(self.holding()) {
+            Some("too many execs are running or left something, for the descriptors that the keeper may have")
         } else if start.kind == ExecKind::Runtime && has_runtime {
             Some("a runtime is running already")
         } else {
@@ -92,64 +96,48 @@ impl Keeper {
         }
     }
 
-    fn spawn(
-        &mut self,
-        start: &Start,
-        dir: &std::os::fd::OwnedFd,
-    ) -> Result<(SpawnedIn, Captured, Captured), NotSpawned> {
+    fn holding(&self) -> Holding {
+        Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() }
+    }
+
+    fn spawn(&self, start: &Start, serial: u64, output: Option<Output>) -> Result<Begun, NotSpawned> {
         let failed = |cause: std::io::Error| NotSpawned {
             errno: cause.raw_os_error().unwrap_or(libc::EIO),
-            why: format!("cannot prepare its output: {cause}"),
+            why: format!("cannot prepare it: {cause}"),
+        };
+        let groups = self.confined.groups.as_ref();
+        let group = groups.map(|groups| groups.make(&start.exec, serial)).transpose().map_err(failed)?;
+        let (out_file, err_file, given) = match output {
+            Some(Output { stdout, stderr }) => (Some(stdout), Some(stderr), None),
+            None => (None, None, Some(self.log.duplicate().map_err(failed)?)),
+        };
+        let hold = match &group {
+            Some(group) => Hold::Group(group),
+            None => Hold::Guardian { lock: self.lock.as_raw_fd() },
+        };
+        let spawned = spawn::spawn(start, &self.confined, hold, given);
+        let Spawned { pid, guard, stdin, stdout, stderr, progress } = match spawned {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                if let (Some(groups), Some(group)) = (groups, &group)
+                    && !groups.remove(group)
+                {
+                    self.log.say(&format!("the cgroup of {} stays", start.exec));
+                }
+                return Err(error);
+            }
+        };
+        let held = match (group, guard) {
+            (Some(group), _) => Held::Group(group),
+            (None, Some(guard)) => Held::Guard(guard),
+            (None, None) => return Err(failed(std::io::Error::from_raw_os_error(libc::ECHILD))),
         };
         let cap = start.output_cap;
-        match start.kind {
-            ExecKind::Tool => {
-                let out_file = execs::create_output(dir, STDOUT_FILE).map_err(failed)?;
-                let err_file = execs::create_output(dir, STDERR_FILE).map_err(failed)?;
-                let Spawned { pid, stdin, stdout, stderr } = spawn::spawn(start, &self.confined, None)?;
-                let stdout = Captured::new(Some(stdout), Some(out_file), cap);
-                Ok((SpawnedIn { pid, stdin }, stdout, Captured::new(stderr, Some(err_file), cap)))
-            }
-            ExecKind::Runtime => {
-                let log = self.log.duplicate().map_err(failed)?;
-                let Spawned { pid, stdin, stdout, stderr } = spawn::spawn(start, &self.confined, Some(log))?;
-                let stdout = Captured::new(Some(stdout), None, 0);
-                Ok((SpawnedIn { pid, stdin }, stdout, Captured::new(stderr, None, 0)))
-            }
-        }
+        let stdout = Captured::new(Some(stdout), out_file, cap);
+        Ok(Begun { pid, held, stdin, stdout, stderr: Captured::new(stderr, err_file, cap), progress })
     }
 
-    fn running_from(
-        &mut self,
-        start: Start,
-        spawned: SpawnedIn,
-        dir: std::os::fd::OwnedFd,
-        started_ms: u64,
-        stdout: Captured,
-        stderr: Captured,
-    ) -> Running {
-        let when_empty = match start.kind {
-            ExecKind::Tool => WhenEmpty::Close,
-            ExecKind::Runtime => WhenEmpty::StayOpen,
-        };
-        Running {
-            id: start.exec,
-            serial: self.next_serial(),
-            kind: start.kind,
-            pid: spawned.pid,
-            dir,
-            started_ms,
-            stdin: Feed::new(spawned.stdin, start.stdin, when_empty),
-            stdout,
-            stderr,
-            lines: Lines::default(),
-            stage: Stage::Alive,
-            retry_at: None,
-            note: String::new(),
-        }
-    }
-
-    fn record_not_started(&self, dir: &std::os::fd::OwnedFd, ended: Ended, started_ms: u64) -> bool {
+    fn record_not_started(&self, dir: &OwnedFd, room: &File, ended: Ended, started_ms: u64) -> bool {
         let record = ExitRecord {
             ended,
             started_ms,
@@ -159,7 +147,7 @@ impl Keeper {
             usage: Usage::default(),
             note: String::new(),
         };
-        match execs::write_record(dir, &record) {
+        match execs::write_record(dir, room, &record) {
             Ok(()) => true,
             Err(error) => {
                 self.log.say(&format!("could not record an exec that did not start: {error}"));
@@ -179,51 +167,7 @@ impl Keeper {
     }
 
     fn kill(&mut self, exec: &str, grace: Duration) {
-        let running = self.running.iter().find(|one| one.id == exec).map(|one| one.pid);
-        let ended = self.ended.iter().find(|(id, _)| id == exec).map(|(_, main)| *main);
-        match running.or(ended) {
-            Some(main) => self.doom(main, grace),
-            None => self.tell_not_running(exec),
-        }
-    }
-
-    /// Asks an exec and its descendants to go, and sets the moment when they are not asked any more.
-    pub(crate) fn doom(&mut self, main: i32, grace: Duration) {
-        let known = self.signal_exec(main, &[], if grace.is_zero() { libc::SIGKILL } else { libc::SIGTERM });
-        let at = Instant::now() + grace;
-        match self.doomed.iter_mut().find(|doomed| doomed.main == main) {
-            Some(doomed) => {
-                doomed.at = doomed.at.min(at);
-                doomed.known.extend(known);
-            }
-            None => self.doomed.push(Doomed { main, known, at }),
-        }
-    }
-
-    /// Kills an exec that broke a rule, and notes which.
-    pub(crate) fn condemn(&mut self, serial: u64, note: &str) {
-        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
-        one.note.push_str(note);
-        let main = one.pid;
-        self.doom(main, Duration::ZERO);
-    }
-
-    /// Signals everything that belongs to an exec, and tells what that was.
-    pub(crate) fn signal_exec(&self, main: i32, before: &[Process], signal: i32) -> Vec<Process> {
-        if !self.confined.proc_is_ours {
-            // The pids that `/proc` shows are not ours to signal by; the group is what is left.
-            let is_ours = self.running.iter().any(|one| one.pid == main);
-            if sys::kill(-main, signal).is_err() && is_ours {
-                self.log.say(&format!("could not signal the group of {main}"));
-            }
-            return Vec::new();
-        }
-        let found = tree::belonging(&tree::processes(), main, before);
-        for process in found.iter().filter(|process| !process.is_zombie) {
-            // One that ended in the meantime is what was wanted.
-            if tree::signal(process, signal).is_err() {}
-        }
-        found
+        if self.is_killable(exec) { self.doom(exec, grace) } else { self.tell_not_running(exec) }
     }
 
     /// Answers for an exec that cannot be signalled, so that nobody waits for its end.
@@ -241,7 +185,7 @@ impl Keeper {
         if !is_valid_id(exec) || self.running.iter().any(|one| one.id == exec) {
             return;
         }
-        self.ended.retain(|(id, _)| id != exec);
+        self.forget_past(exec);
         if let Err(error) = self.shelf.forget(exec) {
             self.log.say(&format!("could not forget {exec}: {error}"));
         }
@@ -255,25 +199,48 @@ impl Keeper {
         }
     }
 
-    /// Remembers an ended exec's main pid, for killing what it left behind.
-    pub(crate) fn remember_ended(&mut self, exec: String, main: i32) {
-        if self.ended.len() >= ENDED_MAX {
-            self.ended.remove(0);
-        }
-        self.ended.push((exec, main));
-    }
-
-    /// Dies here, if the spec says so. Pid 1 cannot kill itself by a signal, but its exit is the same death.
-    pub(crate) fn fail_at(&self, point: &str) {
-        if self.spec.failpoint == point {
+    /// Dies here, if the spec says so and it is not the runtime's turn. Pid 1 cannot kill itself by a signal, but its
+    /// exit is the same death.
+    pub(crate) fn fail_at(&self, point: &str, kind: ExecKind) {
+        if self.spec.failpoint == point && kind != ExecKind::Runtime {
             // SAFETY: ends the process at once, without running anything of it.
             unsafe { libc::_exit(137) }
         }
     }
 }
 
-/// What is left of a spawned child once its output has its place.
-pub(crate) struct SpawnedIn {
-    pid: i32,
-    stdin: std::os::fd::OwnedFd,
+/// An exec that was just spawned.
+struct Begun {
+    pid: Option<i32>,
+    held: Held,
+    stdin: OwnedFd,
+    stdout: Captured,
+    stderr: Captured,
+    progress: Progress,
+}
+
+impl Begun {
+    fn running(self, start: Start, serial: u64, dir: OwnedFd, room: File, started_ms: u64) -> Running {
+        let when_empty = match start.kind {
+            ExecKind::Tool => WhenEmpty::Close,
+            ExecKind::Runtime => WhenEmpty::StayOpen,
+        };
+        Running {
+            id: start.exec,
+            serial,
+            kind: start.kind,
+            pid: self.pid,
+            held: self.held,
+            dir,
+            room,
+            started_ms,
+            stdin: Feed::new(self.stdin, start.stdin, when_empty),
+            stdout: self.stdout,
+            stderr: self.stderr,
+            lines: Lines::default(),
+            stage: Stage::Alive,
+            retry_at: None,
+            note: String::new(),
+        }
+    }
 }

@@ -10,9 +10,11 @@ use std::path::Path;
 use lodge_link::KeeperSpec;
 
 use crate::fence::{Fence, Namespaces};
-use crate::landlock::{self, Ruleset};
+use crate::files::Files;
+use crate::group::Groups;
+use crate::landlock::{self, Place, Ruleset};
 use crate::layers::Layers;
-use crate::seccomp;
+use crate::seccomp::{self, Clone3};
 use crate::sys;
 
 /// Execs are killed first when memory runs out.
@@ -44,6 +46,10 @@ pub(crate) struct Confined {
     pub(crate) oom: Option<OomScore>,
     /// Rules that each exec has to enter by itself.
     pub(crate) rules: Option<Ruleset>,
+    pub(crate) groups: Option<Groups>,
+    /// Whether each exec has to refuse `clone3` to itself.
+    pub(crate) refuses_clone3: bool,
+    pub(crate) files: Files,
 }
 
 /// The keeper's own score, raised around each fork so that only the child keeps it.
@@ -75,8 +81,9 @@ impl OomScore {
 
 /// Confines this process and everything that it will start.
 pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
-    let Fence { mut layers, namespaces, proc_is_ours } = fence;
+    let Fence { mut layers, namespaces, proc_is_ours, groups } = fence;
     let user = user(spec, &mut layers)?;
+    let files = Files::raise()?;
     let oom = match OomScore::open() {
         Ok(score) => {
             layers.holds("oom_score");
@@ -95,20 +102,29 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     layers.note("capabilities", drop_capabilities());
     let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
     writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
-    let rules = confine_files(&writable, dir, namespaces, &mut layers)?;
-    layers.note("seccomp", seccomp::enter());
-    Ok(Confined { layers, namespaces, proc_is_ours, user, oom, rules })
+    let own = own_places(dir, groups.as_ref());
+    let rules = confine_files(&writable, &own, namespaces, &mut layers)?;
+    let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
+    let is_filtered = layers.note("seccomp", seccomp::enter(clone3));
+    let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
+    Ok(Confined { layers, namespaces, proc_is_ours, user, oom, rules, groups, refuses_clone3, files })
+}
+
+/// What the keeper itself has to write. Masks, owners and read-only mounts keep execs from it.
+fn own_places<'a>(dir: &'a OwnedFd, groups: Option<&'a Groups>) -> Vec<Place<'a>> {
+    let groups = groups.map(|groups| [Place::Write(&groups.dir), Place::RemoveFrom(&groups.parent)]);
+    std::iter::once(Place::Write(dir)).chain(groups.into_iter().flatten()).collect()
 }
 
 /// The keeper can share its execs' rules only where a mask keeps them from its directory.
 fn confine_files(
     writable: &[&Path],
-    dir: &OwnedFd,
+    own: &[Place<'_>],
     namespaces: Namespaces,
     layers: &mut Layers,
 ) -> io::Result<Option<Ruleset>> {
     let is_hidden = namespaces == Namespaces::Own && layers.has("masks");
-    let rules = landlock::prepare(writable, is_hidden.then_some(dir), layers);
+    let rules = landlock::prepare(writable, if is_hidden { own } else { &[] }, layers);
     match rules {
         Some(rules) if is_hidden => rules.enter().map(|()| None),
         Some(_) | None => Ok(rules),

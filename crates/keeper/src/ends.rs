@@ -9,16 +9,20 @@ use std::time::{Duration, Instant};
 use lodge_link::{Ended, Event, ExecKind, Usage};
 
 use crate::captured::Flow;
-use crate::execs::{self, Stage};
+use crate::execs::{self, Running, Stage};
 use crate::fence::Namespaces;
+use crate::group::Groups;
+use crate::guardian::{self, Died};
 use crate::keep::{Ending, Keeper};
 use crate::sys;
-use crate::tree;
+use crate::tree::{self, Reach, Walk, Without};
 
 /// How long output of an exec's other processes counts after its main process ended.
 const DRAIN: Duration = Duration::from_millis(100);
 /// How long killed processes may take to be gone before the keeper goes without them.
 const FORCED_WITHIN: Duration = Duration::from_secs(5);
+/// Between two rounds of killing: where processes are found by walking, one round may miss what just forked.
+const FORCE_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// The grace when the host, not the daemon, asks the keeper to end.
 const HOST_GRACE: Duration = Duration::from_secs(5);
 /// Most pipes that are emptied for processes which outlived their exec.
@@ -78,16 +82,15 @@ impl Keeper {
             if pid <= 0 {
                 return;
             }
-            let main = self.running.iter_mut().find(|one| one.pid == pid && one.stage == Stage::Alive);
-            if let Some(one) = main {
-                let ended = if libc::WIFSIGNALED(status) {
-                    Ended::Signal(libc::WTERMSIG(status))
-                } else {
-                    Ended::Code(libc::WEXITSTATUS(status))
-                };
-                let until = Instant::now() + DRAIN;
-                let (usage, finished_ms) = (from_rusage(&usage), sys::now_ms());
-                one.stage = Stage::Draining { ended, usage, finished_ms, until };
+            let died = if libc::WIFSIGNALED(status) {
+                Died::Signal(libc::WTERMSIG(status))
+            } else {
+                Died::Code(libc::WEXITSTATUS(status))
+            };
+            let main = self.running.iter_mut().find(|one| one.pid == Some(pid) && one.stage == Stage::Alive);
+            match main {
+                Some(one) => one.ended(died.into(), guardian::from_rusage(&usage)),
+                None => self.collected(pid, died),
             }
         }
     }
@@ -136,8 +139,8 @@ impl Keeper {
             Stage::Alive => return self.running.push(one),
         };
         let record = one.record(ended, usage, finished_ms);
-        self.fail_at("keeper.before_exit_record");
-        match execs::write_record(&one.dir, &record) {
+        self.fail_at("keeper.before_exit_record", one.kind);
+        match execs::write_record(&one.dir, &one.room, &record) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
@@ -151,7 +154,7 @@ impl Keeper {
                 return self.running.push(one);
             }
         }
-        self.fail_at("keeper.after_exit_record");
+        self.fail_at("keeper.after_exit_record", one.kind);
         for stream in [&mut one.stdout, &mut one.stderr] {
             if let Some(pipe) = stream.pipe.take()
                 && self.leftovers.len() < LEFTOVERS_MAX
@@ -159,20 +162,8 @@ impl Keeper {
                 self.leftovers.push(crate::captured::Captured::new(Some(pipe), None, 0));
             }
         }
-        self.remember_ended(one.id.clone(), one.pid);
+        self.remember(one.id.clone(), one.pid, one.held);
         self.tell(&Event::Exited { exec: one.id, record });
-    }
-
-    pub(crate) fn kill_doomed(&mut self, now: Instant) {
-        let mut at = 0;
-        while at < self.doomed.len() {
-            if self.doomed[at].at <= now {
-                let doomed = self.doomed.swap_remove(at);
-                self.signal_exec(doomed.main, &doomed.known, libc::SIGKILL);
-            } else {
-                at += 1;
-            }
-        }
     }
 
     /// Begins the end of the sandbox, or brings it nearer.
@@ -180,7 +171,11 @@ impl Keeper {
         let until = now + grace;
         match self.ending {
             None => {
-                self.signal_all(libc::SIGTERM);
+                let alive = self.running.iter_mut().filter(|one| one.stage == Stage::Alive);
+                for one in alive {
+                    one.note.push_str("ended by Lodge, with its sandbox: what it did may be half done. ");
+                }
+                self.ask_everybody();
                 self.ending = Some(Ending::Asked { until });
             }
             Some(Ending::Asked { until: before }) => {
@@ -198,12 +193,17 @@ impl Keeper {
                 self.ending = Some(Ending::Over);
             }
             Some(Ending::Asked { until }) if now >= until => {
-                self.signal_all(libc::SIGKILL);
-                self.ending = Some(Ending::Forced { until: now + FORCED_WITHIN });
+                self.kill_everybody();
+                self.ending =
+                    Some(Ending::Forced { again: now + FORCE_AGAIN_AFTER, until: now + FORCED_WITHIN });
             }
-            Some(Ending::Forced { until }) if now >= until => {
+            Some(Ending::Forced { until, .. }) if now >= until => {
                 self.log.say("some processes did not end");
                 self.ending = Some(Ending::Over);
+            }
+            Some(Ending::Forced { again, until }) if now >= again => {
+                self.kill_everybody();
+                self.ending = Some(Ending::Forced { again: now + FORCE_AGAIN_AFTER, until });
             }
             Some(Ending::Asked { .. } | Ending::Forced { .. }) => {}
         }
@@ -224,17 +224,38 @@ impl Keeper {
         any.is_err_and(|error| error.raw_os_error() == Some(libc::ECHILD))
     }
 
-    fn signal_all(&self, signal: i32) {
+    /// Kills all who are left, and whom they forked meanwhile.
+    fn kill_everybody(&self) {
+        let by_group = self.confined.groups.as_ref().map(Groups::kill);
+        match by_group {
+            Some(Ok(())) => {}
+            Some(Err(_)) | None => self.kill_walking(),
+        }
+    }
+
+    fn kill_walking(&self) {
         match self.confined.namespaces {
-            // For pid 1 of a namespace this is everybody else in it.
-            Namespaces::Own => {
-                // Nobody there is what was wanted.
-                if sys::kill(-1, signal).is_err() {}
-            }
+            // For pid 1 of a namespace this is everybody else in it. Nobody there is what was wanted.
+            Namespaces::Own => drop(sys::kill(-1, libc::SIGKILL)),
             Namespaces::Host => {
-                let own = std::process::id().cast_signed();
-                for process in tree::descendants(&tree::processes(), own) {
-                    if !process.is_zombie && tree::signal(&process, signal).is_err() {}
+                let (own, guardians) = (std::process::id().cast_signed(), self.guardians());
+                // Without its guardian, what forks all the time would have nobody left to hold it together:
+                // a guardian ends by itself once it is alone, and outlives the keeper until then.
+                Walk::now().kill_descendants(own, Without::Themselves(&guardians), Reach::Processes);
+                // One that somebody stopped would never see that it is alone.
+                guardians.into_iter().for_each(|guardian| drop(sys::kill(guardian, libc::SIGCONT)));
+            }
+        }
+    }
+
+    /// Asks everybody to go. A guardian does not hear it, and goes with its exec.
+    fn ask_everybody(&self) {
+        match self.confined.namespaces {
+            Namespaces::Own => drop(sys::kill(-1, libc::SIGTERM)),
+            Namespaces::Host => {
+                for process in Walk::now().descendants(std::process::id().cast_signed()) {
+                    // One that ended in the meantime is what was wanted.
+                    if !process.is_zombie && tree::signal(&process, libc::SIGTERM).is_err() {}
                 }
             }
         }
@@ -245,24 +266,14 @@ impl Keeper {
         if self.running.iter().any(|one| one.kind == ExecKind::Tool) {
             return true;
         }
-        if !self.confined.proc_is_ours {
-            return !self.leftovers.is_empty();
-        }
-        let own = std::process::id().cast_signed();
-        let all = tree::processes();
-        let runtimes: Vec<_> =
-            self.running.iter().flat_map(|one| tree::belonging(&all, one.pid, &[])).collect();
-        tree::descendants(&all, own)
-            .iter()
-            .any(|process| !process.is_zombie && !runtimes.iter().any(|known| known.pid == process.pid))
+        self.left_behind() > 0
     }
 }
 
-fn from_rusage(usage: &libc::rusage) -> Usage {
-    let us = |time: libc::timeval| {
-        let (seconds, rest) = (time.tv_sec.max(0) as u64, time.tv_usec.max(0) as u64);
-        seconds * 1_000_000 + rest
-    };
-    let max_rss_kb = usage.ru_maxrss.max(0) as u64;
-    Usage { user_us: us(usage.ru_utime), system_us: us(usage.ru_stime), max_rss_kb }
+impl Running {
+    /// The main process ended: what others still write counts for a moment.
+    pub(crate) fn ended(&mut self, ended: Ended, usage: Usage) {
+        let until = Instant::now() + DRAIN;
+        self.stage = Stage::Draining { ended, usage, finished_ms: sys::now_ms(), until };
+    }
 }

@@ -7,18 +7,20 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use lodge_link::{
-    EXEC_DIR, EXIT_FILE, Ended, ExecKind, ExecState, ExitRecord, KnownExec, STDERR_FILE, STDOUT_FILE, Usage,
-    is_valid_id, limits,
+    Counted, EXEC_DIR, EXIT_FILE, Ended, ExecKind, ExecState, ExitRecord, KnownExec, STDERR_FILE,
+    STDOUT_FILE, Usage, is_valid_id, limits,
 };
 
 use crate::captured::Captured;
+use crate::kills::Held;
 use crate::relay::{Feed, Lines};
 use crate::sys;
-use crate::tree::Process;
 
+const EXIT_NEW: &str = "exit.new";
 const EXIT_TEMPORARY: &CStr = c"exit.new";
 
 /// The directory that holds one directory for each claimed exec.
@@ -30,10 +32,27 @@ pub(crate) struct Shelf {
 /// How claiming an exec went.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// It is ours to start, in this directory.
-    New(OwnedFd),
+    /// It is ours to start.
+    New(Claimed),
     /// It was claimed before.
     Taken,
+}
+
+/// A claimed exec, with everything taken that its end will need.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    pub(crate) dir: OwnedFd,
+    /// As long as a record can be: what will be written there has its room on the disk.
+    pub(crate) record: File,
+    /// Where a tool's streams go.
+    pub(crate) output: Option<Output>,
+}
+
+/// The files of a tool's streams.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
 }
 
 /// An exec whose main process runs or ended a moment ago.
@@ -43,8 +62,11 @@ pub(crate) struct Running {
     /// Names it among descriptors, because pids come back.
     pub(crate) serial: u64,
     pub(crate) kind: ExecKind,
-    pub(crate) pid: i32,
+    /// The main process, unless nobody could see it.
+    pub(crate) pid: Option<i32>,
+    pub(crate) held: Held,
     pub(crate) dir: OwnedFd,
+    pub(crate) room: File,
     pub(crate) started_ms: u64,
     pub(crate) stdin: Feed,
     pub(crate) stdout: Captured,
@@ -69,21 +91,18 @@ pub(crate) enum Stage {
     },
 }
 
-/// A group to be killed once its grace is over, whether or not its main process still runs.
-#[derive(Debug)]
-pub(crate) struct Doomed {
-    pub(crate) main: i32,
-    /// What belonged to it when it was told to end.
-    pub(crate) known: Vec<Process>,
-    pub(crate) at: Instant,
-}
-
 impl Running {
+    /// The main process as it is told to others.
+    pub(crate) fn shown_pid(&self) -> u32 {
+        self.pid.unwrap_or_default().cast_unsigned()
+    }
+
     pub(crate) fn record(&self, ended: Ended, usage: Usage, finished_ms: u64) -> ExitRecord {
         let mut note = self.note.clone();
         for (stream, captured) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if let Some(trouble) = &captured.trouble {
-                note.push_str(&format!("{stream} was cut: {trouble}. "));
+                let Counted { seen, kept } = captured.counted;
+                note.push_str(&format!("{} bytes of its {stream} were dropped: {trouble}. ", seen - kept));
             }
         }
         ExitRecord {
@@ -110,13 +129,49 @@ impl Shelf {
     }
 
     /// Claims an exec: from here on it was either started by this call or never will be by another.
-    pub(crate) fn claim(&self, exec: &str) -> io::Result<Claim> {
+    pub(crate) fn claim(&self, exec: &str, kind: ExecKind) -> io::Result<Claim> {
         let name = c_name(exec)?;
         match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
-            Ok(()) => Ok(Claim::New(open_dir(&self.dir, &name)?)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Claim::Taken),
-            Err(error) => Err(error),
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Claim::Taken),
+            Err(error) => return Err(error),
         }
+        match self.equip(&name, kind) {
+            Ok(claimed) => Ok(Claim::New(claimed)),
+            Err(error) => {
+                // It did not run: without its claim it can be asked for again.
+                self.take_back(exec)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the room for the record before anything runs, so that what ran can be recorded on a full disk.
+    fn equip(&self, name: &CStr, kind: ExecKind) -> io::Result<Claimed> {
+        let dir = open_dir(&self.dir, name)?;
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let mut record = File::from(sys::open_at(dir.as_raw_fd(), EXIT_TEMPORARY, flags, 0o600)?);
+        record.write_all(&[0; limits::RECORD_MAX])?;
+        let output = match kind {
+            ExecKind::Tool => {
+                let (stdout, stderr) = (create_output(&dir, STDOUT_FILE)?, create_output(&dir, STDERR_FILE)?);
+                Some(Output { stdout, stderr })
+            }
+            ExecKind::Runtime => None,
+        };
+        Ok(Claimed { dir, record, output })
+    }
+
+    /// Removes the claim of an exec that was not started, for which no descriptor may be left.
+    fn take_back(&self, exec: &str) -> io::Result<()> {
+        for file in [STDOUT_FILE, STDERR_FILE, EXIT_NEW] {
+            match sys::unlink_at(self.dir.as_raw_fd(), &c_name(&format!("{exec}/{file}"))?, 0) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        sys::unlink_at(self.dir.as_raw_fd(), &c_name(exec)?, libc::AT_REMOVEDIR)
     }
 
     /// Whether an exec was claimed and not forgotten.
@@ -132,7 +187,7 @@ impl Shelf {
         let file = File::from(sys::open_at(dir.as_raw_fd(), &name, flags, 0).ok()?);
         let mut bytes = Vec::new();
         file.take(limits::RECORD_MAX as u64).read_to_end(&mut bytes).ok()?;
-        ExitRecord::decode(&bytes).ok()
+        ExitRecord::unseal(&bytes).ok()
     }
 
     /// Removes an exec's directory. One that is not there was removed before.
@@ -144,7 +199,7 @@ impl Shelf {
             Err(error) => return Err(error),
         };
         // The record goes last: half a removal still tells how the exec ended.
-        for file in [STDOUT_FILE, STDERR_FILE, "exit.new", EXIT_FILE] {
+        for file in [STDOUT_FILE, STDERR_FILE, EXIT_NEW, EXIT_FILE] {
             match sys::unlink_at(dir.as_raw_fd(), &c_name(file)?, 0) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -168,22 +223,23 @@ impl Shelf {
 
     pub(crate) fn state(&self, exec: &str, running: &[Running]) -> ExecState {
         match running.iter().find(|one| one.id == exec) {
-            Some(one) => ExecState::Running { pid: one.pid.cast_unsigned() },
+            Some(one) => ExecState::Running { pid: one.shown_pid() },
             None => self.record(exec).map_or(ExecState::Lost, ExecState::Exited),
         }
     }
 }
 
-/// Writes the exit record so that it is there whole or not at all.
-pub(crate) fn write_record(dir: &OwnedFd, record: &ExitRecord) -> io::Result<()> {
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
-    let mut file = File::from(sys::open_at(dir.as_raw_fd(), EXIT_TEMPORARY, flags, 0o600)?);
-    file.write_all(&record.encode())?;
+/// Writes the exit record into its room, so that it is there whole or not at all.
+pub(crate) fn write_record(dir: &OwnedFd, room: &File, record: &ExitRecord) -> io::Result<()> {
+    let sealed = record.seal();
+    room.write_all_at(&sealed, 0)?;
+    // What is behind the record says nothing: it may stay.
+    drop(room.set_len(sealed.len() as u64));
     sys::rename_at(dir.as_raw_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 
 /// Creates the file that a stream of the exec goes to.
-pub(crate) fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     sys::open_at(dir.as_raw_fd(), &c_name(name)?, flags, 0o600)
 }

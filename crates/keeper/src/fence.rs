@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
 
+use crate::group::Groups;
 use crate::layers::Layers;
 use crate::masks;
 use crate::read_only;
@@ -31,6 +32,18 @@ pub(crate) struct Fence {
     pub(crate) namespaces: Namespaces,
     /// Whether pids in `/proc` are the pids that signals go by.
     pub(crate) proc_is_ours: bool,
+    /// The sandbox's cgroup, where execs can be held by it.
+    pub(crate) groups: Option<Groups>,
+}
+
+/// Failpoints that do not kill: the keeper behaves as on a host that has no such thing.
+pub(crate) const NO_NAMESPACES: &str = "keeper.no_namespaces";
+pub(crate) const NO_CGROUP: &str = "keeper.no_cgroup";
+const NO_PROC: &str = "keeper.no_proc";
+
+/// Whether a test wants this keeper to do without `what`. Several are joined by `+`.
+pub(crate) fn tests_without(spec: &KeeperSpec, what: &str) -> bool {
+    spec.failpoint.split('+').any(|point| point == what)
 }
 
 /// A bind whose source was opened before anything was hidden.
@@ -42,7 +55,11 @@ struct Opened {
 /// Moves this process's children into namespaces of their own.
 ///
 /// Fails only where going on would be worse: with a user namespace entered and no user mapped.
-pub(crate) fn unshare(layers: &mut Layers) -> io::Result<Namespaces> {
+pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Namespaces> {
+    if tests_without(spec, NO_NAMESPACES) {
+        ["pidns", "mountns"].iter().for_each(|name| layers.missing(name, "a test does without"));
+        return Ok(Namespaces::Host);
+    }
     let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
     let is_root = sys::is_root();
     if !is_root {
@@ -71,7 +88,7 @@ pub(crate) fn unshare(layers: &mut Layers) -> io::Result<Namespaces> {
 impl Fence {
     /// Builds the fence from inside the namespaces.
     pub(crate) fn build(spec: &KeeperSpec, namespaces: Namespaces, layers: Layers) -> io::Result<Fence> {
-        let mut fence = Fence { layers, namespaces, proc_is_ours: false };
+        let mut fence = Fence { layers, namespaces, proc_is_ours: false, groups: None };
         match namespaces {
             Namespaces::Own => fence.mounts(spec)?,
             Namespaces::Host => {
@@ -83,6 +100,7 @@ impl Fence {
                 fence.layers.note("subreaper", reaps.map(drop));
             }
         }
+        fence.group(spec);
         Ok(fence)
     }
 
@@ -95,7 +113,11 @@ impl Fence {
         }
         let opened = self.open_binds(spec)?;
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-        let fresh = mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, None);
+        let fresh = if tests_without(spec, NO_PROC) {
+            Err(io::Error::other("a test does without"))
+        } else {
+            mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, None)
+        };
         self.proc_is_ours = self.layers.note("proc", fresh);
 
         let mut masked = Vec::new();

@@ -13,7 +13,8 @@ use lodge_link::{Event, ExecKind, KeeperSpec, TurnedAwayWhy, VERSION, Welcome, k
 
 use crate::captured::{Captured, Flow};
 use crate::confine::Confined;
-use crate::execs::{Doomed, Running, Shelf, Stage};
+use crate::execs::{Running, Shelf, Stage};
+use crate::kills::{Doomed, Held, Past, Strays};
 use crate::log::Log;
 use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
 use crate::relay::{LineTooLong, Lines};
@@ -34,8 +35,8 @@ const READ_MAX: usize = 8 * 1024;
 pub(crate) struct Keeper {
     pub(crate) spec: KeeperSpec,
     pub(crate) dir: OwnedFd,
-    /// Held for as long as this process lives; never read.
-    _lock: OwnedFd,
+    /// Held for as long as this process and the guardians live; never read.
+    pub(crate) lock: OwnedFd,
     pub(crate) log: Log,
     listener: UnixListener,
     host_pid: Option<u32>,
@@ -49,8 +50,9 @@ pub(crate) struct Keeper {
     epoch: u64,
     pub(crate) running: Vec<Running>,
     pub(crate) doomed: Vec<Doomed>,
-    /// Ended execs' main pids: what they left behind can still be killed by their names.
-    pub(crate) ended: Vec<(String, i32)>,
+    /// Execs that ended: what they left behind can still be killed by their names.
+    pub(crate) past: Vec<Past>,
+    pub(crate) strays: Option<Strays>,
     /// Pipes that outlived their exec. They are emptied, so that nobody who writes to one is stopped.
     pub(crate) leftovers: Vec<Captured>,
     pub(crate) ending: Option<Ending>,
@@ -68,6 +70,7 @@ pub(crate) enum Ending {
     },
     /// Nobody was left a choice. Past this moment the keeper goes without them.
     Forced {
+        again: Instant,
         until: Instant,
     },
     Over,
@@ -83,6 +86,7 @@ enum Source {
     Stdin(u64),
     Stdout(u64),
     Stderr(u64),
+    Guard(u64),
     Leftovers,
 }
 
@@ -106,13 +110,14 @@ impl Keeper {
             epoch: 0,
             running: Vec::new(),
             doomed: Vec::new(),
-            ended: Vec::new(),
+            past: Vec::new(),
+            strays: None,
             leftovers: Vec::new(),
             ending: None,
             alone_since: now,
             looked_around: now,
             serial: 0,
-            _lock: lock,
+            lock,
             spec,
             dir,
             log,
@@ -140,6 +145,11 @@ impl Keeper {
             }
             self.keep_time(Instant::now());
         }
+        if let Some(groups) = &self.confined.groups
+            && let Err(error) = groups.remove_all()
+        {
+            self.log.say(&format!("its cgroup stays: {error}"));
+        }
         self.log.say("ends");
     }
 
@@ -162,6 +172,11 @@ impl Keeper {
             add(daemon.stream.as_raw_fd(), reads | writes, Source::Daemon);
         }
         for one in &self.running {
+            if let Held::Guard(guard) = &one.held
+                && let Some(status) = guard.watched()
+            {
+                add(status.as_raw_fd(), libc::POLLIN, Source::Guard(one.serial));
+            }
             if let Some(pipe) = one.stdin.waiting() {
                 add(pipe.as_raw_fd(), libc::POLLOUT, Source::Stdin(one.serial));
             }
@@ -197,6 +212,7 @@ impl Keeper {
                 None => {}
             },
             Source::Stderr(serial) => drop(self.find(serial).map(|one| one.stderr.pump(null))),
+            Source::Guard(serial) => self.hear_guard(serial),
             Source::Leftovers => self.leftovers.retain_mut(|leftover| leftover.pump(null) != Flow::Ended),
         }
     }
@@ -345,11 +361,13 @@ impl Keeper {
         });
         let doomed = self.doomed.iter().map(|doomed| doomed.at);
         let ending = self.ending.and_then(|ending| match ending {
-            Ending::Asked { until } | Ending::Forced { until } => Some(until),
+            Ending::Asked { until } => Some(until),
+            Ending::Forced { again, until } => Some(again.min(until)),
             Ending::Over => None,
         });
         let alone = self.daemon.is_none().then_some(self.look_around_at());
-        let due = strangers.chain(drains).chain(doomed).chain(ending).chain(alone).min();
+        let strays = self.strays.map(|strays| strays.at);
+        let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone).min();
         let Some(due) = due else { return -1 };
         // Rounded up: waking a moment early would only mean to sleep again.
         i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
@@ -359,6 +377,7 @@ impl Keeper {
         self.strangers.retain(|stranger| stranger.until > now);
         self.finish_drained(now);
         self.kill_doomed(now);
+        self.kill_strays(now);
         self.go_on_ending(now);
         if self.daemon.is_none() && now >= self.look_around_at() {
             self.looked_around = now;

@@ -15,6 +15,7 @@ const EXECUTE: u64 = 1;
 const WRITE_FILE: u64 = 1 << 1;
 const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
+const REMOVE_DIR: u64 = 1 << 4;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
@@ -37,6 +38,14 @@ struct PathBeneath {
     parent: RawFd,
 }
 
+/// A directory of the keeper's own, and what it does there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    Write(&'a OwnedFd),
+    /// Empty directories may be removed from it.
+    RemoveFrom(&'a OwnedFd),
+}
+
 /// The rules of a sandbox, to be entered.
 #[derive(Debug)]
 pub(crate) struct Ruleset(OwnedFd);
@@ -50,13 +59,10 @@ impl Ruleset {
     }
 }
 
-/// Makes the rules. `writable` are the places to write in; those that do not exist are left out.
-pub(crate) fn prepare(
-    writable: &[&Path],
-    keeper_dir: Option<&OwnedFd>,
-    layers: &mut Layers,
-) -> Option<Ruleset> {
-    let made = abi().and_then(|abi| Ok((abi, ruleset(abi, writable, keeper_dir)?)));
+/// Makes the rules. `writable` are the places to write in; those that do not exist are left out. `own` are the
+/// keeper's, when it enters the rules itself.
+pub(crate) fn prepare(writable: &[&Path], own: &[Place<'_>], layers: &mut Layers) -> Option<Ruleset> {
+    let made = abi().and_then(|abi| Ok((abi, ruleset(abi, writable, own)?)));
     match made {
         Ok((abi, ruleset)) => {
             layers.holds("landlock");
@@ -91,7 +97,7 @@ fn handled(abi: i64) -> u64 {
     (1 << bits) - 1
 }
 
-fn ruleset(abi: i64, writable: &[&Path], keeper_dir: Option<&OwnedFd>) -> io::Result<Ruleset> {
+fn ruleset(abi: i64, writable: &[&Path], own: &[Place<'_>]) -> io::Result<Ruleset> {
     let handled = handled(abi);
     let scoped = if abi >= 6 { SCOPE_SIGNAL | SCOPE_ABSTRACT_SOCKET } else { 0 };
     let attr = RulesetAttr { handled_fs: handled, handled_net: 0, scoped };
@@ -107,8 +113,11 @@ fn ruleset(abi: i64, writable: &[&Path], keeper_dir: Option<&OwnedFd>) -> io::Re
     };
     let top = sys::open_path(Path::new("/").as_os_str())?;
     allow(&ruleset, &top, EXECUTE | READ_FILE | READ_DIR)?;
-    if let Some(keeper_dir) = keeper_dir {
-        allow(&ruleset, keeper_dir, handled)?;
+    for place in own {
+        match place {
+            Place::Write(dir) => allow(&ruleset, dir, handled)?,
+            Place::RemoveFrom(dir) => allow(&ruleset, dir, REMOVE_DIR)?,
+        }
     }
     for path in writable {
         match sys::open_path(path.as_os_str()) {

@@ -6,11 +6,14 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use lodge_link::{
-    EXIT_FAILED, EXIT_HELD, KeeperSpec, LOCK_FILE, PID_FILE, SOCKET_FILE, descriptors, limits, ready,
+    CGROUP_FILE, EXIT_FAILED, EXIT_HELD, Grouping, KeeperSpec, LOCK_FILE, PID_FILE, SOCKET_FILE, descriptors,
+    limits, ready,
 };
 
 use crate::confine;
@@ -48,8 +51,14 @@ pub(crate) fn keep() -> ExitCode {
         Err(_) => return exit_code(EXIT_FAILED),
     };
     // SAFETY: nothing in this process owns a descriptor beyond those that it was given.
-    unsafe { libc::close_range(descriptors::READY as libc::c_uint + 1, libc::c_uint::MAX, 0) };
-    match serve(&ready) {
+    unsafe { libc::close_range(descriptors::CGROUP as libc::c_uint + 1, libc::c_uint::MAX, 0) };
+    let served = serve(&ready);
+    if served.is_err() {
+        // Whoever hears of the failure takes the cgroup away, which must not be in use then.
+        // SAFETY: nothing in this process owns a descriptor any more, beyond the one that is announced on.
+        unsafe { libc::close_range(descriptors::CGROUP as libc::c_uint, libc::c_uint::MAX, 0) };
+    }
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failed::Held) => {
             announce(&ready, ready::HELD, "");
@@ -83,7 +92,7 @@ fn serve(ready: &File) -> Result<(), Failed> {
     settle_process().during("settle the process")?;
 
     let mut layers = Layers::default();
-    let namespaces = fence::unshare(&mut layers).during("map users")?;
+    let namespaces = fence::unshare(&spec, &mut layers).during("map users")?;
     // SAFETY: this process has one thread, so the child may do anything that the parent may.
     match sys::check(unsafe { libc::fork() }).during("fork")? {
         0 => {}
@@ -93,6 +102,7 @@ fn serve(ready: &File) -> Result<(), Failed> {
     unsafe { libc::setsid() };
 
     let host_pid = record_pid(&dir);
+    record_cgroup(&dir, &spec.grouping).during("record the cgroup")?;
     let fence = Fence::build(&spec, namespaces, layers).during("build the fence")?;
     let listener = listen(&dir).during("listen")?;
     let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;
@@ -190,12 +200,25 @@ fn record_pid(dir: &OwnedFd) -> Option<u32> {
     let link = std::fs::read_link("/proc/self").ok()?;
     let pid: i32 = link.to_str()?.parse().ok()?;
     let start = tree::process(pid)?.start;
-    let (name, temporary): (_, &CStr) = (c_name(PID_FILE), c"pid.new");
-    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
-    let fd = sys::open_at(dir.as_raw_fd(), temporary, flags, 0o600).ok()?;
-    File::from(fd).write_all(format!("{pid} {start}\n").as_bytes()).ok()?;
-    sys::rename_at(dir.as_raw_fd(), temporary, &name).ok()?;
+    put_file(dir, PID_FILE, c"pid.new", format!("{pid} {start}\n").as_bytes()).ok()?;
     u32::try_from(pid).ok()
+}
+
+/// Writes down in which cgroup the sandbox is, before anything is put there. Must run before it is hidden.
+fn record_cgroup(dir: &OwnedFd, grouping: &Grouping) -> io::Result<()> {
+    let path = match grouping {
+        Grouping::Cgroup { .. } => std::fs::read_link(format!("/proc/self/fd/{}", descriptors::CGROUP))?,
+        Grouping::None { .. } => PathBuf::new(),
+    };
+    put_file(dir, CGROUP_FILE, c"cgroup.new", path.as_os_str().as_bytes())
+}
+
+/// Puts a small file in its place, whole or not at all.
+pub(crate) fn put_file(dir: &OwnedFd, name: &str, temporary: &CStr, bytes: &[u8]) -> io::Result<()> {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
+    let fd = sys::open_at(dir.as_raw_fd(), temporary, flags, 0o600)?;
+    File::from(fd).write_all(bytes)?;
+    sys::rename_at(dir.as_raw_fd(), temporary, &c_name(name))
 }
 
 /// Binds through the descriptor, because socket paths are limited to 108 bytes.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
-use lodge_link::{KeeperSpec, SECRET_LEN, Secret};
+use lodge_link::{Grouping, KeeperSpec, SECRET_LEN, Secret};
 
 use crate::confine;
 use crate::fence::{self, Fence};
@@ -16,8 +16,8 @@ use crate::sys;
 /// Any user that is not root will do to see whether there can be one.
 const PROBE_UID: u32 = 65_534;
 
-pub(crate) fn probe() -> ExitCode {
-    match try_layers() {
+pub(crate) fn probe(grouping: Grouping) -> ExitCode {
+    match try_layers(grouping) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: could not probe: {error}");
@@ -27,14 +27,7 @@ pub(crate) fn probe() -> ExitCode {
 }
 
 /// Builds a whole fence around a child that has nothing to run, and lets it tell.
-fn try_layers() -> io::Result<()> {
-    let mut layers = Layers::default();
-    let namespaces = fence::unshare(&mut layers)?;
-    // SAFETY: this process has one thread, so the child may do anything that the parent may.
-    match sys::check(unsafe { libc::fork() })? {
-        0 => {}
-        child => return await_child(child),
-    }
+fn try_layers(grouping: Grouping) -> io::Result<()> {
     let spec = KeeperSpec {
         sandbox: "probe".to_owned(),
         incarnation: 0,
@@ -44,7 +37,15 @@ fn try_layers() -> io::Result<()> {
         uid: Some(PROBE_UID),
         binds: Vec::new(),
         failpoint: String::new(),
+        grouping,
     };
+    let mut layers = Layers::default();
+    let namespaces = fence::unshare(&spec, &mut layers)?;
+    // SAFETY: this process has one thread, so the child may do anything that the parent may.
+    match sys::check(unsafe { libc::fork() })? {
+        0 => {}
+        child => return await_child(child),
+    }
     let dir: OwnedFd = std::fs::File::open("/")?.into();
     let fence = Fence::build(&spec, namespaces, layers)?;
     let confined = confine::enter(&spec, &dir, fence)?;

@@ -32,6 +32,25 @@ pub(crate) fn make_tree(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Makes every mount that shows cgroups of the second version read-only.
+pub(crate) fn cgroups() -> io::Result<()> {
+    for mount in of_kind(&std::fs::read("/proc/self/mountinfo")?, b"cgroup2") {
+        remount(&sys::c_string(mount.as_os_str())?)?;
+    }
+    Ok(())
+}
+
+/// Mount points of a kind of file system, from the text of a `mountinfo`.
+fn of_kind(mountinfo: &[u8], kind: &[u8]) -> Vec<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let mounts = lines.filter(|line| {
+        // Any number of fields stands before the dash, and the kind after it.
+        let mut words = line.split(|byte| *byte == b' ').skip_while(|word| *word != b"-");
+        words.nth(1) == Some(kind)
+    });
+    mounts.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped).collect()
+}
+
 /// All at once, by the kernel.
 fn set_tree(path: &CStr) -> io::Result<()> {
     let attr = MountAttr { set: MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, userns_fd: 0 };
@@ -113,6 +132,7 @@ mod tests {
             broken\n";
         let found = beneath(mountinfo, Path::new("/a"));
         assert_eq!(found, [PathBuf::from("/a"), PathBuf::from("/a/with blank\\")]);
+        assert_eq!(of_kind(mountinfo, b"ext4"), [PathBuf::from("/")]);
         assert_eq!(unescaped(b"/x\\9\\04"), PathBuf::from("/x\\9\\04"));
     }
 

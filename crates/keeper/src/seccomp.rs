@@ -76,18 +76,45 @@ const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
 const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
 /// The low half of the first argument, on a little-endian machine.
-const FLAGS_AT: u32 = 16;
+const FIRST_AT: u32 = 16;
+
+/// What becomes of `clone3`, whose flags lie in memory, out of a filter's sight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clone3 {
+    /// Told that it does not exist, libc uses `clone`.
+    Refused,
+    /// The keeper needs it; each exec refuses it to itself by [`refuse_clone3`].
+    LeftToExecs,
+}
 
 /// Installs the filter on this process and all that it starts. Needs `no_new_privs`.
-pub(crate) fn enter() -> io::Result<()> {
-    let mut program = program();
+pub(crate) fn enter(clone3: Clone3) -> io::Result<()> {
+    install(program(clone3))
+}
+
+/// Refuses `clone3` to this process and all that it starts. Needs `no_new_privs`, and a filter before it that
+/// lets no other convention through.
+pub(crate) fn refuse_clone3() -> io::Result<()> {
+    install(without_clone3())
+}
+
+fn without_clone3() -> Vec<libc::sock_filter> {
+    vec![
+        load(NUMBER_AT),
+        jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1),
+        answer(refuse(libc::ENOSYS)),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
+fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them.
     sys::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) }).map(drop)
 }
 
-fn program() -> Vec<libc::sock_filter> {
+fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
     let mut code = vec![
         load(ARCH_AT),
         jump(libc::BPF_JEQ, ARCH, 1, 0),
@@ -100,11 +127,21 @@ fn program() -> Vec<libc::sock_filter> {
     for number in DENIED {
         code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::EPERM))]);
     }
-    // Its flags lie in memory, out of a filter's sight; told that it does not exist, libc uses `clone`.
-    code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
+    match clone3 {
+        Clone3::Refused => {
+            code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
+        }
+        Clone3::LeftToExecs => {}
+    }
     code.extend([
+        // Of another process it would set limits, and keeper and guardians may have the same user.
+        jump(libc::BPF_JEQ, libc::SYS_prlimit64 as u32, 0, 4),
+        load(FIRST_AT),
+        jump(libc::BPF_JEQ, 0, 0, 1),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(refuse(libc::EPERM)),
         jump(libc::BPF_JEQ, libc::SYS_clone as u32, 0, 3),
-        load(FLAGS_AT),
+        load(FIRST_AT),
         jump(libc::BPF_JSET, NAMESPACE_FLAGS.cast_unsigned(), 0, 1),
         answer(refuse(libc::EPERM)),
         answer(libc::SECCOMP_RET_ALLOW),
@@ -136,16 +173,20 @@ fn jump(test: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs the filter as the kernel would.
-    fn decide(arch: u32, number: u32, flags: u32) -> u32 {
-        let (program, mut at, mut loaded) = (program(), 0, 0);
+    fn decide(arch: u32, number: u32, first: u32) -> u32 {
+        run(&program(Clone3::Refused), arch, number, first)
+    }
+
+    /// Runs a filter as the kernel would.
+    fn run(program: &[libc::sock_filter], arch: u32, number: u32, first: u32) -> u32 {
+        let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
             let class = u32::from(step.code) & 0x07;
             let test = u32::from(step.code) & 0xf0;
             at += 1;
             if class == libc::BPF_LD {
-                loaded = [(NUMBER_AT, number), (ARCH_AT, arch), (FLAGS_AT, flags)]
+                loaded = [(NUMBER_AT, number), (ARCH_AT, arch), (FIRST_AT, first)]
                     .into_iter()
                     .find(|(offset, _)| *offset == step.k)
                     .map(|(_, value)| value)
@@ -175,6 +216,11 @@ mod tests {
         for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET] {
             assert_eq!(decide(ARCH, clone, flag.cast_unsigned() | 17), refuse(libc::EPERM));
         }
+        let prlimit = libc::SYS_prlimit64 as u32;
+        assert_eq!(decide(ARCH, prlimit, 0), libc::SECCOMP_RET_ALLOW);
+        for pid in [1, 4711, u32::MAX] {
+            assert_eq!(decide(ARCH, prlimit, pid), refuse(libc::EPERM), "{pid}");
+        }
         let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD;
         assert_eq!(decide(ARCH, clone, thread.cast_unsigned()), libc::SECCOMP_RET_ALLOW);
         for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_openat, libc::SYS_kill, libc::SYS_rseq] {
@@ -183,5 +229,15 @@ mod tests {
         assert_eq!(decide(0x4000_0003, 1, 0), libc::SECCOMP_RET_KILL_PROCESS);
         #[cfg(target_arch = "x86_64")]
         assert_eq!(decide(ARCH, X32_BIT | 1, 0), refuse(libc::ENOSYS));
+    }
+
+    #[test]
+    fn execs_have_no_clone3_also_where_the_keeper_does() {
+        let clone3 = libc::SYS_clone3 as u32;
+        assert_eq!(run(&program(Clone3::LeftToExecs), ARCH, clone3, 0), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(run(&without_clone3(), ARCH, clone3, 0), refuse(libc::ENOSYS));
+        for number in [libc::SYS_clone, libc::SYS_read, libc::SYS_execve] {
+            assert_eq!(run(&without_clone3(), ARCH, number as u32, 0), libc::SECCOMP_RET_ALLOW);
+        }
     }
 }

@@ -3,29 +3,69 @@
 //! Owns: the steps between `fork` and `execve`. Never: what is inherited anyway (see `confine`).
 
 use std::ffi::{CStr, CString, OsStr, OsString};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::{Duration, Instant};
 
 use lodge_link::Start;
 
 /// How often, and after which pause, a program that is still open for writing is tried again.
 const BUSY_RETRIES_MAX: u32 = 100;
 const BUSY_PAUSE_US: u32 = 5_000;
+/// How long a child may take to replace itself, during which nothing else is served.
+const SPAWN_WITHIN: Duration = Duration::from_secs(5);
+/// How often, and after which pause, a child that failed is looked for until it is killed.
+const COLLECT_LOOKS_MAX: u32 = 2_000;
+const COLLECT_PAUSE_US: u32 = 500;
+/// Length of what a child reports: the step and the error.
+const REPORT_LEN: usize = 5;
 
 use crate::confine::{self, Confined, User};
 use crate::fence::Namespaces;
+use crate::group::Group;
+use crate::guardian::{self, Guard, Met};
 use crate::landlock::Ruleset;
+use crate::seccomp;
 use crate::sys;
+
+/// What holds the processes of the new exec together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Hold<'a> {
+    Group(&'a Group),
+    /// A guardian, which shares the sandbox's lock.
+    Guardian {
+        lock: RawFd,
+    },
+}
 
 /// A running child and this side of its streams.
 #[derive(Debug)]
 pub(crate) struct Spawned {
-    pub(crate) pid: i32,
+    /// None where a guardian was killed before it could tell.
+    pub(crate) pid: Option<i32>,
+    /// The guardian, where that was asked for.
+    pub(crate) guard: Option<Guard>,
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
     /// None where the child writes straight to a descriptor it was given.
     pub(crate) stderr: Option<OwnedFd>,
+    pub(crate) progress: Progress,
+}
+
+/// How far a child came within its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Runs,
+    /// Somebody holds it up. Whether the program began cannot be told.
+    Late,
+}
+
+/// What a child says about replacing itself.
+enum Replaced {
+    Yes,
+    NotYet,
+    Failed { step: u8, errno: i32 },
 }
 
 /// Why there is no child.
@@ -43,6 +83,14 @@ enum Step {
     User = 2,
     Directory = 3,
     Program = 4,
+    Hold = 5,
+}
+
+/// The child's ends of its streams, and where it reports a failure.
+#[derive(Clone, Copy)]
+struct Theirs {
+    streams: [RawFd; 3],
+    report: RawFd,
 }
 
 /// Everything that the child needs, made before the fork.
@@ -54,12 +102,14 @@ struct Prepared {
     cwd: CString,
 }
 
-/// Starts a program. Returns once it runs or is known not to.
+/// Starts a program. Returns once it runs, is known not to, or had its time: anything in the sandbox may stop
+/// the child on its way, and nothing may stop the keeper.
 ///
 /// `stderr` replaces the pipe that it would otherwise get.
 pub(crate) fn spawn(
     start: &Start,
     confined: &Confined,
+    hold: Hold<'_>,
     stderr: Option<OwnedFd>,
 ) -> Result<Spawned, NotSpawned> {
     let prepared = prepare(start)?;
@@ -74,24 +124,56 @@ pub(crate) fn spawn(
         None => sys::pipe().map(|(ours, theirs)| (Some(ours), theirs)).map_err(failed)?,
     };
     let (report, report_theirs) = sys::pipe().map_err(failed)?;
-    for fd in [Some(&stdin), Some(&stdout), stderr.as_ref()].into_iter().flatten() {
+    for fd in [Some(&stdin), Some(&stdout), stderr.as_ref(), Some(&report)].into_iter().flatten() {
         sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
     }
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
-    let pid = fork(confined).map_err(failed)?;
-    if pid == 0 {
-        let report = report_theirs.as_raw_fd();
-        let (step, error) = become_program(&prepared, confined, streams, report);
-        tell(step, error, report)
-    }
-    drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
-    match failure(report) {
-        None => Ok(Spawned { pid, stdin, stdout, stderr }),
-        Some((step, errno)) => {
-            reap(pid);
-            Err(not_spawned(start, step, errno))
+    let theirs = Theirs { streams, report: report_theirs.as_raw_fd() };
+    let (first, status) = match hold {
+        Hold::Group(group) => {
+            let pid = fork(confined, || sys::fork_into(group.dir.as_raw_fd())).map_err(failed)?;
+            if pid == 0 {
+                let (step, error) = become_program(&prepared, confined, theirs);
+                tell(step, error, theirs.report)
+            }
+            (pid, None)
         }
-    }
+        Hold::Guardian { lock } => {
+            let (status, status_theirs) = sys::pipe().map_err(failed)?;
+            sys::set_nonblocking(status.as_raw_fd()).map_err(failed)?;
+            let keeper = std::process::id().cast_signed();
+            let pid = fork(confined, sys::fork).map_err(failed)?;
+            if pid == 0 {
+                become_guardian(&prepared, confined, theirs, (keeper, status_theirs.as_raw_fd(), lock));
+            }
+            (pid, Some(status))
+        }
+    };
+    drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
+    let until = Instant::now() + SPAWN_WITHIN;
+    let mut progress = match await_program(report, until) {
+        Replaced::Yes => Progress::Runs,
+        Replaced::NotYet => Progress::Late,
+        Replaced::Failed { step, errno } => {
+            collect(first);
+            return Err(not_spawned(start, step, errno));
+        }
+    };
+    let (pid, guard) = match status.map(|status| Guard::meet(first, status, until)) {
+        None => (Some(first), None),
+        Some((mut guard, Met::Program(main))) => {
+            if !confined.proc_is_ours {
+                guard.hold_main(main);
+            }
+            (Some(main), Some(guard))
+        }
+        Some((guard, Met::Nobody)) => (None, Some(guard)),
+        Some((guard, Met::Late)) => {
+            progress = Progress::Late;
+            (None, Some(guard))
+        }
+    };
+    Ok(Spawned { pid, guard, stdin, stdout, stderr, progress })
 }
 
 fn prepare(start: &Start) -> Result<Prepared, NotSpawned> {
@@ -126,13 +208,12 @@ fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
 }
 
 /// Forks with the score of an exec, which the keeper gives back at once.
-fn fork(confined: &Confined) -> io::Result<i32> {
+fn fork(confined: &Confined, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
     // A score that cannot be written was reported as a missing layer, or is a passing failure.
     if let Some(oom) = &confined.oom
         && oom.raise().is_err()
     {}
-    // SAFETY: this process has one thread, so the child may do anything that the parent may.
-    let forked = sys::check(unsafe { libc::fork() });
+    let forked = fork();
     let is_child = matches!(forked, Ok(0));
     if let Some(oom) = &confined.oom
         && !is_child
@@ -141,18 +222,30 @@ fn fork(confined: &Confined) -> io::Result<i32> {
     forked
 }
 
-/// Runs in the child, and returns only if something failed.
-fn become_program(
+/// Runs in the child: forks the program and stays as its guardian.
+fn become_guardian(
     prepared: &Prepared,
     confined: &Confined,
-    streams: [RawFd; 3],
-    report: RawFd,
-) -> (Step, io::Error) {
+    theirs: Theirs,
+    (keeper, status, lock): (i32, RawFd, RawFd),
+) -> ! {
+    match guardian::prepare().and_then(|()| sys::fork()) {
+        Ok(0) => {
+            let (step, error) = become_program(prepared, confined, theirs);
+            tell(step, error, theirs.report)
+        }
+        Ok(main) => guardian::guard(main, keeper, status, lock),
+        Err(error) => tell(Step::Hold, error, theirs.report),
+    }
+}
+
+/// Runs in the child, and returns only if something failed.
+fn become_program(prepared: &Prepared, confined: &Confined, theirs: Theirs) -> (Step, io::Error) {
     match confined.rules.as_ref().map_or(Ok(()), Ruleset::enter) {
         Ok(()) => {}
         Err(error) => return (Step::User, error),
     }
-    match arrange_streams(streams, report) {
+    match arrange_streams(theirs.streams, theirs.report) {
         Ok(()) => {}
         Err(error) => return (Step::Streams, error),
     }
@@ -198,6 +291,10 @@ fn become_user(confined: &Confined) -> io::Result<()> {
         },
     }
     confine::set_capabilities(0)?;
+    confined.files.restore()?;
+    if confined.refuses_clone3 {
+        seccomp::refuse_clone3()?;
+    }
     match confined.namespaces {
         Namespaces::Own => Ok(()),
         // Without a namespace the kernel does not end the sandbox with its keeper, so this has to.
@@ -257,11 +354,16 @@ fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
 }
 
 /// Waits for the child to replace itself, which closes the pipe, or to say why not.
-fn failure(report: OwnedFd) -> Option<(u8, i32)> {
-    let mut message = [0; 5];
-    std::fs::File::from(report).read_exact(&mut message).ok()?;
-    let [step, errno @ ..] = message;
-    Some((step, i32::from_le_bytes(errno)))
+fn await_program(report: OwnedFd, until: Instant) -> Replaced {
+    let mut message = [0; REPORT_LEN];
+    match sys::read_until(report.as_raw_fd(), &mut message, until) {
+        Ok(REPORT_LEN) => {
+            let [step, errno @ ..] = message;
+            Replaced::Failed { step, errno: i32::from_le_bytes(errno) }
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Replaced::NotYet,
+        Ok(_) | Err(_) => Replaced::Yes,
+    }
 }
 
 fn not_spawned(start: &Start, step: u8, errno: i32) -> NotSpawned {
@@ -275,13 +377,26 @@ fn not_spawned(start: &Start, step: u8, errno: i32) -> NotSpawned {
         format!("cannot enter {}: {cause}", start.cwd.display())
     } else if step == Step::User as u8 {
         format!("cannot become the sandbox's user: {cause}")
+    } else if step == Step::Hold as u8 {
+        format!("cannot hold its processes together: {cause}")
     } else {
         format!("cannot arrange its streams: {cause}")
     };
     NotSpawned { errno, why }
 }
 
-fn reap(pid: i32) {
-    // SAFETY: a null status is allowed. The child is ours and has ended or is about to.
-    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+/// Collects a child that has nothing left to do but to end, or its guardian. One that somebody stopped is killed
+/// and left to the loop, which collects everybody and looks for what a killed guardian left.
+fn collect(pid: i32) {
+    for _ in 0..COLLECT_LOOKS_MAX {
+        // SAFETY: a null status is allowed, and `usleep` takes a plain number.
+        unsafe {
+            if libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) != 0 {
+                return;
+            }
+            libc::usleep(COLLECT_PAUSE_US);
+        }
+    }
+    // It was not collected, so the pid is still its own; if it is gone, that is what was wanted.
+    if sys::kill(pid, libc::SIGKILL).is_err() {}
 }

@@ -6,7 +6,11 @@ use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Too wide for the type that libc gives it.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+const PIDFD_SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
 
 /// Turns `-1` into the error that the kernel left.
 pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -145,6 +149,42 @@ pub(crate) fn pidfd_send_signal(pidfd: RawFd, signal: i32) -> io::Result<()> {
     check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, info, 0) }).map(drop)
 }
 
+/// Signals the process group that this process leads or led. Needs Linux 6.9.
+pub(crate) fn pidfd_signal_group(pidfd: RawFd, signal: i32) -> io::Result<()> {
+    let info: *const libc::siginfo_t = std::ptr::null();
+    let flags = PIDFD_SIGNAL_PROCESS_GROUP;
+    // SAFETY: a null info asks the kernel to fill it in.
+    check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, info, flags) }).map(drop)
+}
+
+/// Reads from a nonblocking pipe until `bytes` is full or the pipe ends, and returns how much there was.
+///
+/// Past the moment `until`, this is an error of the kind `TimedOut`.
+pub(crate) fn read_until(fd: RawFd, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match read(fd, &mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(len) => filled += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                // Rounded up: waking a moment early would only mean to wait again.
+                let left_ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+                match wait_readable(fd, left_ms) {
+                    Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
 /// Waits for one descriptor.
 pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> io::Result<bool> {
     let mut polled = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
@@ -155,6 +195,37 @@ pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> io::Result<bool> {
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Forks. For a process with one thread: its child may do anything that it may.
+pub(crate) fn fork() -> io::Result<i32> {
+    // SAFETY: no memory is passed; that there is one thread is the caller's promise.
+    check(unsafe { libc::fork() })
+}
+
+/// As [`fork`], with the child in another cgroup from its first moment. Moving it there later would wait for
+/// every processor.
+pub(crate) fn fork_into(cgroup: RawFd) -> io::Result<i32> {
+    // SAFETY: the structure is plain data, as long as is announced, and outlives the call. Without a stack
+    // and without shared memory the child goes on with a copy of everything, as after a fork.
+    let forked = unsafe {
+        let mut args: libc::clone_args = std::mem::zeroed();
+        args.flags = CLONE_INTO_CGROUP;
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.cgroup = cgroup as u64;
+        libc::syscall(libc::SYS_clone3, &args, size_of::<libc::clone_args>())
+    };
+    check_long(forked).map(|pid| pid as i32)
+}
+
+/// Whether this process is a child of ours that was not collected yet.
+pub(crate) fn is_child(pid: i32) -> bool {
+    // SAFETY: `siginfo_t` is plain data, for which zeroes are a valid value, and outlives the call.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, pid.cast_unsigned(), &mut info, flags) == 0
+    }
 }
 
 pub(crate) fn is_root() -> bool {

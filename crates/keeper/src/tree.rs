@@ -1,12 +1,19 @@
 //! Which processes there are, and which of them belong together.
 //!
 //! Owns: walking `/proc` and signalling what was found there. Never: trusting a pid alone; a process is
-//! a pid and its start time, rechecked through a pidfd before each signal.
+//! a pid and its start time, rechecked through a pidfd before each signal. A group has nothing but its number,
+//! so groups are signalled only where every number is the sandbox's own.
 
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsRawFd;
 
+use crate::fence::Namespaces;
 use crate::sys;
+
+/// Most rounds of chasing those who forked meanwhile, before others get their turn.
+const CHASES_MAX: usize = 16;
 
 /// One process, at the moment it was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,13 +32,6 @@ pub(crate) fn process(pid: i32) -> Option<Process> {
     parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Looks at every process that `/proc` shows.
-pub(crate) fn processes() -> Vec<Process> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(process).collect()
-}
-
 /// `pid (name) state ppid pgrp session …`; the name may contain anything, so the last `)` counts.
 fn parse(pid: i32, stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(')')?;
@@ -43,35 +43,126 @@ fn parse(pid: i32, stat: &str) -> Option<Process> {
     Some(Process { pid, parent, group, session, start, is_zombie: state == "Z" || state == "X" })
 }
 
-/// The processes of the exec whose main process is or was `main`: its group, its session, their
-/// descendants, and whatever was found to belong to it before.
-pub(crate) fn belonging(all: &[Process], main: i32, before: &[Process]) -> Vec<Process> {
-    let was_here =
-        |process: &Process| before.iter().any(|b| b.pid == process.pid && b.start == process.start);
-    let roots = all.iter().filter(|process| {
-        process.pid == main || process.group == main || process.session == main || was_here(process)
-    });
-    with_descendants(all, roots.copied().collect())
+/// Every process that `/proc` showed at one moment, by its parent.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    seen: HashSet<i32>,
+    children: HashMap<i32, Vec<Process>>,
 }
 
-/// Everything that descends from `ancestor`, without it.
-pub(crate) fn descendants(all: &[Process], ancestor: i32) -> Vec<Process> {
-    let children = all.iter().filter(|process| process.parent == ancestor);
-    with_descendants(all, children.copied().collect())
-}
+impl Walk {
+    /// Looks at all of them once, which costs the more the more there are: once in a turn is often enough.
+    pub(crate) fn now() -> Walk {
+        Walk::of(pids().filter_map(process))
+    }
 
-fn with_descendants(all: &[Process], mut found: Vec<Process>) -> Vec<Process> {
-    let mut next = 0;
-    while next < found.len() {
-        let parent = found[next].pid;
-        for process in all.iter().filter(|process| process.parent == parent) {
-            if !found.iter().any(|known| known.pid == process.pid) {
-                found.push(*process);
+    fn of(all: impl Iterator<Item = Process>) -> Walk {
+        let mut walk = Walk { seen: HashSet::new(), children: HashMap::new() };
+        for process in all {
+            walk.seen.insert(process.pid);
+            walk.children.entry(process.parent).or_default().push(process);
+        }
+        walk
+    }
+
+    /// Kills what descends from `ancestor`, and chases what that forked since the look around.
+    ///
+    /// Returns how many there were, of whom some may be missed that fork and go in no time.
+    pub(crate) fn kill_descendants(&self, ancestor: i32, without: Without<'_>, reach: Reach) -> usize {
+        let found = self.descendants_but(ancestor, without);
+        let killed = kill_all(&found, reach);
+        if killed > 0 {
+            let held: &[i32] = match without {
+                Without::Children(_) => &[],
+                Without::Themselves(pids) => pids,
+            };
+            let found = found.iter().map(|process| process.pid);
+            let mut family: HashSet<i32> = found.chain([ancestor]).chain(held.iter().copied()).collect();
+            let mut seen = self.seen.clone();
+            for _ in 0..CHASES_MAX {
+                if chase(&mut seen, &mut family) == 0 {
+                    break;
+                }
             }
         }
-        next += 1;
+        killed
     }
-    found
+
+    /// Everything that descends from `ancestor`, without it.
+    pub(crate) fn descendants(&self, ancestor: i32) -> Vec<Process> {
+        self.descendants_but(ancestor, Without::Children(&[]))
+    }
+
+    /// As [`Walk::descendants`], without some.
+    pub(crate) fn descendants_but(&self, ancestor: i32, without: Without<'_>) -> Vec<Process> {
+        let mut found: Vec<Process> = Vec::new();
+        let mut seen = HashSet::from([ancestor]);
+        let mut parents = vec![ancestor];
+        while let Some(parent) = parents.pop() {
+            for child in self.children.get(&parent).into_iter().flatten() {
+                // The processes were not looked at all at once, so a pid may have come back in between.
+                if !seen.insert(child.pid) {
+                    continue;
+                }
+                match without {
+                    Without::Children(pids) if parent == ancestor && pids.contains(&child.pid) => continue,
+                    Without::Themselves(pids) if pids.contains(&child.pid) => {}
+                    Without::Children(_) | Without::Themselves(_) => found.push(*child),
+                }
+                parents.push(child.pid);
+            }
+        }
+        found
+    }
+}
+
+/// Every pid that `/proc` shows.
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Kills each process that nobody has seen yet and whose parent is one of the family. Few are looked at, so they
+/// are hit a moment after they were born.
+fn chase(seen: &mut HashSet<i32>, family: &mut HashSet<i32>) -> usize {
+    let mut hit = 0;
+    for new in pids().filter(|pid| seen.insert(*pid)).filter_map(process) {
+        if family.contains(&new.parent) {
+            family.insert(new.pid);
+            // One that is gone already has left a successor, which is chased next.
+            drop(signal(&new, libc::SIGKILL));
+            hit += 1;
+        }
+    }
+    hit
+}
+
+/// Who is left out of the descendants of a process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Without<'a> {
+    /// These of its children, and what descends from those.
+    Children(&'a [i32]),
+    /// These, but not what descends from them.
+    Themselves(&'a [i32]),
+}
+
+/// What may be named by a number alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Process groups, since no number here belongs to anybody outside of the sandbox. One is spared: a program
+    /// that was just forked may still be in the group of whoever holds it.
+    GroupsBut(i32),
+    /// Nothing: a number may have gone to a stranger.
+    Processes,
+}
+
+impl Reach {
+    pub(crate) fn within(namespaces: Namespaces, spared: i32) -> Reach {
+        match namespaces {
+            Namespaces::Own => Reach::GroupsBut(spared),
+            Namespaces::Host => Reach::Processes,
+        }
+    }
 }
 
 /// Signals exactly this process, not one that took its pid since.
@@ -81,6 +172,32 @@ pub(crate) fn signal(target: &Process, signal: i32) -> io::Result<()> {
         Some(now) if now.start == target.start => sys::pidfd_send_signal(pidfd.as_raw_fd(), signal),
         Some(_) | None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
     }
+}
+
+/// Kills these processes, and where that is in reach all who share their groups: a group is killed at once, and
+/// what it forks meanwhile with it. An exec's groups are its own, as each exec has a session of its own.
+///
+/// Zombies are passed over. Returns how many were not.
+fn kill_all(found: &[Process], reach: Reach) -> usize {
+    let living = || found.iter().filter(|process| !process.is_zombie);
+    let groups: HashSet<i32> = match reach {
+        Reach::GroupsBut(spared) => {
+            let groups = living().map(|process| process.group);
+            groups.filter(|group| *group > 1 && *group != spared).collect()
+        }
+        Reach::Processes => HashSet::new(),
+    };
+    // One that ended in the meantime is what was wanted.
+    for group in groups {
+        if sys::kill(-group, libc::SIGKILL).is_err() {}
+    }
+    // The youngest first: of those that fork and go, it is the one that has not forked yet.
+    let mut targets: Vec<&Process> = living().collect();
+    targets.sort_unstable_by_key(|process| Reverse((process.start, process.pid)));
+    for process in &targets {
+        if signal(process, libc::SIGKILL).is_err() {}
+    }
+    targets.len()
 }
 
 #[cfg(test)]
@@ -99,25 +216,38 @@ mod tests {
         assert_eq!(parse(7, "7 (a"), None);
     }
 
+    fn pids(found: Vec<Process>) -> Vec<i32> {
+        let mut pids: Vec<i32> = found.iter().map(|process| process.pid).collect();
+        pids.sort_unstable();
+        pids
+    }
+
     #[test]
-    fn an_exec_is_its_group_its_session_their_descendants_and_what_was_seen_before() {
+    fn descendants_are_found_through_any_number_of_generations() {
         let all = [
             one(1, 0, 1, 1),
             one(10, 1, 10, 10),
-            one(11, 10, 11, 10),
+            one(11, 10, 11, 11),
             one(12, 11, 12, 12),
-            one(13, 1, 10, 10),
-            one(14, 1, 14, 14),
             one(20, 1, 20, 20),
             one(21, 20, 20, 20),
         ];
-        let pids = |found: Vec<Process>| {
-            let mut pids: Vec<i32> = found.iter().map(|process| process.pid).collect();
-            pids.sort_unstable();
-            pids
-        };
-        assert_eq!(pids(belonging(&all, 10, &[])), [10, 11, 12, 13]);
-        assert_eq!(pids(belonging(&all, 10, &[one(14, 12, 14, 14)])), [10, 11, 12, 13, 14]);
-        assert_eq!(pids(descendants(&all, 20)), [21]);
+        let walk = Walk::of(all.into_iter());
+        assert_eq!(pids(walk.descendants(10)), [11, 12]);
+        assert_eq!(pids(walk.descendants_but(1, Without::Children(&[10]))), [20, 21]);
+        assert_eq!(pids(walk.descendants_but(1, Without::Themselves(&[10, 20]))), [11, 12, 21]);
+    }
+
+    #[test]
+    fn pids_that_came_back_during_a_walk_do_not_lead_in_circles() {
+        let walk = Walk::of([one(10, 1, 10, 10), one(11, 10, 10, 10), one(10, 11, 10, 10)].into_iter());
+        assert_eq!(pids(walk.descendants(1)), [10, 11]);
+    }
+
+    #[test]
+    fn a_chain_as_long_as_the_host_has_pids_is_walked_in_a_moment() {
+        let longest = 200_000;
+        let walk = Walk::of((2..longest).map(|pid| one(pid, pid - 1, pid, pid)));
+        assert_eq!(walk.descendants(1).len(), longest as usize - 2);
     }
 }

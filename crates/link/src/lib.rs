@@ -23,7 +23,7 @@ pub use handshake::{
 pub use record::{Counted, Ended, ExitRecord, Usage};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
-pub use spec::{Bind, KeeperSpec};
+pub use spec::{Bind, Grouping, KeeperSpec};
 pub use wire::DecodeError;
 
 /// The lock whose holder is the keeper of the directory it lies in.
@@ -34,6 +34,12 @@ pub const SOCKET_FILE: &str = "k";
 ///
 /// A hint for waiting until a dead keeper's tree is gone, never a way to find a living one.
 pub const PID_FILE: &str = "pid";
+/// The guardians of a keeper without a pid namespace, a line for each as in [`PID_FILE`].
+///
+/// They hold the keeper's lock until they have ended what it left, and any process of the same user may stop one.
+pub const GUARDIANS_FILE: &str = "guardians";
+/// The sandbox's cgroup as a path of the host, for whoever has to end what a dead keeper left in it.
+pub const CGROUP_FILE: &str = "cgroup";
 /// Holds one directory for each claimed exec.
 pub const EXEC_DIR: &str = "exec";
 /// Within an exec's directory: its [`ExitRecord`].
@@ -53,6 +59,8 @@ pub mod descriptors {
     pub const LOG: i32 = 5;
     /// Where the keeper says, in one byte and an optional text, how its start went.
     pub const READY: i32 = 6;
+    /// The sandbox's cgroup, if it has one.
+    pub const CGROUP: i32 = 7;
 }
 
 /// First byte a starting keeper writes to [`descriptors::READY`]; text may follow.

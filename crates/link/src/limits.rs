@@ -12,6 +12,8 @@ pub const RUNTIME_LINE_MAX: usize = 16 * 1024 * 1024;
 pub const RECORD_MAX: usize = 8 * 1024;
 /// Longest reason or note, in bytes; longer ones are cut.
 pub const TEXT_MAX: usize = 2 * 1024;
+/// Longest list of guardians, in bytes.
+pub const GUARDIANS_MAX: usize = 64 * 1024;
 /// Longest spec of a keeper.
 pub const SPEC_MAX: usize = 1024 * 1024;
 /// Most execs listed in a welcome; the rest is found by their directories.

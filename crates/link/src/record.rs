@@ -1,8 +1,16 @@
-//! How an exec ended, as its keeper writes it to `exec/<id>/exit`.
+//! How an exec ended: bare in a frame, sealed in `exec/<id>/exit`.
+//!
+//! A disk may lose the end of a file, or keep its length and lose what it held. The seal is what tells
+//! an outcome from such remains; a frame needs none.
 
+use crate::sha256::Sha256;
 use crate::wire::{DecodeError, Put, Take};
 
 const MAGIC: &[u8; 4] = b"LXR1";
+/// Opens a sealed record. Its seal follows, then the length of the bare record, then that itself.
+const SEALED: &[u8; 4] = b"LXR2";
+/// Bytes of a record's digest that seal it.
+const SEAL_LEN: usize = 16;
 
 /// How a main process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +67,25 @@ impl ExitRecord {
         put.out
     }
 
+    /// The record as it goes to a file.
+    pub fn seal(&self) -> Vec<u8> {
+        let bare = self.encode();
+        let mut put = Put::default();
+        put.fixed(SEALED).fixed(&seal_of(&bare)).bytes(&bare);
+        put.out
+    }
+
+    /// Reads a file that holds a sealed record, or a bare one of a keeper that did not seal yet.
+    pub fn unseal(bytes: &[u8]) -> Result<ExitRecord, DecodeError> {
+        let mut take = Take::new(bytes);
+        if &take.fixed::<4>()? != SEALED {
+            return ExitRecord::decode(bytes);
+        }
+        let seal = take.fixed::<SEAL_LEN>()?;
+        let bare = take.bytes()?;
+        if seal_of(bare) == seal { ExitRecord::decode(bare) } else { Err(DecodeError::BadSeal) }
+    }
+
     pub fn decode(bytes: &[u8]) -> Result<ExitRecord, DecodeError> {
         let mut take = Take::new(bytes);
         if &take.fixed::<4>()? != MAGIC {
@@ -83,9 +110,16 @@ impl ExitRecord {
     }
 }
 
+fn seal_of(bare: &[u8]) -> [u8; SEAL_LEN] {
+    let mut seal = [0; SEAL_LEN];
+    seal.copy_from_slice(&Sha256::of(bare)[..SEAL_LEN]);
+    seal
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits;
 
     fn sample(ended: Ended) -> ExitRecord {
         ExitRecord {
@@ -116,6 +150,51 @@ mod tests {
         let bytes = sample(Ended::Code(0)).encode();
         for len in 0..bytes.len() {
             assert!(ExitRecord::decode(&bytes[..len]).is_err(), "cut at {len}");
+        }
+    }
+
+    /// A record as long as one can be, so that it lies in several sectors.
+    fn long() -> ExitRecord {
+        let why = "w".repeat(limits::TEXT_MAX);
+        let note = "n".repeat(limits::TEXT_MAX);
+        ExitRecord { note, ..sample(Ended::NotStarted { errno: 5, why }) }
+    }
+
+    #[test]
+    fn a_sealed_record_comes_back_and_so_does_a_bare_one() {
+        for record in [sample(Ended::Code(3)), long()] {
+            let mut sealed = record.seal();
+            assert!(sealed.len() <= limits::RECORD_MAX);
+            sealed.extend_from_slice(&[0; 512]);
+            assert_eq!(ExitRecord::unseal(&sealed), Ok(record.clone()));
+            assert_eq!(ExitRecord::unseal(&record.encode()), Ok(record));
+        }
+    }
+
+    #[test]
+    fn no_remains_of_a_sealed_record_are_read_as_an_outcome() {
+        for record in [sample(Ended::Code(0)), long()] {
+            let sealed = record.seal();
+            for len in 0..sealed.len() {
+                assert!(ExitRecord::unseal(&sealed[..len]).is_err(), "cut at {len}");
+            }
+            for sector in 0..sealed.len().div_ceil(512) {
+                let (from, to) = (sector * 512, sealed.len().min(sector * 512 + 512));
+                let mut lost = sealed.clone();
+                lost[from..to].fill(0);
+                assert!(ExitRecord::unseal(&lost).is_err(), "sector {sector}");
+                lost[from..].fill(0);
+                assert!(ExitRecord::unseal(&lost).is_err(), "zeroes from sector {sector}");
+            }
+            // Few enough to be fast, and in step with no field.
+            for at in (0..sealed.len()).step_by(29) {
+                let mut flipped = sealed.clone();
+                flipped[at] ^= 1;
+                assert!(ExitRecord::unseal(&flipped).is_err(), "byte {at}");
+            }
+        }
+        for zeroes in [0, 1, 512, limits::RECORD_MAX] {
+            assert!(ExitRecord::unseal(&vec![0; zeroes]).is_err(), "{zeroes} zeroes");
         }
     }
 }

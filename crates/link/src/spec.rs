@@ -15,6 +15,15 @@ pub struct Bind {
     pub read_only: bool,
 }
 
+/// How the keeper can reach everything that an exec started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Grouping {
+    /// The sandbox has a cgroup of this name, on [`descriptors::CGROUP`](crate::descriptors::CGROUP).
+    Cgroup { name: String },
+    /// There is none, for this reason.
+    None { why: String },
+}
+
 /// Everything a keeper has to know about its sandbox.
 #[derive(Debug, Clone)]
 pub struct KeeperSpec {
@@ -30,6 +39,7 @@ pub struct KeeperSpec {
     pub binds: Vec<Bind>,
     /// Where to die, for crash tests. Empty: nowhere.
     pub failpoint: String,
+    pub grouping: Grouping,
 }
 
 impl KeeperSpec {
@@ -47,6 +57,10 @@ impl KeeperSpec {
             put.os(bind.source.as_os_str()).os(bind.target.as_os_str()).u8(bind.read_only.into());
         });
         put.text(&self.failpoint);
+        match &self.grouping {
+            Grouping::Cgroup { name } => put.u8(1).text(name),
+            Grouping::None { why } => put.u8(0).text(why),
+        };
         put.out
     }
 
@@ -71,7 +85,16 @@ impl KeeperSpec {
         })?;
         let failpoint = take.text()?;
         let uid = (has_uid != 0).then_some(uid);
-        Ok(KeeperSpec { sandbox, incarnation, secret, state_dir, root, uid, binds, failpoint })
+        let grouping = if take.is_empty() {
+            Grouping::None { why: "none was given".to_owned() }
+        } else {
+            match (take.u8()?, take.text()?) {
+                (0, why) => Grouping::None { why },
+                (1, name) => Grouping::Cgroup { name },
+                (unknown, _) => return Err(DecodeError::BadTag(unknown)),
+            }
+        };
+        Ok(KeeperSpec { sandbox, incarnation, secret, state_dir, root, uid, binds, failpoint, grouping })
     }
 }
 
@@ -79,10 +102,9 @@ impl KeeperSpec {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_spec_comes_back_and_its_bytes_are_wiped() {
+    fn sample() -> KeeperSpec {
         let bind = Bind { source: "/a".into(), target: "/b".into(), read_only: true };
-        let spec = KeeperSpec {
+        KeeperSpec {
             sandbox: "box".to_owned(),
             incarnation: 3,
             secret: Secret::new([9; SECRET_LEN]),
@@ -91,11 +113,34 @@ mod tests {
             uid: Some(70_000),
             binds: vec![bind],
             failpoint: String::new(),
-        };
+            grouping: Grouping::Cgroup { name: "lodge-box".to_owned() },
+        }
+    }
+
+    #[test]
+    fn a_spec_comes_back_and_its_bytes_are_wiped() {
+        let spec = sample();
         let mut bytes = spec.encode();
         let back = KeeperSpec::decode(&mut bytes).unwrap();
         assert_eq!(format!("{spec:?}"), format!("{back:?}"));
         assert_eq!(spec.secret.expose(), back.secret.expose());
         assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_spec_of_a_daemon_that_knew_no_cgroups_is_one_without() {
+        let spec = sample();
+        let mut grouping = Put::default();
+        grouping.u8(1).text("lodge-box");
+        let mut bytes = spec.encode();
+        assert!(bytes.ends_with(&grouping.out));
+        let before = bytes.len() - grouping.out.len();
+        let back = KeeperSpec::decode(&mut bytes[..before]).unwrap();
+        let expected = KeeperSpec { grouping: Grouping::None { why: "none was given".to_owned() }, ..spec };
+        assert_eq!(format!("{back:?}"), format!("{expected:?}"));
+        for cut in 1..grouping.out.len() {
+            let mut bytes = sample().encode();
+            assert!(KeeperSpec::decode(&mut bytes[..before + cut]).is_err(), "cut at {cut}");
+        }
     }
 }

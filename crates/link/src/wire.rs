@@ -19,6 +19,8 @@ pub enum DecodeError {
     BadTag(u8),
     /// They do not open with the mark of their kind.
     BadMagic,
+    /// They are not what was sealed.
+    BadSeal,
 }
 
 impl fmt::Display for DecodeError {
@@ -29,6 +31,7 @@ impl fmt::Display for DecodeError {
             DecodeError::NotText => out.write_str("a text is not UTF-8"),
             DecodeError::BadTag(tag) => write!(out, "unknown tag {tag}"),
             DecodeError::BadMagic => out.write_str("the data is of another kind"),
+            DecodeError::BadSeal => out.write_str("the data was damaged"),
         }
     }
 }
@@ -109,6 +112,11 @@ pub(crate) struct Take<'a> {
 impl<'a> Take<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Take<'a> {
         Take { rest: bytes }
+    }
+
+    /// Whether an earlier version would have ended here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
     }
 
     pub(crate) fn fixed<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use lodge_exec::{Command, Evidence, ReadError, Stream};
+use lodge_exec::{Command, Counted, Ended, Evidence, ExitRecord, ReadError, Stream, Usage};
 
 use crate::home::{BOX, Home, PATIENCE};
 
@@ -64,9 +64,6 @@ fn a_record_that_is_no_plain_file_is_refused() {
     fs::hard_link(dir.join("other"), &exit).unwrap();
     assert!(is_not_plain(home.host.evidence(BOX, "e1")), "two names");
     fs::remove_file(&exit).unwrap();
-    fs::write(&exit, "nonsense").unwrap();
-    let garbled = home.host.evidence(BOX, "e1");
-    assert!(matches!(garbled, Evidence::Unreadable(ReadError::Garbled { .. })), "{garbled:?}");
     fs::write(&exit, vec![0; 1 << 20]).unwrap();
     let long = home.host.evidence(BOX, "e1");
     assert!(matches!(long, Evidence::Unreadable(ReadError::TooLong { .. })), "{long:?}");
@@ -87,5 +84,41 @@ fn a_directory_that_is_a_link_is_not_followed() {
     for bad in ["../box", "", "a/b"] {
         let read = home.host.read_output(BOX, bad, Stream::Stdout, 100, 100);
         assert!(matches!(read, Err(ReadError::BadId { .. })), "{read:?}");
+    }
+}
+
+#[test]
+fn remains_of_a_record_are_a_claim_and_a_record_of_an_older_keeper_is_an_outcome() {
+    let home = Home::new();
+    let dir = home.exec_dir("e1");
+    let exit = dir.join("exit");
+    fs::create_dir_all(&dir).unwrap();
+    let record = ExitRecord {
+        ended: Ended::Code(0),
+        started_ms: 1,
+        finished_ms: 2,
+        stdout: Counted::default(),
+        stderr: Counted::default(),
+        usage: Usage::default(),
+        note: "n".repeat(1500),
+    };
+    let sealed = record.seal();
+    for whole in [sealed.clone(), record.encode()] {
+        fs::write(&exit, whole).unwrap();
+        let evidence = home.host.evidence(BOX, "e1");
+        assert!(matches!(&evidence, Evidence::Exited(read) if *read == record), "{evidence:?}");
+    }
+    let mut remains: Vec<Vec<u8>> = (0..sealed.len()).map(|len| sealed[..len].to_vec()).collect();
+    remains.extend((0..sealed.len()).step_by(512).map(|from| {
+        let mut lost = sealed.clone();
+        let to = lost.len().min(from + 512);
+        lost[from..to].fill(0);
+        lost
+    }));
+    remains.extend([vec![0; sealed.len()], vec![0; lodge_exec::limits::RECORD_MAX], b"nonsense".to_vec()]);
+    for bytes in remains {
+        fs::write(&exit, &bytes).unwrap();
+        let evidence = home.host.evidence(BOX, "e1");
+        assert!(matches!(evidence, Evidence::Claimed), "{} bytes: {evidence:?}", bytes.len());
     }
 }

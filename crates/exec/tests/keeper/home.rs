@@ -14,7 +14,9 @@ pub(crate) const BOX: &str = "box";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Home {
-    dir: tempfile::TempDir,
+    base: PathBuf,
+    /// None where somebody else owns the directory.
+    _dir: Option<tempfile::TempDir>,
     pub(crate) host: Host,
     pub(crate) root: PathBuf,
     pub(crate) secret: Secret,
@@ -45,9 +47,16 @@ pub(crate) fn keeper() -> &'static [u8] {
 
 impl Home {
     pub(crate) fn new() -> Home {
-        static NEXT_UID: AtomicU32 = AtomicU32::new(0);
         let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
+        let mut home = Home::at(dir.path());
+        home._dir = Some(dir);
+        home
+    }
+
+    /// A home in a directory that outlives it.
+    pub(crate) fn at(base: &Path) -> Home {
+        static NEXT_UID: AtomicU32 = AtomicU32::new(0);
+        let state = base.join("state");
         let host = Host::open(&state, keeper()).unwrap();
         let root = state.join("agents/a/root");
         fs::create_dir_all(&root).unwrap();
@@ -57,11 +66,11 @@ impl Home {
             chown(&root, Some(uid), Some(uid)).unwrap();
         }
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
-        Home { host, root, secret: Secret::new([7; 32]), uid, dir }
+        Home { host, root, secret: Secret::new([7; 32]), uid, base: base.canonicalize().unwrap(), _dir: None }
     }
 
     pub(crate) fn state(&self) -> PathBuf {
-        self.dir.path().join("state").canonicalize().unwrap()
+        self.base.join("state").canonicalize().unwrap()
     }
 
     pub(crate) fn run(&self) -> PathBuf {
@@ -87,6 +96,17 @@ impl Home {
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.state().join("log")).unwrap_or_default()
+    }
+
+    /// A keeper that behaves as on a host without some things, and a link to it.
+    pub(crate) async fn up_without(&self, failpoint: Option<&str>) -> Link {
+        // Without a bind of its own, the root is reached through directories that are closed to its user.
+        for dir in self.root.ancestors().skip(1).take_while(|dir| dir.starts_with(&self.base)) {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).unwrap();
+        }
+        let failpoint = failpoint.map(str::to_owned);
+        self.host.start(&SandboxSpec { failpoint, ..self.spec() }).await.unwrap();
+        self.dial(1).await
     }
 
     pub(crate) async fn dial(&self, epoch: u64) -> Link {
@@ -144,6 +164,10 @@ impl Drop for Home {
             {}
             std::thread::yield_now();
         }
+        // With it goes the sandbox's cgroup. What a killed keeper left there may still be ending.
+        while self.host.remove(BOX).is_err() && Instant::now() < until {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -181,6 +205,22 @@ pub(crate) fn processes_with(mark: &str) -> Vec<i32> {
         *pid != own && line.windows(mark.len()).any(|part| part == mark.as_bytes())
     })
     .collect()
+}
+
+/// The command lines that contain `mark`, with spaces between their words.
+pub(crate) fn command_lines_with(mark: &str) -> Vec<String> {
+    let line = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let lines = processes_with(mark).into_iter().map(line).filter(|line| !line.is_empty());
+    lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).collect()
+}
+
+/// How many of these processes somebody stopped.
+pub(crate) fn stopped_with(mark: &str) -> usize {
+    let is_stopped = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    };
+    processes_with(mark).iter().filter(|pid| is_stopped(pid)).count()
 }
 
 /// An argument that no other process has.

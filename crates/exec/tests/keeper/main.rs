@@ -1,7 +1,12 @@
 //! The real keeper, driven through the real crate: as root and as an ordinary user, in parallel.
 
+mod disk;
 mod evidence;
 mod execs;
 mod fence;
+mod gone;
 mod home;
+mod hostile;
+mod kills;
 mod links;
+mod runtimes;

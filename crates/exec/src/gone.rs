@@ -1,0 +1,224 @@
+//! Whether anything of a sandbox lives, and ending what a keeper left.
+//!
+//! Owns: the proof that a tree is gone. Only what is seen to be absent counts as absent: what cannot be looked
+//! at counts as living, since nothing may be revived on a guess.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lodge_link::{CGROUP_FILE, GUARDIANS_FILE, PID_FILE, is_valid_id, limits};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::io::unix::AsyncFd;
+
+use crate::cgroup::{self, Ending};
+use crate::error::ReadError;
+use crate::evidence;
+use crate::host::Host;
+
+/// First and longest pause between two looks at what nothing notifies about.
+const PAUSE_FIRST: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Longest text that names a process.
+const PROCESS_LEN_MAX: usize = 64;
+/// Most processes that are looked at for one of them.
+const PROCESSES_LOOKED_AT: usize = 1024;
+/// Longest path of a cgroup.
+const CGROUP_PATH_MAX: usize = 4096;
+
+/// What there is of a sandbox's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tree {
+    Gone,
+    Lives,
+}
+
+impl Host {
+    /// Waits until the sandbox has no keeper and no process of its tree is left. False: there still is, or
+    /// nobody can tell.
+    ///
+    /// What a dead keeper left in its cgroup is killed for that.
+    pub async fn wait_gone(&self, sandbox: &str, within: Duration) -> bool {
+        tokio::time::timeout(within, self.gone(sandbox)).await.is_ok()
+    }
+
+    async fn gone(&self, sandbox: &str) {
+        let mut pause = PAUSE_FIRST;
+        // An error may pass, as that of too many open files does. The caller has set the bound.
+        while !matches!(self.tree(sandbox).await, Ok(Tree::Gone)) {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn tree(&self, sandbox: &str) -> io::Result<Tree> {
+        // The keeper is pid 1 of its namespace: it counts as dead only when all of the namespace is, and it
+        // gives up its lock before that.
+        if let Some(pidfd) = self.keeper_pidfd(sandbox)? {
+            watch(pidfd)?.readable().await?.retain_ready();
+        }
+        if self.is_held(sandbox) {
+            self.wake_guardians(sandbox)?;
+            return Ok(Tree::Lives);
+        }
+        Ok(match self.end_cgroups(sandbox)? {
+            Ending::Gone => Tree::Gone,
+            Ending::Dying | Ending::InUse => Tree::Lives,
+        })
+    }
+
+    /// Ends what dead keepers of the sandbox left in cgroups: without a pid namespace, the kernel does not.
+    ///
+    /// In the one that the last keeper wrote down, and in those of the sandbox's name that nobody uses.
+    pub(crate) fn end_cgroups(&self, sandbox: &str) -> io::Result<Ending> {
+        if !is_valid_id(sandbox) {
+            return Ok(Ending::Gone);
+        }
+        let mut ending = Ending::Gone;
+        for path in self.cgroup_of(sandbox)?.into_iter().chain(self.cgroups.named(sandbox)?) {
+            match cgroup::end(&path)? {
+                Ending::Gone => {}
+                left @ (Ending::Dying | Ending::InUse) => ending = left,
+            }
+        }
+        Ok(ending)
+    }
+
+    /// Whether a keeper that is dead left processes, as far as cgroups tell. Asks, and ends nothing.
+    pub fn has_leftovers(&self, sandbox: &str) -> bool {
+        let lives = || -> io::Result<bool> {
+            for path in self.cgroup_of(sandbox)?.into_iter().chain(self.cgroups.named(sandbox)?) {
+                if cgroup::is_populated(&path)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        is_valid_id(sandbox) && lives().unwrap_or(true)
+    }
+
+    /// The process on this host that a sandbox numbers so, among the descendants of its keeper.
+    pub fn process_of(&self, keeper: u32, numbered: u32) -> Option<u32> {
+        let mut found = vec![keeper];
+        let mut at = 0;
+        while at < found.len().min(PROCESSES_LOOKED_AT) {
+            let pid = found[at];
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let ns = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            if pid != keeper
+                && ns.and_then(|pids| pids.split_whitespace().last()?.parse().ok()) == Some(numbered)
+            {
+                return Some(pid);
+            }
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+            at += 1;
+        }
+        None
+    }
+
+    /// The cgroup that the last keeper of a sandbox wrote down.
+    fn cgroup_of(&self, sandbox: &str) -> io::Result<Option<PathBuf>> {
+        let Some(text) = self.written(sandbox, CGROUP_FILE, "name of the cgroup", CGROUP_PATH_MAX)? else {
+            return Ok(None);
+        };
+        let path = PathBuf::from(OsString::from_vec(text));
+        Ok(self.cgroups.is_of(&path, sandbox)?.then_some(path))
+    }
+
+    /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.
+    ///
+    /// By the process that it wrote down, and only if that is still the same one. False: there is no such process.
+    pub fn kill_keeper(&self, sandbox: &str) -> io::Result<bool> {
+        if !is_valid_id(sandbox) {
+            return Ok(false);
+        }
+        let Some(pidfd) = self.keeper_pidfd(sandbox)?.filter(|_| self.is_held(sandbox)) else {
+            return Ok(false);
+        };
+        rustix::process::pidfd_send_signal(&pidfd, Signal::KILL)?;
+        Ok(true)
+    }
+
+    /// The process that the keeper wrote down, if it is still the same one.
+    fn keeper_pidfd(&self, sandbox: &str) -> io::Result<Option<OwnedFd>> {
+        if !is_valid_id(sandbox) {
+            return Ok(None);
+        }
+        let text = self.written(sandbox, PID_FILE, "name of the keeper's process", PROCESS_LEN_MAX)?;
+        // A crash of the machine may leave remains, which name nobody: then nobody lives either.
+        text.as_deref().map_or(Ok(None), open_process)
+    }
+
+    /// Lets guardians go on that somebody stopped: they hold their keeper's lock until all it left is ended.
+    pub(crate) fn wake_guardians(&self, sandbox: &str) -> io::Result<()> {
+        let what = "list of guardians";
+        let text = self.written(sandbox, GUARDIANS_FILE, what, limits::GUARDIANS_MAX)?.unwrap_or_default();
+        for line in text.split(|byte| *byte == b'\n') {
+            if let Some(pidfd) = open_process(line)? {
+                match rustix::process::pidfd_send_signal(&pidfd, Signal::CONT) {
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A small file that a keeper wrote, if there is one.
+    fn written(
+        &self,
+        sandbox: &str,
+        name: &str,
+        what: &'static str,
+        len_max: usize,
+    ) -> io::Result<Option<Vec<u8>>> {
+        match evidence::read_small(&self.run.join(sandbox), name.as_ref(), what, len_max) {
+            Ok(text) => Ok(Some(text)),
+            Err(ReadError::Absent { .. }) => Ok(None),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` stays open, and the same, for as long as the registration owns it.
+    let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
+    watched.map_err(io::Error::from)
+}
+
+/// The process that `<pid> <start>` names, if it is still the same one.
+fn open_process(text: &[u8]) -> io::Result<Option<OwnedFd>> {
+    let Some((pid, start)) = named_process(text) else { return Ok(None) };
+    let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        // The last two: the number is that of a thread now.
+        Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    Ok((start_time(pid)? == Some(start)).then_some(pidfd))
+}
+
+fn named_process(text: &[u8]) -> Option<(Pid, u64)> {
+    let mut words = std::str::from_utf8(text).ok()?.split_whitespace();
+    let pid = Pid::from_raw(words.next()?.parse().ok().filter(|pid| *pid > 0)?)?;
+    Some((pid, words.next()?.parse().ok()?))
+}
+
+/// When a process started, in ticks since boot: with its pid, this names it. None: there is no such process.
+fn start_time(pid: Pid) -> io::Result<Option<u64>> {
+    let stat = match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
+        Ok(stat) => stat,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let start =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    start.map(Some).ok_or_else(|| io::Error::other("/proc tells no start time"))
+}

@@ -1,0 +1,198 @@
+//! Cgroups: one for the sandbox, one in it for each exec, and the kernel's own way to kill all that is in one.
+//!
+//! Owns: the sandbox's cgroup and the layer `kill`. Nothing that runs inside can leave its cgroup: the
+//! directories belong to root, or the mounts that show them are read-only.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use lodge_link::{Grouping, KeeperSpec, descriptors};
+
+use crate::fence::{self, Fence, Namespaces};
+use crate::read_only;
+use crate::sys;
+
+const PROCS: &CStr = c"cgroup.procs";
+const KILL: &CStr = c"cgroup.kill";
+const EVENTS: &CStr = c"cgroup.events";
+/// Longest list of processes that is read at once.
+const PIDS_BYTES_MAX: u64 = 1024 * 1024;
+const EVENTS_BYTES_MAX: u64 = 4096;
+/// Most processes of one exec that are held on to at once.
+const PIDFDS_MAX: usize = 256;
+
+/// The sandbox's cgroup. A lock on it, inherited with it, says that it is in use.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    pub(crate) dir: OwnedFd,
+    pub(crate) parent: OwnedFd,
+    name: CString,
+}
+
+/// The cgroup of one exec.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) dir: OwnedFd,
+    name: CString,
+}
+
+impl Fence {
+    /// Takes over the cgroup that the keeper was given, if it can be relied on, and notes how execs are killed.
+    pub(crate) fn group(&mut self, spec: &KeeperSpec) {
+        let taken = match &spec.grouping {
+            Grouping::Cgroup { .. } if fence::tests_without(spec, fence::NO_CGROUP) => {
+                Err("a test does without".to_owned())
+            }
+            Grouping::Cgroup { name } => self.take_groups(name).map_err(|error| error.to_string()),
+            Grouping::None { why } => Err(why.clone()),
+        };
+        match taken {
+            Ok(groups) => {
+                self.groups = Some(groups);
+                self.layers.holds("kill");
+            }
+            Err(why) => {
+                let by = match (self.proc_is_ours, self.namespaces) {
+                    (true, Namespaces::Own) => "by walking the processes",
+                    (true, Namespaces::Host) => {
+                        "by walking the processes, which two deaths at once outlive: the keeper's and a guardian's"
+                    }
+                    (false, Namespaces::Own | Namespaces::Host) => {
+                        "by process groups alone, as there is no /proc of the sandbox's own"
+                    }
+                };
+                self.layers.missing("kill", format!("{by}; no cgroup: {why}"));
+            }
+        }
+    }
+
+    fn take_groups(&self, name: &str) -> io::Result<Groups> {
+        let groups = Groups {
+            dir: sys::inherit(descriptors::CGROUP)?,
+            parent: sys::open_at(descriptors::CGROUP, c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?,
+            name: CString::new(name)?,
+        };
+        // Kernels before 5.14 have no such file.
+        open(&groups.dir, KILL, libc::O_WRONLY)?;
+        if sys::is_root() {
+            // Everything inside has another user, to whom the directories do not belong.
+            return Ok(groups);
+        }
+        match self.namespaces {
+            Namespaces::Own if self.layers.has("masks") => read_only::cgroups().map(|()| groups),
+            Namespaces::Own => Err(io::Error::other("its mounts cannot be made read-only")),
+            Namespaces::Host => Err(io::Error::other("it needs a mount namespace")),
+        }
+    }
+}
+
+impl Groups {
+    /// Makes the cgroup of an exec. `serial` tells it from one of the same id that is not empty yet.
+    pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<Group> {
+        let name = CString::new(format!("{exec}.{serial}"))?;
+        sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o755)?;
+        let opened = sys::open_at(
+            self.dir.as_raw_fd(),
+            &name,
+            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW,
+            0,
+        );
+        match opened {
+            Ok(dir) => Ok(Group { dir, name }),
+            Err(error) => {
+                sys::unlink_at(self.dir.as_raw_fd(), &name, libc::AT_REMOVEDIR)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Kills everything in the sandbox, and whatever it forks meanwhile.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        kill(&self.dir)
+    }
+
+    /// Removes the cgroup of an exec. False: something still lives in it.
+    pub(crate) fn remove(&self, group: &Group) -> bool {
+        match sys::unlink_at(self.dir.as_raw_fd(), &group.name, libc::AT_REMOVEDIR) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Removes the sandbox's own cgroup, once those of its execs are gone.
+    pub(crate) fn remove_all(&self) -> io::Result<()> {
+        sys::unlink_at(self.parent.as_raw_fd(), &self.name, libc::AT_REMOVEDIR)
+    }
+}
+
+impl Group {
+    pub(crate) fn is_empty(&self) -> bool {
+        let mut events = String::new();
+        let read = open(&self.dir, EVENTS, libc::O_RDONLY)
+            .and_then(|fd| File::from(fd).take(EVENTS_BYTES_MAX).read_to_string(&mut events));
+        match read {
+            Ok(_) => events.lines().any(|line| line == "populated 0"),
+            // It was removed, before the file was opened or after.
+            Err(error) => matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)),
+        }
+    }
+
+    /// Kills everything in it, and whatever that forks meanwhile.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        kill(&self.dir)
+    }
+
+    /// Signals each process in it.
+    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
+        let mut waiting = self.pids()?;
+        while !waiting.is_empty() {
+            let targets = open_some(&mut waiting)?;
+            // One that is listed again is still here, so the pid was not given to a process elsewhere.
+            let still: HashSet<i32> = self.pids()?.into_iter().collect();
+            for (_, pidfd) in targets.iter().filter(|(pid, _)| still.contains(pid)) {
+                // One that ended in the meantime is what was wanted.
+                if sys::pidfd_send_signal(pidfd.as_raw_fd(), signal).is_err() {}
+            }
+        }
+        Ok(())
+    }
+
+    fn pids(&self) -> io::Result<Vec<i32>> {
+        let mut list = String::new();
+        let file = File::from(open(&self.dir, PROCS, libc::O_RDONLY)?);
+        file.take(PIDS_BYTES_MAX).read_to_string(&mut list)?;
+        // A number without its end may be the beginning of another.
+        let whole = list.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        Ok(whole.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
+    }
+}
+
+/// Takes hold of as many of these processes as there are descriptors for, and at most so many at once.
+fn open_some(waiting: &mut Vec<i32>) -> io::Result<Vec<(i32, OwnedFd)>> {
+    let mut opened = Vec::new();
+    while opened.len() < PIDFDS_MAX
+        && let Some(pid) = waiting.pop()
+    {
+        match sys::pidfd_open(pid) {
+            Ok(pidfd) => opened.push((pid, pidfd)),
+            Err(error) if error.raw_os_error() != Some(libc::EMFILE) => {}
+            Err(error) if opened.is_empty() => return Err(error),
+            Err(_) => {
+                waiting.push(pid);
+                break;
+            }
+        }
+    }
+    Ok(opened)
+}
+
+fn open(dir: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
+    sys::open_at(dir.as_raw_fd(), name, flags, 0)
+}
+
+fn kill(dir: &OwnedFd) -> io::Result<()> {
+    File::from(open(dir, KILL, libc::O_WRONLY)?).write_all(b"1")
+}
