@@ -37,9 +37,9 @@ pub enum AgentEvent {
     SpawnFailed,
     ProbeAnswered,
     ProbeTimedOut,
-    /// The daemon was away and finds nothing of it: the machine was restarted, or its keeper ended.
-    FoundGone,
-    /// The runtime or its keeper ended by itself.
+    /// The runtime or its keeper is proven dead, and its work will be taken over by a new process.
+    Died,
+    /// The runtime or its keeper ended by itself, and nobody takes over.
     Exited {
         clean: bool,
     },
@@ -69,10 +69,10 @@ impl AgentState {
             (S::Pulling, E::ImageFailed) => S::Failed(FailReason::Pull),
             (S::Starting, E::ProbeAnswered) => S::Ready,
             (S::Starting, E::SpawnFailed) => S::Failed(FailReason::Init),
-            // A runtime that was ready and does not answer a new daemon is as good as gone.
+            // One that was ready and cannot be reached waits for an operator.
             (S::Ready, E::SpawnFailed) => S::Failed(FailReason::Crashed),
-            (S::Starting | S::Ready, E::ProbeTimedOut) => S::Failed(FailReason::ReadinessTimeout),
-            (S::Starting | S::Ready, E::FoundGone) => S::Pulling,
+            (S::Starting, E::ProbeTimedOut) => S::Failed(FailReason::ReadinessTimeout),
+            (S::Starting | S::Ready, E::Died) => S::Pulling,
             (S::Starting | S::Ready, E::Exited { clean: false }) => S::Failed(FailReason::Crashed),
             (S::Starting | S::Ready, E::Exited { clean: true }) => S::Stopped,
             (S::Pulling | S::Starting | S::Ready | S::Failed(_), E::StopAsked) => S::Stopped,
@@ -92,8 +92,10 @@ impl AgentState {
             )
             | (
                 S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
-                E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::FoundGone,
+                E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::Died,
             )
+            // How long a runtime that was ready stays silent is counted, see `liveness`.
+            | (S::Ready, E::ProbeTimedOut)
             | (S::Pulling | S::Removed, E::Exited { .. })
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
             | (S::Pulling | S::Starting | S::Ready | S::Removed, E::RemoveAsked)
@@ -124,11 +126,11 @@ impl AgentState {
         }
     }
 
-    /// Whether its sandbox should be alive.
+    /// Whether its sandbox may be alive: one that waits for its next process may have tools at work.
     pub fn wants_sandbox(self) -> bool {
         match self {
-            S::Starting | S::Ready => true,
-            S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed => false,
+            S::Pulling | S::Starting | S::Ready => true,
+            S::Stopped | S::Failed(_) | S::Removing | S::Removed => false,
         }
     }
 
@@ -230,7 +232,7 @@ mod tests {
             E::SpawnFailed,
             E::ProbeAnswered,
             E::ProbeTimedOut,
-            E::FoundGone,
+            E::Died,
             E::Exited { clean: true },
             E::Exited { clean: false },
             E::StopAsked,

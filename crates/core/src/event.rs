@@ -15,7 +15,13 @@ pub enum EventKind {
     AgentFailed,
     AgentRemoving,
     AgentRemoved,
+    AgentLiveness,
     LineageAdopted,
+    LineageOrphaned,
+    LineageRevived,
+    LineageReaped,
+    LineageAsk,
+    LineageEnded,
     TurnAccepted,
     TurnStarted,
     TurnStepStarted,
@@ -32,7 +38,7 @@ pub enum EventKind {
 use EventKind as K;
 
 impl EventKind {
-    pub const ALL: [EventKind; 21] = [
+    pub const ALL: [EventKind; 27] = [
         K::DaemonStarted,
         K::AgentPulling,
         K::AgentStarting,
@@ -42,7 +48,13 @@ impl EventKind {
         K::AgentFailed,
         K::AgentRemoving,
         K::AgentRemoved,
+        K::AgentLiveness,
         K::LineageAdopted,
+        K::LineageOrphaned,
+        K::LineageRevived,
+        K::LineageReaped,
+        K::LineageAsk,
+        K::LineageEnded,
         K::TurnAccepted,
         K::TurnStarted,
         K::TurnStepStarted,
@@ -68,7 +80,13 @@ impl EventKind {
             K::AgentFailed => 15,
             K::AgentRemoving => 16,
             K::AgentRemoved => 17,
+            K::AgentLiveness => 18,
             K::LineageAdopted => 30,
+            K::LineageOrphaned => 31,
+            K::LineageRevived => 32,
+            K::LineageReaped => 33,
+            K::LineageAsk => 34,
+            K::LineageEnded => 35,
             K::TurnAccepted => 50,
             K::TurnStarted => 51,
             K::TurnStepStarted => 52,
@@ -94,7 +112,13 @@ impl EventKind {
             K::AgentFailed => "agent.failed",
             K::AgentRemoving => "agent.removing",
             K::AgentRemoved => "agent.removed",
+            K::AgentLiveness => "agent.liveness",
             K::LineageAdopted => "lineage.adopted",
+            K::LineageOrphaned => "lineage.orphaned",
+            K::LineageRevived => "lineage.revived",
+            K::LineageReaped => "lineage.reaped",
+            K::LineageAsk => "lineage.ask",
+            K::LineageEnded => "lineage.ended",
             K::TurnAccepted => "turn.accepted",
             K::TurnStarted => "turn.started",
             K::TurnStepStarted => "turn.step_started",
@@ -171,6 +195,8 @@ pub struct EventData {
     pub incarnation: Option<u32>,
     #[prost(string, optional, tag = "26")]
     pub sender: Option<String>,
+    #[prost(string, optional, tag = "27")]
+    pub lineage: Option<String>,
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ pub mod event;
 pub mod id;
 pub mod ledger;
 pub mod limits;
+pub mod lineage;
+pub mod liveness;
 pub mod record;
 pub mod retry;
 pub mod time;

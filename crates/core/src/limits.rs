@@ -29,3 +29,7 @@ pub const RECENT_REQUESTS_MAX: usize = 1_100;
 pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
 /// How often one model call is tried before its turn fails.
 pub const MODEL_ATTEMPTS_MAX: u32 = 4;
+/// How often in a row a lineage is revived without finishing a turn or living well; then it has ended.
+pub const REVIVALS_MAX: u32 = 5;
+/// A process that lived for so long died for a reason of its own: deaths are counted anew.
+pub const LIVED_WELL_MS: i64 = 10 * 60 * 1_000;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::agent::AgentState;
 use crate::event::{EventData, EventKind};
 use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
+use crate::lineage::{LineageState, Policy};
 use crate::time::Timestamp;
 use crate::turn::{StepState, TurnState};
 
@@ -95,6 +96,16 @@ pub struct AgentSpec {
     pub mounts: Vec<MountRecord>,
     #[prost(message, repeated, tag = "5")]
     pub tools: Vec<ToolRecord>,
+    /// What happens when its process dies; absent: what the daemon is set to.
+    #[prost(int32, optional, tag = "6")]
+    pub revival_policy: Option<i32>,
+}
+
+impl AgentSpec {
+    /// What happens when its process dies.
+    pub fn policy(&self, daemon: Policy) -> Policy {
+        self.revival_policy.and_then(Policy::from_code).unwrap_or(daemon)
+    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -246,13 +257,31 @@ pub struct AgentRow {
     pub sandbox: SandboxId,
     pub state: AgentState,
     pub failure_detail: Option<String>,
-    /// Raised by every start; an adopted keeper keeps its own.
+    /// Raised by every new sandbox; an adopted keeper keeps its own.
     pub incarnation: u32,
+    /// Raised by every start of its runtime, of which a sandbox may see several.
+    pub runs: u32,
     /// The sandbox's own user, when the daemon runs as root.
     pub uid: Option<u32>,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub spec: AgentSpec,
+}
+
+/// The identity of an agent's work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineageRow {
+    pub id: LineageId,
+    pub agent: AgentId,
+    pub state: LineageState,
+    /// How often a new process took over.
+    pub revivals: u32,
+    /// Deaths in a row, without a finished turn between them.
+    pub deaths: u32,
+    /// How its process died last.
+    pub detail: Option<String>,
+    pub created_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -350,9 +379,13 @@ pub enum Write {
         id: AgentId,
         state: AgentState,
         detail: Option<String>,
+        lineage: LineageId,
         incarnation: u32,
+        runs: u32,
         started_at: Option<Timestamp>,
     },
+    /// Whole, whether or not it is there.
+    Lineage(LineageRow),
     Session(SessionRow),
     Turn(TurnRow),
     TurnState {
@@ -404,6 +437,8 @@ pub struct Loaded {
     pub seq: u64,
     pub streams: BTreeMap<String, u64>,
     pub agents: Vec<AgentRow>,
+    /// The newest of each of them.
+    pub lineages: Vec<LineageRow>,
     /// The newest user that was given to a sandbox, removed ones included.
     pub last_uid: Option<u32>,
     pub sessions: Vec<SessionFact>,
