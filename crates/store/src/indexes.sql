@@ -4,3 +4,4 @@ CREATE UNIQUE INDEX IF NOT EXISTS turns_session ON turns (session, number);
 CREATE INDEX IF NOT EXISTS turns_live ON turns (agent) WHERE state < 10;
 CREATE UNIQUE INDEX IF NOT EXISTS events_stream ON events (stream, stream_seq);
 CREATE INDEX IF NOT EXISTS requests_at ON requests (at);
+CREATE INDEX IF NOT EXISTS lineages_agent ON lineages (agent);

@@ -3,17 +3,24 @@
 //! Owns: the schema, the pragmas, the one writer, the readers. Never: decisions (see `core`), and never a type of
 //! the API.
 
+mod full;
 mod heads;
+mod lineages;
 mod load;
 mod open;
 mod read;
 mod rows;
 mod schema;
+mod snapshots;
 mod write;
 
+pub use lineages::{LineageFilter, LineageSummary};
 pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
 pub use read::{AgentFound, AgentSummary, ReadError, Reader, SessionSummary, TurnFull};
-pub use write::{Committed, WriteError, Writer};
+pub use snapshots::{AtBoundary, Boundary, MessagePage, Place, Wanted};
+#[doc(hidden)]
+pub use write::WalLimits;
+pub use write::{Committed, Unwritten, WriteError, Writer};
 
 /// A record as it is stored.
 pub fn encode<M: prost::Message>(record: &M) -> Vec<u8> {

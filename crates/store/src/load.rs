@@ -20,6 +20,10 @@ impl From<rusqlite::Error> for LoadError {
 }
 
 impl LoadError {
+    pub(crate) fn into_inner(self) -> rusqlite::Error {
+        self.0
+    }
+
     pub(crate) fn into_open(self, path: &Path) -> OpenError {
         match self.0 {
             rusqlite::Error::FromSqlConversionFailure(_, _, cause) => {
@@ -36,6 +40,12 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
     let agents = connection
         .prepare("SELECT * FROM agents NOT INDEXED WHERE state < 7")?
         .query_map([], rows::agent)?
+        .collect::<Result<Vec<_>, _>>()?;
+    let lineages = connection
+        .prepare(
+            "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < 7)",
+        )?
+        .query_map([], rows::lineage)?
         .collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<TurnRow> = connection
         // In the order of ids the planner would read every turn there ever was.
@@ -59,6 +69,7 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         seq: seq.cast_unsigned(),
         streams: heads.all(connection)?,
         agents,
+        lineages,
         last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
         sessions: sessions.into_values().collect(),
         turns,

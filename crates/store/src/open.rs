@@ -8,6 +8,8 @@ use lodge_core::record::Loaded;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
+use crate::full::is_full;
+use crate::heads::Heads;
 use crate::read::Reader;
 use crate::schema::{self, MIGRATIONS};
 use crate::write::Writer;
@@ -30,6 +32,12 @@ pub enum OpenError {
         #[source]
         cause: std::io::Error,
     },
+    #[error("there is no room to open the database {}", path.display())]
+    Full {
+        path: PathBuf,
+        #[source]
+        cause: rusqlite::Error,
+    },
     #[error("could not open the database {}", path.display())]
     Sqlite {
         path: PathBuf,
@@ -51,9 +59,7 @@ impl OpenError {
             OpenError::Foreign { .. } => "move that file away or use another state directory",
             OpenError::NoWal { .. } => "put the state directory on a local file system",
             OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
-            OpenError::Sqlite { cause, .. }
-                if cause.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) =>
-            {
+            OpenError::Full { .. } => {
                 "the disk is full: make room and start it again; what was acknowledged is there"
             }
             OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => {
@@ -91,32 +97,47 @@ pub struct Opened {
 /// `entropy` seeds the identity of a database that does not exist yet.
 pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
     refuse_the_future(path)?;
+    let mut connection = connect(path).map_err(|cause| OpenError::Sqlite { path: path.to_owned(), cause })?;
+    match open_connected(&mut connection, path, entropy) {
+        Ok((meta, loaded, heads, reader)) => {
+            Ok(Opened { writer: Writer::new(connection, path, heads), reader, meta, loaded })
+        }
+        Err(OpenError::Sqlite { path, cause }) if is_full(&connection, &cause) => {
+            Err(OpenError::Full { path, cause })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn open_connected(
+    connection: &mut Connection,
+    path: &Path,
+    entropy: &[u8; 64],
+) -> Result<(Meta, Loaded, Heads, Reader), OpenError> {
     let sqlite = |cause| OpenError::Sqlite { path: path.to_owned(), cause };
-    let mut connection = connect(path).map_err(sqlite)?;
     let packed: u32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
     check_version(path, packed)?;
     let (schema, _) = schema::unpack_version(packed);
     if schema == 0 {
-        if has_tables(&connection).map_err(sqlite)? {
+        if has_tables(connection).map_err(sqlite)? {
             return Err(OpenError::Foreign { path: path.to_owned() });
         }
-        prepare_empty(&connection).map_err(sqlite)?;
+        prepare_empty(connection).map_err(sqlite)?;
     }
     let mode: String =
         connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(sqlite)?;
     if mode != "wal" {
         return Err(OpenError::NoWal { path: path.to_owned(), mode });
     }
-    configure(&connection).map_err(sqlite)?;
-    let (meta, epoch) = raise(&mut connection, schema, entropy).map_err(sqlite)?;
+    configure(connection).map_err(sqlite)?;
+    let (meta, epoch) = raise(connection, schema, entropy).map_err(sqlite)?;
     let meta = meta.ok_or_else(|| OpenError::Corrupt {
         path: path.to_owned(),
         what: "a state key of another length".to_owned(),
     })?;
-    let (loaded, heads) = crate::load::load(&connection, epoch).map_err(|error| error.into_open(path))?;
+    let (loaded, heads) = crate::load::load(connection, epoch).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(path).map_err(sqlite)?;
-    let writer = Writer::new(connection, path, heads);
-    Ok(Opened { writer, reader, meta, loaded })
+    Ok((meta, loaded, heads, reader))
 }
 
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
@@ -187,7 +208,8 @@ fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {
     Ok(first.is_some())
 }
 
-/// Reads the version from the file's header, so that a newer database is not even opened.
+/// Reads the version from the file's header, so that a newer database is not even opened. One whose making was cut
+/// off becomes empty again.
 fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
     let unreadable = |cause| OpenError::Unreadable { path: path.to_owned(), cause };
     let mut header = [0; 100];
@@ -207,10 +229,31 @@ fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
     if filled == 0 {
         return Ok(());
     }
-    if filled < header.len() || !header.starts_with(b"SQLite format 3\0") {
-        return Err(OpenError::Foreign { path: path.to_owned() });
+    if filled == header.len() && header.starts_with(b"SQLite format 3\0") {
+        return check_version(path, u32::from_be_bytes([header[60], header[61], header[62], header[63]]));
     }
-    check_version(path, u32::from_be_bytes([header[60], header[61], header[62], header[63]]))
+    if is_half_made(path).map_err(unreadable)? {
+        // SQLite takes an empty file for a new database, and zeros for a foreign one.
+        return File::options().write(true).open(path).and_then(|file| file.set_len(0)).map_err(unreadable);
+    }
+    Err(OpenError::Foreign { path: path.to_owned() })
+}
+
+/// Whether the power failed before the first page arrived: a file that grew without its data, and no WAL with any.
+///
+/// The WAL is begun only after that page was flushed, so nothing was ever committed.
+fn is_half_made(path: &Path) -> std::io::Result<bool> {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    match std::fs::metadata(wal) {
+        Ok(meta) if meta.len() > 0 => return Ok(false),
+        Ok(_) => {}
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
+        Err(cause) => return Err(cause),
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(u64::from(PAGE_BYTES) + 1).read_to_end(&mut bytes)?;
+    Ok(bytes.len() <= PAGE_BYTES as usize && bytes.iter().all(|byte| *byte == 0))
 }
 
 fn check_version(path: &Path, packed: u32) -> Result<(), OpenError> {

@@ -24,7 +24,7 @@ pub struct ReadError {
     cause: rusqlite::Error,
 }
 
-type Result<T> = std::result::Result<T, ReadError>;
+pub(crate) type Result<T> = std::result::Result<T, ReadError>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentFound {
@@ -69,7 +69,7 @@ impl Reader {
         Ok(Reader { path: path.to_owned(), idle: Mutex::new(vec![connect(path)?]) })
     }
 
-    fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
         let kept = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
         let connection = match kept {
             Some(connection) => connection,
@@ -156,7 +156,9 @@ impl Reader {
                 [],
                 |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
             )?;
-            Ok((total, running, working(c)?.len() as u64))
+            let works = "SELECT count(*) FROM agents WHERE state = 3 AND id IN \
+                (SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state > 1)";
+            Ok((total, running, c.query_row(works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
         })
     }
 
@@ -250,6 +252,16 @@ impl Reader {
     }
 
     /// Turns that are queued or running; of one agent, one session, or all.
+    /// Whether any turn of the agent waits or runs.
+    pub fn has_live_turn(&self, agent: &AgentId) -> Result<bool> {
+        self.with(|c| {
+            c.prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM turns INDEXED BY turns_live WHERE agent = ?1 AND state < 10)",
+            )?
+            .query_row([agent.as_str()], |row| row.get(0))
+        })
+    }
+
     pub fn live_turns(
         &self,
         agent: Option<&AgentId>,
@@ -416,7 +428,13 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             | EventKind::AgentFailed
             | EventKind::AgentRemoving
             | EventKind::AgentRemoved
+            | EventKind::AgentLiveness
             | EventKind::LineageAdopted
+            | EventKind::LineageOrphaned
+            | EventKind::LineageRevived
+            | EventKind::LineageReaped
+            | EventKind::LineageAsk
+            | EventKind::LineageEnded
             | EventKind::TurnAccepted
             | EventKind::TurnStarted
             | EventKind::TurnStepStarted

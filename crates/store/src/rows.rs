@@ -3,9 +3,10 @@
 use std::str::FromStr;
 
 use lodge_core::agent::AgentState;
+use lodge_core::lineage::LineageState;
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, MessageBody, MessageRow, RequestRow, Role,
-    SessionRow, StepKind, StepRow, TurnRow, Usage,
+    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, LineageRow, MessageBody, MessageRow,
+    RequestRow, Role, SessionRow, StepKind, StepRow, TurnRow, Usage,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{EventData, EventKind, Timestamp};
@@ -79,10 +80,25 @@ pub(crate) fn agent(row: &Row<'_>) -> rusqlite::Result<AgentRow> {
         state: AgentState::from_codes(state, reason).ok_or_else(|| unknown(row, "state", state))?,
         failure_detail: row.get("failure_detail")?,
         incarnation: row.get("incarnation")?,
+        runs: row.get("runs")?,
         uid: row.get("uid")?,
         created_at: time(row, "created_at")?,
         started_at: optional_time(row, "started_at")?,
         spec: message::<AgentSpec>(row, "spec")?,
+    })
+}
+
+pub(crate) fn lineage(row: &Row<'_>) -> rusqlite::Result<LineageRow> {
+    let (state, reason): (i64, Option<i64>) = (row.get("state")?, row.get("ended_reason")?);
+    Ok(LineageRow {
+        id: id(row, "id")?,
+        agent: id(row, "agent")?,
+        state: LineageState::from_codes(state, reason).ok_or_else(|| unknown(row, "state", state))?,
+        revivals: row.get("revivals")?,
+        deaths: row.get("deaths")?,
+        detail: row.get("detail")?,
+        created_at: time(row, "created_at")?,
+        ended_at: optional_time(row, "ended_at")?,
     })
 }
 

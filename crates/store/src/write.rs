@@ -2,25 +2,38 @@
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_core::Timestamp;
 use lodge_core::limits::REQUEST_MEMORY_MS;
-use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, StepRow, TurnRow, Write};
+use lodge_core::record::{
+    AgentRow, EventRow, LineageRow, Loaded, MessageRow, RequestRow, StepRow, TurnRow, Write,
+};
+use lodge_core::{SessionId, Timestamp};
 use prost::Message;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
+use crate::full::is_full;
 use crate::heads::Heads;
+use crate::load;
 
-/// From this many pages on the WAL is copied back on the side …
-const CHECKPOINT_PAGES: u32 = 2_048;
-/// … what was written meanwhile by the writer, when it is no more than this, so that the WAL starts over …
-const REST_PAGES: u32 = 1_024;
-/// … and from here on all of it by the writer, which then waits for readers.
-const RESTART_PAGES: u32 = 16_384;
-/// Pages between two attempts.
-const STRIDE_PAGES: u32 = 512;
+const WAL_LIMITS: WalLimits =
+    WalLimits { checkpoint_pages: 2_048, rest_pages: 1_024, restart_pages: 16_384, stride_pages: 512 };
 /// Old answers are looked for after this many new ones.
 const PRUNE_EVERY: u32 = 512;
+
+/// When the WAL is looked after, in pages.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct WalLimits {
+    /// From here on it is copied back on the side …
+    pub checkpoint_pages: u32,
+    /// … what was written meanwhile by the writer, when it is no more than this, so that the WAL starts over …
+    pub rest_pages: u32,
+    /// … and from here on all of it by the writer, which then waits for readers.
+    pub restart_pages: u32,
+    /// Between two attempts.
+    pub stride_pages: u32,
+}
 
 /// On disk, flushed. Only the store can build one.
 #[derive(Debug)]
@@ -33,13 +46,22 @@ impl<T> Committed<T> {
     }
 }
 
+/// What was not written, and why. Nothing of it is on disk, unless the error is not [`WriteError::Full`].
+#[derive(Debug)]
+pub struct Unwritten<T> {
+    pub error: WriteError,
+    pub carried: T,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
+    /// Rolled back: it may be tried again when there is room.
     #[error("the disk is full")]
     Full {
         #[source]
         cause: rusqlite::Error,
     },
+    /// The disk or the database is in doubt: nothing may be tried again.
     #[error("the database could not be written")]
     Sqlite {
         #[source]
@@ -47,12 +69,9 @@ pub enum WriteError {
     },
 }
 
-impl From<rusqlite::Error> for WriteError {
-    fn from(cause: rusqlite::Error) -> Self {
-        match cause.sqlite_error_code() {
-            Some(rusqlite::ErrorCode::DiskFull) => WriteError::Full { cause },
-            Some(_) | None => WriteError::Sqlite { cause },
-        }
+impl WriteError {
+    fn of(connection: &Connection, cause: rusqlite::Error) -> WriteError {
+        if is_full(connection, &cause) { WriteError::Full { cause } } else { WriteError::Sqlite { cause } }
     }
 }
 
@@ -61,6 +80,8 @@ impl From<rusqlite::Error> for WriteError {
 pub struct Writer {
     connection: Connection,
     checkpoint: SyncSender<()>,
+    side: Arc<Mutex<Failed>>,
+    wal_limits: WalLimits,
     /// The WAL's length, in pages, at which it is looked after next.
     wal_attempt: u32,
     requests_since_prune: u32,
@@ -70,17 +91,20 @@ pub struct Writer {
 impl Writer {
     pub(crate) fn new(connection: Connection, path: &Path, heads: Heads) -> Self {
         let (checkpoint, asked) = sync_channel(1);
-        let path = path.to_owned();
+        let side: Arc<Mutex<Failed>> = Arc::default();
+        let (path, failed) = (path.to_owned(), side.clone());
         // Ends when the writer, and with it the sender, is dropped. If it fails, the writer's own limit holds.
         let spawned = std::thread::Builder::new()
             .name("checkpoint".into())
             .stack_size(256 * 1024)
-            .spawn(move || checkpoint_on_the_side(&path, &asked));
+            .spawn(move || checkpoint_on_the_side(&path, &asked, &failed));
         drop(spawned);
         Writer {
             connection,
             checkpoint,
-            wal_attempt: CHECKPOINT_PAGES,
+            side,
+            wal_limits: WAL_LIMITS,
+            wal_attempt: WAL_LIMITS.checkpoint_pages,
             requests_since_prune: PRUNE_EVERY,
             heads,
         }
@@ -91,7 +115,35 @@ impl Writer {
         &mut self,
         writes: impl IntoIterator<Item = &'w Write>,
         carried: T,
-    ) -> Result<Committed<T>, WriteError> {
+    ) -> Result<Committed<T>, Unwritten<T>> {
+        if let Err(cause) = self.write(writes) {
+            return Err(Unwritten { error: WriteError::of(&self.connection, cause), carried });
+        }
+        // It is on disk, so whatever comes now is no reason to write it again.
+        match self.bound_wal() {
+            Ok(()) => Ok(Committed(carried)),
+            Err(cause) => Err(Unwritten { error: WriteError::Sqlite { cause }, carried }),
+        }
+    }
+
+    /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `sessions`.
+    pub fn reload(&mut self, epoch: u64, sessions: &[SessionId]) -> Result<Loaded, WriteError> {
+        let read = (|| {
+            let (mut loaded, heads) =
+                load::load(&self.connection, epoch).map_err(load::LoadError::into_inner)?;
+            for id in sessions {
+                let known = loaded.sessions.iter().any(|fact| fact.row.id == *id);
+                let fact = if known { None } else { load::session_fact(&self.connection, id.as_str())? };
+                loaded.sessions.extend(fact);
+            }
+            Ok((loaded, heads))
+        })();
+        let (loaded, heads) = read.map_err(|cause| WriteError::of(&self.connection, cause))?;
+        self.heads = heads;
+        Ok(loaded)
+    }
+
+    fn write<'w>(&mut self, writes: impl IntoIterator<Item = &'w Write>) -> rusqlite::Result<()> {
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut newest_request: Option<Timestamp> = None;
         let mut events: Vec<&EventRow> = Vec::new();
@@ -117,8 +169,7 @@ impl Writer {
             self.heads.written();
         }
         events.into_iter().for_each(|event| self.heads.note(event));
-        self.bound_wal()?;
-        Ok(Committed(carried))
+        Ok(())
     }
 
     /// Gives back the page cache. The next commits read what they need again, from the kernel's.
@@ -134,42 +185,77 @@ impl Writer {
         drop(self.connection.pragma_update(None, "max_page_count", pages));
     }
 
-    fn bound_wal(&mut self) -> Result<(), WriteError> {
+    /// Looks after a WAL that is shorter than usual, so that a test need not write megabytes.
+    #[doc(hidden)]
+    pub fn limit_wal(&mut self, limits: WalLimits) {
+        (self.wal_limits, self.wal_attempt) = (limits, limits.checkpoint_pages);
+    }
+
+    /// Looks after the WAL's length. A flush that failed on the way is an error, here or on the side: the next one could
+    /// pass without the pages that this one lost.
+    fn bound_wal(&mut self) -> rusqlite::Result<()> {
+        if let Ok(mut side) = self.side.try_lock()
+            && let Some(failed) = side.take()
+        {
+            return Err(failed);
+        }
         // The file's length says nothing: a WAL that started over keeps it.
         let (pages, copied): (u32, u32) = self
             .connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")?
             .query_row([], |row| Ok((row.get(1)?, row.get(2)?)))?;
-        if pages < CHECKPOINT_PAGES {
-            self.wal_attempt = CHECKPOINT_PAGES;
+        if pages < self.wal_limits.checkpoint_pages {
+            self.wal_attempt = self.wal_limits.checkpoint_pages;
         }
         if pages < self.wal_attempt {
             return Ok(());
         }
-        self.wal_attempt = pages + STRIDE_PAGES;
-        if pages >= RESTART_PAGES {
+        self.wal_attempt = pages + self.wal_limits.stride_pages;
+        if pages >= self.wal_limits.restart_pages {
             // Busy readers are waited for within the busy timeout; if they stay, a later commit tries again.
-            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
-        } else if pages - copied.min(pages) <= REST_PAGES {
-            self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+            let mut side = self.side.lock().unwrap_or_else(PoisonError::into_inner);
+            checkpoint(&self.connection, "PRAGMA wal_checkpoint(TRUNCATE)", &mut side)
+        } else if pages - copied.min(pages) <= self.wal_limits.rest_pages {
+            match self.side.try_lock() {
+                Ok(mut side) => checkpoint(&self.connection, "PRAGMA wal_checkpoint(PASSIVE)", &mut side),
+                // The side is at it.
+                Err(_) => Ok(()),
+            }
         } else {
             match self.checkpoint.try_send(()) {
                 // A full channel means that one is asked for already.
-                Ok(()) | Err(_) => {}
+                Ok(()) | Err(_) => Ok(()),
             }
         }
-        Ok(())
     }
 }
 
-/// Copies the WAL back without holding up the writer.
-fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>) {
+/// The first failure of a checkpoint that was more than a lack of room. Locked while one is made, so that nobody flushes
+/// again what another could not.
+type Failed = Option<rusqlite::Error>;
+
+/// Copies the WAL back, unless an earlier attempt failed. Without room the pages stay in the WAL for a later one.
+fn checkpoint(connection: &Connection, pragma: &str, failed: &mut Failed) -> rusqlite::Result<()> {
+    if let Some(failed) = failed.take() {
+        return Err(failed);
+    }
+    match connection.query_row(pragma, [], |_| Ok(())) {
+        Err(cause) if is_full(connection, &cause) => Ok(()),
+        passed => passed,
+    }
+}
+
+/// Copies the WAL back without holding up the writer, which is told of a failure.
+fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>, failed: &Mutex<Failed>) {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     while asked.recv().is_ok() {
         let Ok(connection) = Connection::open_with_flags(path, flags) else { continue };
-        // A passive checkpoint that does not get through is repeated at the next request.
-        let passed = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get::<_, i64>(0));
-        drop(passed);
+        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+        *failed =
+            checkpoint(&connection, "PRAGMA wal_checkpoint(PASSIVE)", &mut failed).err().filter(|cause| {
+                // Somebody else's lock is no failure; it is asked for again.
+                cause.sqlite_error_code() != Some(rusqlite::ErrorCode::DatabaseBusy)
+            });
     }
 }
 
@@ -180,14 +266,24 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 .execute(params![digest, name, record.encode_to_vec()])?;
         }
         Write::Agent(row) => insert_agent(tx, row)?,
-        Write::AgentState { id, state, detail, incarnation, started_at } => {
+        Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at } => {
             let (code, reason) = state.codes();
             tx.prepare_cached(
-                "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, incarnation = ?5, started_at = ?6 \
-                 WHERE id = ?1",
+                "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, lineage = ?5, incarnation = ?6, \
+                 runs = ?7, started_at = ?8 WHERE id = ?1",
             )?
-            .execute(params![id.as_str(), code, reason, detail, incarnation, started_at.map(Timestamp::ms)])?;
+            .execute(params![
+                id.as_str(),
+                code,
+                reason,
+                detail,
+                lineage.as_str(),
+                incarnation,
+                runs,
+                started_at.map(Timestamp::ms)
+            ])?;
         }
+        Write::Lineage(row) => put_lineage(tx, row)?,
         Write::Session(row) => {
             tx.prepare_cached(
                 "INSERT INTO sessions (id, agent, sender, created_at) VALUES (?1, ?2, ?3, ?4)",
@@ -242,8 +338,8 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
     let (code, reason) = row.state.codes();
     tx.prepare_cached(
         "INSERT INTO agents (id, name, image, image_digest, lineage, sandbox, state, failure_reason, failure_detail, \
-         incarnation, uid, created_at, started_at, spec) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+         incarnation, runs, uid, created_at, started_at, spec) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
     )?
     .execute(params![
         row.id.as_str(),
@@ -256,10 +352,33 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
         reason,
         row.failure_detail,
         row.incarnation,
+        row.runs,
         row.uid,
         row.created_at.ms(),
         row.started_at.map(Timestamp::ms),
         row.spec.encode_to_vec(),
+    ])?;
+    Ok(())
+}
+
+fn put_lineage(tx: &Connection, row: &LineageRow) -> rusqlite::Result<()> {
+    let (code, reason) = row.state.codes();
+    tx.prepare_cached(
+        "INSERT INTO lineages (id, agent, state, ended_reason, revivals, deaths, detail, created_at, ended_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (id) DO UPDATE SET state = excluded.state, \
+         ended_reason = excluded.ended_reason, revivals = excluded.revivals, deaths = excluded.deaths, \
+         detail = excluded.detail, ended_at = excluded.ended_at",
+    )?
+    .execute(params![
+        row.id.as_str(),
+        row.agent.as_str(),
+        code,
+        reason,
+        row.revivals,
+        row.deaths,
+        row.detail,
+        row.created_at.ms(),
+        row.ended_at.map(Timestamp::ms),
     ])?;
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lodge_core::agent::{AgentState, FailReason};
+use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
     AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, MessageBody,
     MessageRow, RequestRow, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
@@ -43,6 +44,7 @@ impl Ids {
             state,
             failure_detail: None,
             incarnation: 2,
+            runs: 2,
             uid: Some(1_900_000_000),
             created_at: NOW,
             started_at: Some(NOW),
@@ -237,14 +239,17 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         connection.execute("ALTER TABLE agents ADD COLUMN later TEXT", []).unwrap();
         connection.execute("UPDATE agents SET spec = ?1, later = 'kept'", [&spec]).unwrap();
         connection.execute("INSERT INTO events VALUES (3, 'daemon', 1, 0, 9999, x'')", []).unwrap();
-        connection.pragma_update(None, "user_version", (1_u32 << 16) | (SCHEMA_VERSION + 1)).unwrap();
+        let version = (SCHEMA_VERSION << 16) | (SCHEMA_VERSION + 1);
+        connection.pragma_update(None, "user_version", version).unwrap();
     }
     let mut store = opened(&path);
     let change = Write::AgentState {
         id: agent.id.clone(),
         state: AgentState::Failed(FailReason::Crashed),
         detail: Some("x".into()),
+        lineage: agent.lineage.clone(),
         incarnation: 3,
+        runs: 3,
         started_at: None,
     };
     drop(store.writer.commit([&change], ()).unwrap());
@@ -256,6 +261,42 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         .query_row("SELECT spec, later FROM agents", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .unwrap();
     assert_eq!((kept, later.as_str()), (spec, "kept"));
+}
+
+#[test]
+fn a_database_from_before_lineages_were_kept_gives_every_agent_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    {
+        let connection = Connection::open(&path).unwrap();
+        connection.execute_batch(include_str!("../src/migrations/0001.sql")).unwrap();
+        connection
+            .execute_batch(
+                "INSERT INTO meta VALUES ('log', CAST('log_1' AS BLOB)), ('state-key', zeroblob(32));
+                 INSERT INTO counters VALUES ('epoch', 4);
+                 INSERT INTO images VALUES ('sha256:0', 'a:latest', x'');
+                 INSERT INTO agents VALUES
+                     ('agt_00000000000000001', 'a', 'a', 'sha256:0', 'lin_00000000000000001',
+                      'sbx_00000000000000001', 3, NULL, NULL, 6, NULL, 17, 18, x''),
+                     ('agt_00000000000000002', 'b', 'b', 'sha256:0', 'lin_00000000000000002',
+                      'sbx_00000000000000002', 7, NULL, NULL, 1, NULL, 17, 18, x'');",
+            )
+            .unwrap();
+        connection.pragma_update(None, "user_version", (1_u32 << 16) | 1).unwrap();
+    }
+    let store = opened(&path);
+    let [agent] = &store.loaded.agents[..] else { panic!("{:?}", store.loaded.agents) };
+    assert_eq!((agent.incarnation, agent.runs), (6, 6));
+    let [lineage] = &store.loaded.lineages[..] else { panic!("{:?}", store.loaded.lineages) };
+    assert_eq!((&lineage.id, &lineage.agent), (&agent.lineage, &agent.id));
+    assert_eq!((lineage.state, lineage.revivals, lineage.created_at.ms()), (LineageState::Active, 0, 17));
+    let connection = Connection::open(&path).unwrap();
+    let gone: (i64, i64) = connection
+        .query_row("SELECT state, ended_reason FROM lineages WHERE id = 'lin_00000000000000002'", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
+        .unwrap();
+    assert_eq!(LineageState::from_codes(gone.0, Some(gone.1)), Some(LineageState::Ended(EndReason::Removed)));
 }
 
 #[test]

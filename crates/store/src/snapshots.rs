@@ -1,0 +1,282 @@
+//! Reading a lineage as it was at its last turn boundary. Nothing is stored for it: it is put together when it is read.
+//!
+//! The boundary of a session lies before its first open turn, so nothing of a turn in flight is ever part of it.
+
+use std::collections::HashMap;
+
+use lodge_core::event::EventKind;
+use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, SessionRow, Usage};
+use lodge_core::turn::TurnState;
+use lodge_core::{AgentId, LineageId, SessionId, Timestamp};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::read::{Reader, Result};
+use crate::rows;
+
+/// Turns in a row that were given up, beyond which nobody looks for one that ran.
+const LOOK_BACK_MAX: u32 = 1_000;
+
+/// A lineage at its boundary, with a page of its sessions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AtBoundary {
+    pub lineage: LineageRow,
+    pub agent: AgentRow,
+    /// When the last turn before the boundary ended, or the lineage began.
+    pub written_at: Timestamp,
+    /// Of the daemon that ran then.
+    pub epoch: Option<u64>,
+    pub sessions: Vec<Boundary>,
+    pub more: bool,
+}
+
+/// How much of a session lies before the boundary; always something.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Boundary {
+    pub session: SessionRow,
+    pub turns: u32,
+    pub ended_at: Timestamp,
+}
+
+/// After which message a page begins: the turn's number, and the message's sequence in the session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub number: u32,
+    pub seq: u64,
+}
+
+/// Which messages of a session to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Of at most so many turns, and never beyond the boundary.
+    pub turns_max: u32,
+    pub after: Place,
+    pub messages_max: u32,
+    /// A page ends with the message that reaches this.
+    pub bytes_max: usize,
+}
+
+/// Messages turn after turn.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct MessagePage {
+    pub messages: Vec<MessageRow>,
+    /// Of those turns of the lineage whose first message is on this page.
+    pub usage: Usage,
+    pub next: Option<Place>,
+}
+
+impl Reader {
+    /// A lineage at its boundary, with its sessions after the one with id `after`. `daemon` is the stream in which
+    /// daemons say that they started.
+    pub fn at_boundary(
+        &self,
+        id: &LineageId,
+        daemon: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Option<AtBoundary>> {
+        self.with(|c| {
+            // One transaction, so that everything is of one moment.
+            let c = &c.unchecked_transaction()?;
+            let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
+            let agent = c
+                .prepare_cached("SELECT * FROM agents WHERE id = ?1")?
+                .query_row([lineage.agent.as_str()], rows::agent)?;
+            let open = first_open(c, &lineage.agent)?;
+            let (mut sessions, mut written_at, mut more) = (Vec::new(), lineage.created_at, false);
+            let mut statement = c.prepare_cached("SELECT * FROM sessions WHERE agent = ?1 ORDER BY id")?;
+            for session in statement.query_map([lineage.agent.as_str()], rows::session)? {
+                let Some(boundary) = boundary(c, &lineage, &open, session?)? else { continue };
+                written_at = written_at.max(boundary.ended_at);
+                if after.is_some_and(|after| boundary.session.id.as_str() <= after) {
+                    continue;
+                }
+                more = sessions.len() == limit as usize;
+                if !more {
+                    sessions.push(boundary);
+                }
+            }
+            let epoch = epoch_at(c, daemon, written_at)?;
+            Ok(Some(AtBoundary { lineage, agent, written_at, epoch, sessions, more }))
+        })
+    }
+
+    /// A page of a session's messages before the boundary of a lineage. None: it is no session of its agent.
+    pub fn boundary_messages(
+        &self,
+        id: &LineageId,
+        session: &SessionId,
+        wanted: Wanted,
+    ) -> Result<Option<MessagePage>> {
+        self.with(|c| {
+            let c = &c.unchecked_transaction()?;
+            let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
+            let row = c
+                .prepare_cached("SELECT * FROM sessions WHERE id = ?1 AND agent = ?2")?
+                .query_row([session.as_str(), lineage.agent.as_str()], rows::session)
+                .optional()?;
+            let Some(row) = row else { return Ok(None) };
+            let open = first_open(c, &lineage.agent)?;
+            match boundary(c, &lineage, &open, row)? {
+                Some(boundary) => page(c, &lineage, &boundary, wanted).map(Some),
+                None => Ok(Some(MessagePage::default())),
+            }
+        })
+    }
+}
+
+fn lineage_row(c: &Connection, id: &LineageId) -> rusqlite::Result<Option<LineageRow>> {
+    c.prepare_cached("SELECT * FROM lineages WHERE id = ?1")?
+        .query_row([id.as_str()], rows::lineage)
+        .optional()
+}
+
+/// The number of the first open turn of every session of an agent that has one.
+fn first_open(c: &Connection, agent: &AgentId) -> rusqlite::Result<HashMap<String, u32>> {
+    c.prepare_cached(
+        "SELECT session, min(number) FROM turns INDEXED BY turns_live WHERE state < 10 AND agent = ?1 GROUP BY session",
+    )?
+    .query_map([agent.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))?
+    .collect()
+}
+
+fn boundary(
+    c: &Connection,
+    lineage: &LineageRow,
+    open: &HashMap<String, u32>,
+    session: SessionRow,
+) -> rusqlite::Result<Option<Boundary>> {
+    let newest: Option<u32> = c
+        .prepare_cached(
+            // What the end of a lineage broke off did not reach a boundary.
+            "SELECT number FROM turns WHERE session = ?1 AND (?2 IS NULL OR ended_at < ?2) \
+             ORDER BY number DESC LIMIT 1",
+        )?
+        .query_row(params![session.id.as_str(), lineage.ended_at.map(Timestamp::ms)], |row| row.get(0))
+        .optional()?;
+    let before_open = open.get(session.id.as_str()).map_or(u32::MAX, |number| number - 1);
+    let turns = newest.unwrap_or(0).min(before_open);
+    if turns == 0 {
+        return Ok(None);
+    }
+    let ended_at = last_end(c, session.id.as_str(), turns)?.unwrap_or(session.created_at);
+    Ok(Some(Boundary { session, turns, ended_at }))
+}
+
+/// When the last of the first `turns` turns ended. That may be another than the last: one that waited can be given up
+/// before an earlier one ends. But turns that ran end in their order.
+fn last_end(c: &Connection, session: &str, turns: u32) -> rusqlite::Result<Option<Timestamp>> {
+    let mut statement = c.prepare_cached(
+        "SELECT state, ended_at FROM turns WHERE session = ?1 AND number <= ?2 ORDER BY number DESC LIMIT ?3",
+    )?;
+    let mut found = statement.query(params![session, turns, LOOK_BACK_MAX])?;
+    let mut last: Option<i64> = None;
+    while let Some(row) = found.next()? {
+        last = last.max(row.get("ended_at")?);
+        if TurnState::from_code(row.get("state")?) == Some(TurnState::Done) {
+            break;
+        }
+    }
+    Ok(last.map(Timestamp::from_ms))
+}
+
+/// The epoch of the daemon that ran at a time.
+fn epoch_at(c: &Connection, daemon: &str, at: Timestamp) -> rusqlite::Result<Option<u64>> {
+    let found = c
+        .prepare_cached(
+            "SELECT * FROM events WHERE stream = ?1 AND kind = ?2 AND at <= ?3 ORDER BY stream_seq DESC LIMIT 1",
+        )?
+        .query_row(params![daemon, EventKind::DaemonStarted.code(), at.ms()], rows::event)
+        .optional()?;
+    Ok(found.flatten().and_then(|event| event.data.epoch))
+}
+
+/// What a page needs to know of a turn.
+struct TurnFact {
+    first_message: u64,
+    usage: Usage,
+}
+
+fn page(
+    c: &Connection,
+    lineage: &LineageRow,
+    boundary: &Boundary,
+    wanted: Wanted,
+) -> rusqlite::Result<MessagePage> {
+    let session = boundary.session.id.as_str();
+    let upto = boundary.turns.min(wanted.turns_max);
+    let from = wanted.after.number.max(1);
+    if from > upto {
+        return Ok(MessagePage::default());
+    }
+    let to = upto.min(from.saturating_add(wanted.messages_max - 1));
+    let turns = turn_facts(c, lineage, session, from, to)?;
+    let places = places(c, session, &turns, from, to)?;
+    let mut page = MessagePage::default();
+    let mut bytes = 0;
+    let mut one = c.prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq = ?2")?;
+    let mut left = places.into_iter().filter(|place| *place > wanted.after).peekable();
+    while let Some(place) = left.next() {
+        let message = one.query_row(params![session, place.seq.cast_signed()], rows::message_row)?;
+        bytes += message.body.text.len();
+        bytes += message.body.calls.iter().map(|call| call.arguments.len()).sum::<usize>();
+        if let Some(fact) = turns.get(&place.number).filter(|fact| fact.first_message == place.seq) {
+            page.usage.input_tokens += fact.usage.input_tokens;
+            page.usage.output_tokens += fact.usage.output_tokens;
+        }
+        page.messages.push(message);
+        let full = page.messages.len() == wanted.messages_max as usize || bytes >= wanted.bytes_max;
+        if full && left.peek().is_some() {
+            page.next = Some(place);
+            return Ok(page);
+        }
+    }
+    page.next = (to < upto).then_some(Place { number: to + 1, seq: 0 });
+    Ok(page)
+}
+
+/// The turns of a page. The tokens of those that are of another lineage count for nothing.
+fn turn_facts(
+    c: &Connection,
+    lineage: &LineageRow,
+    session: &str,
+    from: u32,
+    to: u32,
+) -> rusqlite::Result<HashMap<u32, TurnFact>> {
+    c.prepare_cached("SELECT * FROM turns WHERE session = ?1 AND number BETWEEN ?2 AND ?3")?
+        .query_map(params![session, from, to], rows::turn)?
+        .map(|turn| {
+            let turn = turn?;
+            let own = turn.created_at >= lineage.created_at
+                && lineage.ended_at.is_none_or(|ended_at| turn.created_at <= ended_at);
+            let usage = if own { turn.usage } else { Usage::default() };
+            Ok((turn.number, TurnFact { first_message: turn.first_message, usage }))
+        })
+        .collect()
+}
+
+/// Where the messages of some turns are, in the order of reading.
+fn places(
+    c: &Connection,
+    session: &str,
+    turns: &HashMap<u32, TurnFact>,
+    from: u32,
+    to: u32,
+) -> rusqlite::Result<Vec<Place>> {
+    let first = turns.values().map(|fact| fact.first_message).min().unwrap_or(0);
+    let mut statement = c.prepare_cached(
+        "SELECT number, seq, role FROM messages WHERE session = ?1 AND seq >= ?2 ORDER BY seq",
+    )?;
+    let mut found = statement.query(params![session, first.cast_signed()])?;
+    let mut places = Vec::new();
+    while let Some(row) = found.next()? {
+        let place = Place { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
+        if (from..=to).contains(&place.number) {
+            places.push(place);
+        } else if place.number > to && row.get::<_, i64>("role")? != Role::User.code() {
+            // A message that waits stands among the answers to earlier ones, but one turn is answered at a time.
+            break;
+        }
+    }
+    places.sort_unstable();
+    Ok(places)
+}
