@@ -1,17 +1,20 @@
 //! The writer's loop: takes everything that waits when it becomes free, commits it with one fsync, then lets go
-//! what waited for it.
+//! what waited for it. Without room it refuses what it has, and waits.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use lodge_core::record::{EventRow, Role, StepKind, Write};
 use lodge_core::turn::StepState;
-use lodge_store::Writer;
+use lodge_store::{Unwritten, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
-use crate::engine::{Batch, Effect, Out};
-use crate::shell::Shell;
+use crate::decide::{Halt, Recorded, ToWriter};
+use crate::engine::{Batch, Effect, Out, RequestName, Ticket};
+use crate::room;
+use crate::shell::{Shell, now};
 
 /// Batches that may wait for the disk; then the engine waits too.
 pub const BATCHES_MAX: usize = 64;
@@ -21,6 +24,10 @@ const LAZY_MAX: Duration = Duration::from_millis(250);
 const REST_AFTER: Duration = Duration::from_secs(1);
 /// When the engine has let go of its part, the heap's free pages go back to the kernel.
 const TRIM_AFTER: Duration = Duration::from_millis(100);
+/// How often a daemon that can record nothing sees whether it can again.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// How often in a row it may believe at once that it can.
+const IN_VAIN_MAX: u32 = 3;
 
 /// Requests after which the engine hears that they are on disk.
 const TELL_EVERY: u64 = 128;
@@ -33,9 +40,14 @@ enum Rest {
     Asleep,
 }
 
-/// Runs until the engine is gone. A storage error ends the process: what was acknowledged is on disk, and memory
-/// is ahead of it.
-pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
+/// Runs until the engine is gone. A storage error other than a full disk ends the process: what was acknowledged is on
+/// disk, and memory is ahead of it.
+pub fn run(
+    mut writer: Writer,
+    decided: &Receiver<ToWriter>,
+    halts: &tokio::sync::mpsc::Sender<Halt>,
+    shell: &Arc<Shell>,
+) {
     let mutation = crash::mutation();
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
@@ -43,18 +55,20 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
     let (mut requests, mut told) = (0, 0);
     loop {
         let next = match (oldest, rest) {
-            (Some(since), _) => batches.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
-            (None, Rest::Busy) => batches.recv_timeout(REST_AFTER),
-            (None, Rest::LettingGo) => batches.recv_timeout(TRIM_AFTER),
+            (Some(since), _) => decided.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
+            (None, Rest::Busy) => decided.recv_timeout(REST_AFTER),
+            (None, Rest::LettingGo) => decided.recv_timeout(TRIM_AFTER),
             // Nothing wakes an idle daemon.
-            (None, Rest::Asleep) => batches.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (None, Rest::Asleep) => decided.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let due = match next {
-            Ok(batch) => {
+            Ok(ToWriter::Batch(batch)) => {
                 let urgent = batch.urgent;
                 waiting.push(mutate(batch, mutation, shell));
                 urgent
             }
+            // Said only in answer to a halt, and waited for there.
+            Ok(ToWriter::Halted { .. }) => continue,
             Err(RecvTimeoutError::Timeout) if oldest.is_none() => {
                 rest = go_to_rest(rest, &writer, requests, shell);
                 continue;
@@ -66,16 +80,19 @@ pub fn run(mut writer: Writer, batches: &Receiver<Batch>, shell: &Arc<Shell>) {
             oldest.get_or_insert_with(Instant::now);
             continue;
         }
-        while let Ok(batch) = batches.try_recv() {
+        while waiting.len() < BATCHES_MAX
+            && let Ok(ToWriter::Batch(batch)) = decided.try_recv()
+        {
             waiting.push(mutate(batch, mutation, shell));
-            if waiting.len() >= BATCHES_MAX {
-                break;
-            }
         }
         oldest = None;
         rest = Rest::Busy;
         requests += waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
-        commit(&mut writer, std::mem::take(&mut waiting), shell);
+        if let Err(unwritten) = commit(&mut writer, std::mem::take(&mut waiting), shell) {
+            let Some(more) = go_without_room(&mut writer, unwritten, decided, halts, shell) else { return };
+            // They are as settled as those on disk: nobody remembers them.
+            requests += more;
+        }
         if requests - told >= TELL_EVERY {
             told = requests;
             shell.settled(requests, false);
@@ -106,10 +123,11 @@ fn trim_heap() {
     }
 }
 
-fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) {
+/// Writes batches with one fsync and lets go what waited for it. Those for which there is no room come back.
+fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Result<(), Lost> {
     if batches.iter().all(|batch| batch.writes.is_empty()) {
         release(batches.into_iter().flat_map(|batch| batch.after).collect(), shell);
-        return;
+        return Ok(());
     }
     crash::point("before_commit");
     let points = points(&batches);
@@ -121,7 +139,14 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) {
         writes.extend(batch.writes);
         after.extend(batch.after);
     }
-    match writer.commit(&writes, (events, after)) {
+    let written = match writer.commit(&writes, (events, after)) {
+        // Rolled back, and there is a little more room than the file system says.
+        Err(Unwritten { error: WriteError::Full { .. }, carried }) if shell.room.give_back() => {
+            writer.commit(&writes, carried)
+        }
+        done => done,
+    };
+    match written {
         Ok(committed) => {
             for point in points {
                 crash::point(point);
@@ -129,13 +154,102 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) {
             let (events, after) = committed.into_inner();
             shell.hub.publish(events);
             release(after, shell);
+            shell.room.tend(now());
+            Ok(())
         }
-        Err(error) => {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::error!(event = "store.failed", %error, %cause, "nothing unacknowledged was kept; stopping");
-            std::process::exit(74);
+        Err(Unwritten { error: WriteError::Full { .. }, carried: (_, after) }) => {
+            let mut lost = Lost::default();
+            lost.take(&writes, after);
+            Err(lost)
         }
+        Err(Unwritten { error: error @ WriteError::Sqlite { .. }, .. }) => end(&error),
     }
+}
+
+/// What was decided and is not recorded: whoever asked is refused, what was to be done about it is not.
+#[derive(Debug, Default)]
+struct Lost {
+    tickets: Vec<Ticket>,
+    requests: HashSet<RequestName>,
+}
+
+impl Lost {
+    fn take(&mut self, writes: &[Write], after: Vec<Out>) {
+        self.requests.extend(writes.iter().filter_map(|write| match write {
+            Write::Request(request) => Some((request.caller.clone(), request.request_id.clone())),
+            Write::Image { .. }
+            | Write::Agent(_)
+            | Write::AgentState { .. }
+            | Write::Lineage(_)
+            | Write::Session(_)
+            | Write::Turn(_)
+            | Write::TurnState { .. }
+            | Write::Step(_)
+            | Write::StepState { .. }
+            | Write::Message(_)
+            | Write::Event(_) => None,
+        }));
+        self.tickets.extend(after.into_iter().filter_map(|out| match out {
+            Out::Reply { ticket, .. } => Some(ticket),
+            Out::Act(_) => None,
+        }));
+    }
+}
+
+/// Halts the engine, refuses what is not recorded, waits until there is room, and lets the engine go on from what is.
+///
+/// Returns how many more requests were lost on the way; none when the daemon ends.
+fn go_without_room(
+    writer: &mut Writer,
+    mut lost: Lost,
+    decided: &Receiver<ToWriter>,
+    halts: &tokio::sync::mpsc::Sender<Halt>,
+    shell: &Arc<Shell>,
+) -> Option<u64> {
+    let in_vain = shell.room.close(ROOM_EVERY, now());
+    let (go_on, halt) = tokio::sync::oneshot::channel();
+    halts.blocking_send(halt).ok()?;
+    let mut more = 0;
+    let sessions = loop {
+        match decided.recv().ok()? {
+            // Decided on memory that is ahead of the disk for ever.
+            ToWriter::Batch(batch) => {
+                more += batch.requests() as u64;
+                lost.take(&batch.writes, batch.after);
+            }
+            ToWriter::Halted { sessions } => break sessions,
+        }
+    };
+    for ticket in lost.tickets {
+        shell.answer(ticket, Err(room::not_recorded()));
+    }
+    // Room that is gone as soon as it is there is not looked for in haste.
+    let mut wait = in_vain >= IN_VAIN_MAX;
+    let loaded = loop {
+        if !std::mem::take(&mut wait) && shell.room.has_room_again() {
+            match writer.reload(shell.epoch, &sessions) {
+                Ok(loaded) => break loaded,
+                Err(WriteError::Full { .. }) => {}
+                Err(error @ WriteError::Sqlite { .. }) => end(&error),
+            }
+        }
+        match decided.recv_timeout(ROOM_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+            // A halted engine decides nothing.
+            Ok(ToWriter::Batch(_) | ToWriter::Halted { .. }) => {}
+        }
+    };
+    go_on.send(Recorded { loaded, unrecorded: lost.requests }).ok()?;
+    shell.room.reopen(now());
+    Some(more)
+}
+
+/// Ends the daemon: a flush or the database failed, and trying again could pass without what was lost.
+fn end(error: &WriteError) -> ! {
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    tracing::error!(event = "store.failed", %error, %cause, "nothing unacknowledged was kept; stopping");
+    std::process::exit(74);
 }
 
 fn release(after: Vec<Out>, shell: &Arc<Shell>) {
@@ -161,6 +275,7 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             Write::Image { .. }
             | Write::Agent(_)
             | Write::AgentState { .. }
+            | Write::Lineage(_)
             | Write::Session(_)
             | Write::TurnState { .. }
             | Write::Step(_)
@@ -177,7 +292,8 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
 /// Puts a deliberate bug in, when a test asks a debug build for one.
 fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
     match mutation {
-        Mutation::None => {}
+        // The last one is in the acting, not in what is written.
+        Mutation::None | Mutation::RepeatUnsafe => {}
         Mutation::ReplyBeforeCommit => {
             let (early, late): (Vec<Out>, Vec<Out>) =
                 batch.after.into_iter().partition(|out| matches!(out, Out::Reply { .. }));

@@ -4,8 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lodge_core::lineage::Policy;
+use lodge_core::liveness::Thresholds;
 use lodge_proto::ConfigValue;
 use serde_json::Value;
+
+/// The shortest silence that can mean anything.
+const STALE_MIN: Duration = Duration::from_millis(30);
 
 /// One setting of `lodged serve`.
 struct Setting {
@@ -61,17 +66,12 @@ const SETTINGS: &[Setting] = &[
         shape: Shape::Count,
         help: "jobs at the same time (not used yet)",
     },
-    Setting {
-        name: "backoff-base",
-        default: "1s",
-        shape: Shape::Span,
-        help: "first pause before a restart (not used yet)",
-    },
+    Setting { name: "backoff-base", default: "1s", shape: Shape::Span, help: "first pause before a restart" },
     Setting {
         name: "backoff-cap",
         default: "30s",
         shape: Shape::Span,
-        help: "longest pause before a restart (not used yet)",
+        help: "longest pause before a restart",
     },
     Setting {
         name: "shutdown-timeout",
@@ -89,7 +89,19 @@ const SETTINGS: &[Setting] = &[
         name: "revival-policy",
         default: "revive",
         shape: Shape::OneOf(&["revive", "reap", "ask"]),
-        help: "what happens to work whose process died (not used yet)",
+        help: "what happens to work whose process died",
+    },
+    Setting {
+        name: "heartbeat-stale",
+        default: "30s",
+        shape: Shape::Span,
+        help: "silence from which on a working process is stale",
+    },
+    Setting {
+        name: "heartbeat-crashed",
+        default: "90s",
+        shape: Shape::Span,
+        help: "silence beyond which it is killed and its work taken over",
     },
     Setting {
         name: "allowed-origins",
@@ -259,7 +271,17 @@ impl Config {
             values.insert(setting.name, (check(setting, &given, from)?, source));
         }
         let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
-        Ok(Config { data_dir, file, values, data_dir_source })
+        let config = Config { data_dir, file, values, data_dir_source };
+        let (stale, crashed) = (config.text("heartbeat-stale"), config.text("heartbeat-crashed"));
+        if config.span("heartbeat-crashed") < config.span("heartbeat-stale") {
+            return Err(ConfigError::BadValue {
+                name: "heartbeat-crashed",
+                given: crashed.to_owned(),
+                wanted: format!("no less than heartbeat-stale, which is {stale}"),
+                from: "settings that contradict each other".to_owned(),
+            });
+        }
+        Ok(config)
     }
 
     fn get(&self, name: &str) -> &Value {
@@ -276,6 +298,18 @@ impl Config {
 
     pub fn span(&self, name: &str) -> Duration {
         parse_span(self.text(name)).unwrap_or_default()
+    }
+
+    /// What happens to the work of a process that died, where its agent does not say.
+    pub fn policy(&self) -> Policy {
+        Policy::from_word(self.text("revival-policy")).unwrap_or(Policy::Revive)
+    }
+
+    /// From which silence on a working process is stale, and beyond which it is killed. Never so short that looking
+    /// would be all that is done.
+    pub fn thresholds(&self) -> Thresholds {
+        let stale = self.span("heartbeat-stale").max(STALE_MIN);
+        Thresholds { stale, crashed: self.span("heartbeat-crashed").max(stale) }
     }
 
     pub fn list(&self, name: &str) -> Vec<String> {
@@ -492,6 +526,7 @@ mod tests {
             ("serve:\n  max-jobs: none\n", "a whole number from 1"),
             ("serve:\n  backoff-base: soon\n", "a duration such as"),
             ("serve:\n  socket-path:\n", "a plain value"),
+            ("serve:\n  heartbeat-stale: 2m\n", "no less than heartbeat-stale, which is 2m"),
             ("serve:\n  allowed-origins: [1, {}]\n", "a plain value"),
             ("serve: [\n", "not valid YAML"),
             ("servers: {}\n", "unknown key `servers`"),

@@ -1,10 +1,10 @@
 //! Named points at which a test may end this process as `kill -9` would.
 //!
 //! `LODGED_CRASH_AT=after_intent:3` ends it when that point is passed for the third time. Unset, a point costs one
-//! load of a flag.
+//! load of a flag. `LODGED_KEEPER_CRASH_AT=keeper.after_claim` does the same to a keeper.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Every point, in the order of the one path.
 pub const POINTS: &[&str] = &[
@@ -48,6 +48,14 @@ pub fn point(name: &'static str) {
     }
 }
 
+static KEEPER_POINT_GIVEN: AtomicBool = AtomicBool::new(false);
+
+/// Where the first keeper that this process starts ends itself. The one that takes its place shall live.
+pub fn keeper_point() -> Option<String> {
+    let point = std::env::var("LODGED_KEEPER_CRASH_AT").ok()?;
+    (!KEEPER_POINT_GIVEN.swap(true, Ordering::SeqCst)).then_some(point)
+}
+
 /// A deliberate bug, so that the crash tests can show that they notice it. Only in debug builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
@@ -56,6 +64,8 @@ pub enum Mutation {
     ReplyBeforeCommit,
     /// Programs start without a durable intent.
     DropIntent,
+    /// A program whose outcome nobody knows is run again, safe or not.
+    RepeatUnsafe,
 }
 
 pub fn mutation() -> Mutation {
@@ -65,6 +75,7 @@ pub fn mutation() -> Mutation {
     match std::env::var("LODGED_MUTATION").as_deref() {
         Ok("reply-before-commit") => Mutation::ReplyBeforeCommit,
         Ok("drop-intent") => Mutation::DropIntent,
+        Ok("repeat-unsafe") => Mutation::RepeatUnsafe,
         Ok(_) | Err(_) => Mutation::None,
     }
 }

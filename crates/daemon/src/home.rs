@@ -5,6 +5,8 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::room;
+
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     #[error("another daemon has the state directory {} ({holder})", dir.display())]
@@ -23,10 +25,23 @@ impl HomeError {
     pub fn hint(&self) -> String {
         match self {
             HomeError::Taken { .. } => "use that one, or give this one another --data-dir".to_owned(),
+            HomeError::Make { .. } if self.is_full() => {
+                "the disk is full: make room and start it again; what was acknowledged is there".to_owned()
+            }
             HomeError::Make { .. } => {
                 "check that the state directory exists or can be made, and that you own it".to_owned()
             }
             HomeError::Open { dir } => format!("run `chmod go-w {}`", dir.display()),
+        }
+    }
+}
+
+impl HomeError {
+    /// Whether there was no room on the disk for it.
+    pub fn is_full(&self) -> bool {
+        match self {
+            HomeError::Make { cause, .. } => room::is_full(cause),
+            HomeError::Taken { .. } | HomeError::Open { .. } => false,
         }
     }
 }
@@ -48,7 +63,9 @@ impl Home {
                 .create(path)
                 .map_err(|cause| HomeError::Make { path: path.to_owned(), cause })
         };
+        let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
         make(dir)?;
+        keep_names(&missing).map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;
         let mode = std::fs::metadata(dir).map_or(0, |meta| meta.permissions().mode());
         if mode & 0o022 != 0 {
             return Err(HomeError::Open { dir: dir.to_owned() });
@@ -105,8 +122,26 @@ impl Home {
             file.sync_all()?;
             std::fs::rename(&temporary, &path)
         };
-        put().map_err(|cause| HomeError::Make { path: path.clone(), cause })
+        put().map_err(|cause| {
+            // Half of it is of no use; the first error is the one to tell.
+            drop(std::fs::remove_file(&temporary));
+            HomeError::Make { path: path.clone(), cause }
+        })
     }
+}
+
+/// Flushes the names of new directories, so that a power loss cannot take all that is kept below them.
+fn keep_names(made: &[&Path]) -> std::io::Result<()> {
+    for parent in made.iter().filter_map(|path| path.parent()) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        match File::open(parent) {
+            Ok(parent) => parent.sync_all()?,
+            // One that may be searched and not read cannot be flushed by us.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

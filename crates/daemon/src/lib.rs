@@ -12,8 +12,11 @@ mod auth;
 mod commit;
 pub mod config;
 pub mod crash;
+mod decide;
 mod home;
 mod hub;
+mod reap;
+mod room;
 pub mod serve;
 mod shell;
 

@@ -94,14 +94,17 @@ fn start_log(config: &Config) {
 }
 
 fn fail(error: &dyn std::error::Error, hint: Option<String>, code: u8) -> ExitCode {
-    eprintln!("error: {error}");
+    use std::io::Write;
+    let mut text = format!("error: {error}\n");
     let mut cause = error.source();
     while let Some(next) = cause {
-        eprintln!("  because: {next}");
+        text.push_str(&format!("  because: {next}\n"));
         cause = next.source();
     }
     if let Some(hint) = hint {
-        eprintln!("\nhint: {hint}");
+        text.push_str(&format!("\nhint: {hint}\n"));
     }
+    // Whoever reads this may have no room for it either; the code still tells.
+    drop(std::io::stderr().write_all(text.as_bytes()));
     ExitCode::from(code)
 }

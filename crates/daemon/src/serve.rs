@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use lodge_core::IdSource;
+use lodge_core::retry::Backoff;
 use lodge_exec::Program;
+use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -15,9 +17,11 @@ use crate::auth::Gate;
 use crate::commit::{self, BATCHES_MAX};
 use crate::config::Config;
 use crate::crash;
+use crate::decide::{Decider, ToWriter};
 use crate::engine::{Engine, Host};
 use crate::home::{Home, HomeError};
-use crate::shell::{self, ENGINE_QUEUE_MAX, Parts, Shell, now};
+use crate::room::Room;
+use crate::shell::{ENGINE_QUEUE_MAX, Parts, Shell, now};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
@@ -107,15 +111,28 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
         None => None,
     };
     let (entropy, seed) = entropy()?;
-    let opened = lodge_store::open(&home.database(), &entropy)?;
+    let room = Room::of(&home.dir);
+    let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
+    let opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
     crash::point("after_load");
-    home.sign(opened.loaded.epoch)?;
+    match room.with_reserve(HomeError::is_full, || home.sign(opened.loaded.epoch)) {
+        // Those who lose the lock are told less; whoever reads is served all the same.
+        Err(error) if error.is_full() => {
+            tracing::warn!(event = "lock.not_signed", error = crate::chain(&error))
+        }
+        signed => signed?,
+    }
     let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
     let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let (epoch, socket, patience) =
         (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
-    let about = Host { boot: host.boot_id().to_owned(), own_uids: rustix::process::geteuid().is_root() };
+    let about = Host {
+        boot: host.boot_id().to_owned(),
+        own_uids: rustix::process::geteuid().is_root(),
+        policy: config.policy(),
+        backoff: Backoff { base: config.span("backoff-base"), cap: config.span("backoff-cap") },
+    };
     let parts = Parts {
         config,
         epoch,
@@ -123,6 +140,7 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
         state_key: opened.meta.state_key,
         reader: opened.reader,
         head: opened.loaded.seq,
+        room,
         host,
         runtime,
     };
@@ -131,24 +149,28 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
     let ids = IdSource::new(seed);
     let (engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
     let (batches, committing) = sync_channel(BATCHES_MAX);
+    // One at a time: the next follows only what the engine said to the last.
+    let (halt, halts) = mpsc::channel(1);
     let writer = {
         let shell = shell.clone();
         std::thread::Builder::new()
             .name("writer".into())
-            .spawn(move || commit::run(opened.writer, &committing, &shell))
+            .spawn(move || commit::run(opened.writer, &committing, &halt, &shell))
             .map_err(|cause| ServeError::Process { cause })?
     };
     // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
-    drop(batches.send(first));
+    drop(batches.send(ToWriter::Batch(first)));
     bring_down_strays(&shell);
-    shell.spawn(shell::run_engine(engine, waiting, batches, shell.clone()));
+    let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
+    shell.spawn(decider.run(engine));
     let http = tcp.as_ref().map(|(_, addr)| addr.clone());
     shell.set_http_addr(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
-    write_credentials(&home, &gate, &socket, http.as_deref())?;
+    write_credentials(&home, &shell.room, &gate, &socket, http.as_deref())?;
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
     watch_signals(&shell)?;
+    shell.spawn(crate::reap::sweep_regularly(shell.clone()));
     bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() }), patience).await;
     shell.end.cancel();
     shell.tasks.close();
@@ -189,7 +211,8 @@ fn bring_down_strays(shell: &Arc<Shell>) {
         let stray = !found.row.state.wants_sandbox()
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
-            shell.act(crate::engine::Effect::Down { agent: found.row.id, sandbox: found.row.sandbox });
+            let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
+            shell.act(crate::engine::Effect::Down { agent, sandbox, run });
         }
     }
 }
@@ -197,6 +220,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
 /// The operator's token: kept while it is good, written anew otherwise, and when the addresses change.
 fn write_credentials(
     home: &Home,
+    room: &Room,
     gate: &Gate,
     socket: &std::path::Path,
     http: Option<&str>,
@@ -204,16 +228,26 @@ fn write_credentials(
     let path = home.dir.join("credentials.json");
     let known: serde_json::Value =
         std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let token = match known.get("token").and_then(serde_json::Value::as_str) {
-        Some(token) if gate.keeps(token, now()) => token.to_owned(),
-        Some(_) | None => gate.operator_token(now()).map_err(|cause| ServeError::Token { cause })?,
+    let kept =
+        known.get("token").and_then(serde_json::Value::as_str).filter(|token| gate.keeps(token, now()));
+    let token = match kept {
+        Some(token) => token.to_owned(),
+        None => gate.operator_token(now()).map_err(|cause| ServeError::Token { cause })?,
     };
     let http = http.map(|addr| format!("http://{addr}"));
     let wanted = serde_json::json!({"token": token, "socket": socket, "http": http});
-    if wanted != known {
-        home.put_private("credentials.json", wanted.to_string().as_bytes())?;
+    if wanted == known {
+        return Ok(());
     }
-    Ok(())
+    let bytes = wanted.to_string();
+    match room.with_reserve(HomeError::is_full, || home.put_private("credentials.json", bytes.as_bytes())) {
+        // The token that is there opens the socket, and `info` tells the address.
+        Err(error) if error.is_full() && kept.is_some() => {
+            tracing::warn!(event = "credentials.stale", error = crate::chain(&error));
+            Ok(())
+        }
+        put => Ok(put?),
+    }
 }
 
 fn watch_signals(shell: &Arc<Shell>) -> Result<(), ServeError> {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,14 +16,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::act::Actors;
 use crate::config::Config;
-use crate::engine::{Batch, Command, Effect, Engine, Input, RequestKey, Seen, Ticket};
+use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::hub::Hub;
+use crate::room::{Needs, Room};
 use crate::view::Living;
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
-/// Inputs decided in one step.
-const STEP_MAX: usize = 128;
 
 /// What all parts of the daemon share.
 #[derive(Debug)]
@@ -35,6 +33,7 @@ pub struct Shell {
     pub state_key: StateKey,
     pub reader: Reader,
     pub hub: Hub,
+    pub room: Room,
     pub providers: Providers,
     pub calls: CallContext,
     pub host: Arc<lodge_exec::Host>,
@@ -48,6 +47,8 @@ pub struct Shell {
     pub actors: Actors,
     /// Held while a file of the operator's is changed on request.
     pub file_changes: tokio::sync::Mutex<()>,
+    /// Held while the sandboxes are swept: two sweeps would take each other's locks for keepers.
+    pub sweep: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
     http_addr: std::sync::OnceLock<Option<String>>,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
@@ -76,6 +77,7 @@ pub struct Parts {
     pub state_key: [u8; 32],
     pub reader: Reader,
     pub head: u64,
+    pub room: Room,
     pub host: Arc<lodge_exec::Host>,
     pub runtime: lodge_exec::Stored,
 }
@@ -91,6 +93,7 @@ impl Shell {
             state_key: StateKey(parts.state_key),
             reader: parts.reader,
             hub: Hub::new(parts.head),
+            room: parts.room,
             providers,
             host: parts.host,
             runtime: parts.runtime,
@@ -99,6 +102,7 @@ impl Shell {
             tasks: TaskTracker::new(),
             actors: Actors::default(),
             file_changes: tokio::sync::Mutex::default(),
+            sweep: tokio::sync::Mutex::default(),
             started_at: now(),
             http_addr: std::sync::OnceLock::new(),
             layers: tokio::sync::OnceCell::new(),
@@ -112,6 +116,7 @@ impl Shell {
 
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
+        self.room.admit(Needs::of(&command), now())?;
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
@@ -173,12 +178,25 @@ impl Shell {
         self.living.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 
-    pub fn set_living(&self, agent: &AgentId, living: Option<Living>) {
+    pub fn set_living(&self, agent: &AgentId, living: Option<Arc<Living>>) {
         let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         match living {
-            Some(living) => drop(all.insert(agent.clone(), Arc::new(living))),
+            Some(living) => drop(all.insert(agent.clone(), living)),
             None => drop(all.remove(agent)),
         }
+    }
+
+    /// What is known of every live sandbox.
+    pub fn all_living(&self) -> Vec<(AgentId, Arc<Living>)> {
+        let all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(agent, living)| (agent.clone(), living.clone())).collect()
+    }
+
+    /// Forgets what was known of a sandbox, unless another one took its place. True: it was forgotten.
+    pub fn forget_living(&self, agent: &AgentId, seen: &Arc<Living>) -> bool {
+        let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = all.get(agent).is_some_and(|living| Arc::ptr_eq(living, seen));
+        same && all.remove(agent).is_some()
     }
 
     /// Starts a task that ends with the daemon.
@@ -199,37 +217,6 @@ impl Shell {
 fn shutting_down() -> ErrorBody {
     ErrorBody::new("daemon.shutting_down", "the daemon is about to exit")
         .hint("send it again; the next daemon takes it")
-}
-
-/// The engine's loop: whatever waits is decided in one step.
-pub async fn run_engine(
-    mut engine: Engine,
-    mut inputs: mpsc::Receiver<Input>,
-    batches: SyncSender<Batch>,
-    shell: Arc<Shell>,
-) {
-    let mut waiting = Vec::with_capacity(STEP_MAX);
-    while inputs.recv_many(&mut waiting, STEP_MAX).await > 0 {
-        let mut batch = engine.step(waiting.drain(..), now());
-        for effect in std::mem::take(&mut batch.now) {
-            shell.act(effect);
-        }
-        if batch.writes.is_empty() && batch.after.is_empty() {
-            continue;
-        }
-        if let Err(full) = batches.try_send(batch) {
-            let batch = match full {
-                std::sync::mpsc::TrySendError::Full(batch) => batch,
-                std::sync::mpsc::TrySendError::Disconnected(_) => return,
-            };
-            // The disk is behind: wait for it off the runtime's workers, and take no inputs meanwhile.
-            let batches = batches.clone();
-            let sent = tokio::task::spawn_blocking(move || batches.send(batch).is_ok()).await;
-            if !matches!(sent, Ok(true)) {
-                return;
-            }
-        }
-    }
 }
 
 /// The wall clock.

@@ -1,20 +1,80 @@
 //! From what is recorded to what clients see: the one file that knows both shapes.
 
-use lodge_core::record::{AgentRow, EventRow, MessageRow, SessionRow, StepRow, TurnRow};
-use lodge_core::{EventData, Timestamp};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use lodge_core::agent::{AgentState, FailReason};
+use lodge_core::lineage::{LineageState, Policy};
+use lodge_core::liveness::Liveness;
+use lodge_core::record::{AgentRow, EventRow, LineageRow, MessageRow, SessionRow, StepRow, TurnRow};
+use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
-    AgentView, Event, LayerView, MessageView, Mount, SessionView, StepView, ToolCallView, ToolView,
-    TurnError, TurnView, UsageView,
+    AgentView, Event, LayerView, LineageView, MessageView, Mount, SessionView, StepView, ToolCallView,
+    ToolView, TurnError, TurnView, UsageView,
 };
 use lodge_store::{SessionSummary, TurnFull};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// What is asked from the host about a live sandbox, never stored.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 pub struct Living {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
+    /// The runtime's process, as its sandbox numbers it; 0: not known.
+    runtime: AtomicU32,
+    /// When the runtime was heard last; 0: not yet.
+    pub heard_ms: AtomicI64,
+    pub liveness: Mutex<Liveness>,
+}
+
+impl Living {
+    pub fn new(pid: Option<u32>, layers: Vec<LayerView>) -> Self {
+        Living {
+            pid,
+            layers,
+            runtime: AtomicU32::new(0),
+            heard_ms: AtomicI64::new(0),
+            liveness: Mutex::new(Liveness::Active),
+        }
+    }
+
+    pub fn set_runtime(&self, pid: u32) {
+        self.runtime.store(pid, Ordering::Relaxed);
+    }
+
+    /// The runtime's process on this host.
+    pub fn runtime_pid(&self, host: &lodge_exec::Host) -> Option<u32> {
+        host.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
+    }
+
+    pub fn heard(&self, now: Timestamp) {
+        self.heard_ms.store(now.ms(), Ordering::Relaxed);
+    }
+
+    pub fn set_liveness(&self, level: Liveness) {
+        *self.liveness.lock().unwrap_or_else(PoisonError::into_inner) = level;
+    }
+
+    fn last_heard(&self) -> Option<Timestamp> {
+        Some(self.heard_ms.load(Ordering::Relaxed)).filter(|ms| *ms != 0).map(Timestamp::from_ms)
+    }
+}
+
+/// How alive an agent looks: as its process does, or as dead as it was when it failed.
+fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
+    let failed = matches!(row.state, AgentState::Failed(FailReason::Crashed));
+    match living {
+        Some(living) => Some(living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word()),
+        None => failed.then(|| Liveness::Crashed.word()),
+    }
+}
+
+/// A layer of the fence as clients see it. Of one that has two ways it says which.
+pub fn layer(layer: lodge_exec::Layer) -> LayerView {
+    let in_force = layer.missing.is_none();
+    let way = (in_force && layer.name == "kill").then(|| "by cgroup.kill".to_owned());
+    LayerView { name: layer.name, in_force, why: layer.missing.or(way) }
 }
 
 /// A shape as JSON. The shapes of the API have string keys and finite numbers, so this cannot fail.
@@ -24,17 +84,17 @@ pub fn json<T: Serialize>(shape: &T) -> Value {
 
 pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentView {
     let status = match row.state {
-        lodge_core::agent::AgentState::Ready if working => "working",
+        AgentState::Ready if working => "working",
         state => state.word(),
     };
     let reason = match row.state {
-        lodge_core::agent::AgentState::Failed(reason) => Some(reason.word().to_owned()),
-        lodge_core::agent::AgentState::Pulling
-        | lodge_core::agent::AgentState::Starting
-        | lodge_core::agent::AgentState::Ready
-        | lodge_core::agent::AgentState::Stopped
-        | lodge_core::agent::AgentState::Removing
-        | lodge_core::agent::AgentState::Removed => None,
+        AgentState::Failed(reason) => Some(reason.word().to_owned()),
+        AgentState::Pulling
+        | AgentState::Starting
+        | AgentState::Ready
+        | AgentState::Stopped
+        | AgentState::Removing
+        | AgentState::Removed => None,
     };
     AgentView {
         id: row.id.to_string(),
@@ -47,8 +107,8 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
         failure_detail: row.failure_detail.clone(),
         lineage: row.lineage.to_string(),
         context_state: "HEALTHY".to_owned(),
-        liveness: living.map(|_| "active".to_owned()),
-        last_heartbeat_at: None,
+        liveness: liveness(row, living).map(str::to_owned),
+        last_heartbeat_at: living.and_then(Living::last_heard).map(at),
         pid: living.and_then(|living| living.pid),
         started_at: row.started_at.map(|at| at.to_string()),
         created_at: row.created_at.to_string(),
@@ -65,6 +125,29 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
             .collect(),
         sandbox: row.sandbox.to_string(),
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
+    }
+}
+
+pub fn lineage(row: &LineageRow, agent_name: &str, policy: Policy, last_turn: Option<TurnId>) -> LineageView {
+    let ended_reason = match row.state {
+        LineageState::Ended(reason) => Some(reason.word().to_owned()),
+        LineageState::Active | LineageState::Orphaned | LineageState::AskPending | LineageState::Reaped => {
+            None
+        }
+    };
+    LineageView {
+        id: row.id.to_string(),
+        agent: row.agent.to_string(),
+        agent_name: agent_name.to_owned(),
+        status: row.state.word().to_owned(),
+        ended_reason,
+        policy: policy.word().to_owned(),
+        revivals: row.revivals,
+        deaths: row.deaths,
+        detail: row.detail.clone(),
+        last_turn: last_turn.map(|turn| turn.to_string()),
+        created_at: at(row.created_at),
+        ended_at: row.ended_at.map(at),
     }
 }
 
@@ -206,6 +289,7 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
         output_tokens,
         incarnation,
         sender,
+        lineage,
     } = data;
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -239,5 +323,6 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     put("output_tokens", output_tokens.map(Value::from));
     put("incarnation", incarnation.map(Value::from));
     put("sender", word(sender));
+    put("lineage", word(lineage));
     map
 }

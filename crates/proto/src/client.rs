@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
@@ -22,6 +23,8 @@ use crate::rpc::{ErrorBody, Message, Notification, Request};
 
 /// How long a connection may take before the daemon counts as absent.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to look for a last word on a connection that takes nothing any more.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A client reads larger messages than it may send: a page of long messages can be big.
 const READ_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -85,6 +88,7 @@ pub struct Client {
     socket: WebSocketStream<Box<dyn Io>>,
     next_id: u64,
     waiting: VecDeque<Notification>,
+    was_shut_down: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -131,7 +135,9 @@ impl Client {
             .max_message_size(Some(READ_BYTES_MAX))
             .max_frame_size(Some(READ_BYTES_MAX));
         match client_async_with_config(request, io, Some(config)).await {
-            Ok((socket, _)) => Ok(Client { socket, next_id: 0, waiting: VecDeque::new() }),
+            Ok((socket, _)) => {
+                Ok(Client { socket, next_id: 0, waiting: VecDeque::new(), was_shut_down: false })
+            }
             Err(WsError::Http(response)) => {
                 let body =
                     response.body().as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
@@ -159,7 +165,11 @@ impl Client {
         let id = Value::from(self.next_id);
         let request = Request { jsonrpc: "2.0".into(), id: id.clone(), method: method.to_owned(), params };
         let text = serde_json::to_string(&request).map_err(|cause| ClientError::Garbled { cause })?;
-        self.socket.send(Frame::text(text)).await.map_err(|_| ClientError::Lost)?;
+        if self.socket.send(Frame::text(text)).await.is_err() {
+            // Whoever closed the connection may have said why before that.
+            drop(tokio::time::timeout(GOODBYE_TIMEOUT, self.hear_out()).await);
+            return Err(ClientError::Lost);
+        }
         loop {
             match self.read().await? {
                 Message::Notification(note) => self.waiting.push_back(note),
@@ -187,10 +197,28 @@ impl Client {
         }
     }
 
+    /// Reads what was sent before the end; answers have nobody left to wait for them.
+    async fn hear_out(&mut self) {
+        while let Ok(message) = self.read().await {
+            if let Message::Notification(note) = message {
+                self.waiting.push_back(note);
+            }
+        }
+    }
+
+    /// Of a lost connection: whether the daemon said that it ends, as opposed to having broken off.
+    pub fn was_shut_down(&self) -> bool {
+        self.was_shut_down
+    }
+
     async fn read(&mut self) -> Result<Message, ClientError> {
         loop {
             match self.socket.next().await {
-                None | Some(Err(_)) | Some(Ok(Frame::Close(_))) => return Err(ClientError::Lost),
+                Some(Ok(Frame::Close(frame))) => {
+                    self.was_shut_down = frame.is_some_and(|frame| frame.code == CloseCode::Away);
+                    return Err(ClientError::Lost);
+                }
+                None | Some(Err(_)) => return Err(ClientError::Lost),
                 Some(Ok(Frame::Text(text))) => {
                     return serde_json::from_str(&text).map_err(|cause| ClientError::Garbled { cause });
                 }

@@ -9,12 +9,14 @@ mod events;
 mod methods;
 mod rpc;
 mod shapes;
+mod snapshot;
 
 pub use codes::{CODES, CodeDoc, http_status};
 pub use events::{Delta, EVENT_KINDS, Event, Gap};
 pub use methods::{METHODS, MethodDoc, discover};
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
 pub use shapes::*;
+pub use snapshot::*;
 
 /// The largest request body or WebSocket message that the daemon reads.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -4,6 +4,7 @@ use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
 use crate::shapes::*;
+use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap};
 
 /// One row of the method table.
@@ -43,6 +44,7 @@ pub const METHODS: &[MethodDoc] = &[
     read::<AgentRef, AgentDetail>("agent/get"),
     write::<AgentRef, AgentView>("agent/start"),
     write::<AgentRef, AgentView>("agent/stop"),
+    write::<AgentRef, AgentView>("agent/kill"),
     write::<AgentRemoveParams, AgentView>("agent/remove"),
     read::<AgentLogsParams, AgentLogs>("agent/logs"),
     write::<TurnSendParams, TurnView>("turn/send"),
@@ -56,10 +58,16 @@ pub const METHODS: &[MethodDoc] = &[
     read::<ProviderListParams, ProviderList>("provider/list"),
     write::<ProviderRef, Done>("provider/remove"),
     read::<ProviderRef, ProviderTested>("provider/test"),
+    read::<LineageListParams, LineageList>("lineage/list"),
+    read::<LineageRef, LineageView>("lineage/get"),
+    write::<LineageResolveParams, LineageView>("lineage/resolve"),
+    read::<LineageSnapshotParams, LineageSnapshot>("lineage/snapshot"),
+    read::<LineageMessagesParams, LineageMessages>("lineage/messages"),
     read::<EventListParams, EventList>("event/list"),
     read::<AttachParams, Attached>("client/attach"),
     read::<DetachParams, Done>("client/detach"),
     write::<ShutdownParams, Done>("daemon/shutdown"),
+    write::<ReapParams, Reaped>("daemon/reap"),
 ];
 
 /// The whole API as JSON schemas.

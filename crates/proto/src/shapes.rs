@@ -41,6 +41,8 @@ params! {
         labels: BTreeMap<String, String>,
         mounts: Vec<Mount>,
         build_args: BTreeMap<String, String>,
+        /// revive, reap or ask; before what the Agentfile says and what the daemon is set to.
+        revival_policy: Option<String>,
         request_id: Option<String>,
     }
 
@@ -150,6 +152,46 @@ params! {
         log: Option<String>,
     }
 
+    pub struct LineageListParams {
+        /// Of this agent, which may be removed if its whole id is given.
+        agent: Option<String>,
+        /// active, orphaned, ask_pending, reaped or ended.
+        status: Option<String>,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    /// A lineage named by id or unique id prefix, or by its agent.
+    pub struct LineageRef {
+        lineage: String,
+    }
+
+    pub struct LineageResolveParams {
+        lineage: String,
+        /// revive or reap.
+        decision: String,
+        request_id: Option<String>,
+    }
+
+    pub struct LineageSnapshotParams {
+        /// As in `LineageRef`.
+        lineage: String,
+        /// Sessions after this one: the `next` of an earlier page.
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    pub struct LineageMessagesParams {
+        /// As in `LineageRef`.
+        lineage: String,
+        session: String,
+        /// Of so many turns, as `lineage/snapshot` told; absent: of all up to the boundary. Never beyond it.
+        turns: Option<u32>,
+        /// The `next` of an earlier page.
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
     pub struct DetachParams {
         attachment: u64,
     }
@@ -157,6 +199,10 @@ params! {
     pub struct ShutdownParams {
         /// End the agents too.
         agents: bool,
+        request_id: Option<String>,
+    }
+
+    pub struct ReapParams {
         request_id: Option<String>,
     }
 }
@@ -197,12 +243,76 @@ shapes! {
         isolation: Vec<LayerView>,
     }
 
+    /// The identity of an agent's work across processes, restarts and clients.
+    pub struct LineageView {
+        id: String,
+        agent: String,
+        agent_name: String,
+        /// active, orphaned, ask_pending, reaped or ended.
+        status: String,
+        /// Of an ended one: killed, exhausted or removed.
+        ended_reason: Option<String>,
+        /// What happens when its process dies: revive, reap or ask.
+        policy: String,
+        /// How often a new process took over.
+        revivals: u32,
+        /// Deaths in a row, without a finished turn between them.
+        deaths: u32,
+        /// How its process died last.
+        detail: Option<String>,
+        last_turn: Option<String>,
+        created_at: String,
+        ended_at: Option<String>,
+    }
+
+    pub struct LineageList {
+        lineages: Vec<LineageView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+
+    /// What a sweep over the sandboxes found and took away.
+    pub struct Reaped {
+        /// Sandboxes that have a directory.
+        probed: u64,
+        /// Those whose keeper lives.
+        alive: u64,
+        /// Dead ones that are still needed: their agent is about to go on, or its open work needs what they left.
+        kept: u64,
+        pruned: Vec<PrunedView>,
+        /// Agents that were recorded as running and whose sandbox is dead; what becomes of them is their lineages'
+        /// business.
+        dead: Vec<String>,
+        /// Agents whose heartbeat was forgotten.
+        forgotten: u64,
+        /// Dead ones that could not be taken away.
+        failed: Vec<NotPrunedView>,
+    }
+
+    pub struct PrunedView {
+        sandbox: String,
+        /// None: nobody has it any more.
+        agent: Option<String>,
+        why: String,
+    }
+
+    pub struct NotPrunedView {
+        sandbox: String,
+        detail: String,
+    }
+
     pub struct AgentDetail {
         #[serde(flatten)]
         agent: AgentView,
         root: String,
-        /// The keeper's start counter: raised by every start, kept by adoption.
+        /// The sandbox's counter: raised by every start, kept by adoption and by a revival in place.
         incarnation: u32,
+        /// The runtime's counter: raised by every process that is started as its runtime.
+        runs: u32,
+        /// The runtime's process id on this host, while it lives. `pid` is its keeper's.
+        runtime_pid: Option<u32>,
+        /// What happens when its process dies: revive, reap or ask.
+        revival_policy: String,
         uid: Option<u32>,
         tools: Vec<ToolView>,
         configs: BTreeMap<String, String>,
@@ -397,6 +507,17 @@ shapes! {
         working: u64,
     }
 
+    /// The file system of the state directory.
+    pub struct StorageView {
+        /// enough, low (nothing new is begun) or read_only (nothing can be recorded).
+        state: String,
+        /// Since when it is not enough.
+        since: Option<String>,
+        free_bytes: u64,
+        /// What the daemon keeps back to record outcomes with.
+        reserve_bytes: u64,
+    }
+
     pub struct Info {
         version: String,
         epoch: u64,
@@ -409,6 +530,7 @@ shapes! {
         pid: u32,
         started_at: String,
         agents: AgentCounts,
+        storage: StorageView,
         isolation: Vec<LayerView>,
         config: BTreeMap<String, ConfigValue>,
         /// Things a person should look at.

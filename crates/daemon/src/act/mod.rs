@@ -3,7 +3,11 @@
 //! Every effect carries its id and can be asked for twice without harm.
 
 mod actor;
+mod calling;
+mod ending;
 mod model;
+mod prune;
+mod pulse;
 mod result;
 mod root;
 mod runtime;
@@ -13,7 +17,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lodge_core::{AgentId, TurnId};
-use tokio::sync::mpsc;
+pub use prune::{Pruning, prune};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::Effect;
@@ -23,11 +28,20 @@ use crate::shell::Shell;
 /// reached; if it were, the writer would wait for the task.
 const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 
+/// What an agent's task is told.
+#[derive(Debug)]
+enum Order {
+    /// In the order of commits.
+    Do(Effect),
+    /// Take away what its dead sandbox left, if nobody needs it.
+    Prune(oneshot::Sender<Pruning>),
+}
+
 /// The tasks that act.
 #[derive(Debug, Default)]
 pub struct Actors {
     /// Boxed, as a queue keeps room for dozens of effects.
-    agents: Mutex<HashMap<AgentId, mpsc::Sender<Box<Effect>>>>,
+    agents: Mutex<HashMap<AgentId, mpsc::Sender<Box<Order>>>>,
     models: Mutex<HashMap<TurnId, CancellationToken>>,
     profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
 }
@@ -40,6 +54,13 @@ impl Actors {
     /// The turn's call is over; the engine starts no other before it has heard so.
     fn call_ended(&self, turn: &TurnId) {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(turn);
+    }
+
+    /// Breaks off every call: an engine that was rebuilt knows none of them and asks again for what it needs.
+    pub fn cancel_calls(&self) {
+        for (_, call) in self.models.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+            call.cancel();
+        }
     }
 
     fn set_profile(&self, agent: &AgentId, profile: runtime::Profile) {
@@ -63,8 +84,17 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
                 token.cancel();
             }
         }
+        Effect::ReviveLater { agent, run, delay_ms } => {
+            let teller = shell.clone();
+            shell.spawn(async move {
+                tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
+                teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
+            });
+        }
         Effect::Up { ref row, .. } => to_agent(shell, &row.id.clone(), effect),
         Effect::Down { ref agent, .. }
+        | Effect::KillRuntime { ref agent, .. }
+        | Effect::KillSandbox { ref agent, .. }
         | Effect::Clear { ref agent, .. }
         | Effect::RunTurn { ref agent, .. }
         | Effect::DropTurn { ref agent, .. }
@@ -77,26 +107,26 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
 
 /// Hands an effect to an agent's task, which is started when there is none. Called in the order of commits.
 fn to_agent(shell: &Arc<Shell>, agent: &AgentId, effect: Effect) {
-    let sender = {
-        let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
-        agents
-            .entry(agent.clone())
-            .or_insert_with(|| {
-                let (sender, effects) = mpsc::channel(EFFECTS_MAX);
-                shell.spawn(actor::run(shell.clone(), agent.clone(), effects));
-                sender
-            })
-            .clone()
-    };
-    match sender.try_send(Box::new(effect)) {
+    let sender = task_of(shell, agent);
+    match sender.try_send(Box::new(Order::Do(effect))) {
         Ok(()) => {}
-        Err(mpsc::error::TrySendError::Full(effect)) => {
+        Err(mpsc::error::TrySendError::Full(order)) => {
             tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
             // Closed only when the daemon is about to exit.
-            drop(sender.blocking_send(effect));
+            drop(sender.blocking_send(order));
         }
         Err(mpsc::error::TrySendError::Closed(_)) => {}
     }
+}
+
+fn task_of(shell: &Arc<Shell>, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
+    let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
+    let task = agents.entry(agent.clone()).or_insert_with(|| {
+        let (sender, orders) = mpsc::channel(EFFECTS_MAX);
+        shell.spawn(actor::run(shell.clone(), agent.clone(), orders));
+        sender
+    });
+    task.clone()
 }
 
 /// Forgets an agent that was removed.

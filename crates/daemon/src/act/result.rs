@@ -4,6 +4,10 @@ use lodge_exec::{Captured, Ended, ExitRecord};
 
 use crate::engine::{ExecEnd, ExecHow};
 
+/// Told with the output of a program that ended before the machine was restarted.
+pub(super) const OTHER_BOOT: &str =
+    "\n[the machine was restarted after this ended: parts of its output may be missing or empty]";
+
 /// The end of an exec as the engine takes it, from its record and what was captured.
 pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -> ExecEnd {
     let (how, head) = match &record.ended {

@@ -218,6 +218,11 @@ pub(super) fn drop_turn(turn: &TurnId) -> Vec<u8> {
     }))
 }
 
+/// Are you there? Any line is an answer.
+pub(super) fn ping() -> Vec<u8> {
+    line(&json!({"jsonrpc": "2.0", "id": "ping", "method": "ping", "params": {}}))
+}
+
 pub(super) fn answer(id: &Value, answer: &Result<Value, FailureRecord>) -> Vec<u8> {
     match answer {
         Ok(result) => line(&json!({"jsonrpc": "2.0", "id": id, "result": result})),

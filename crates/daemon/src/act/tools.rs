@@ -6,11 +6,11 @@ use lodge_core::limits::{EXEC_ARGS_MAX, OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RES
 use lodge_core::record::ExecRequest;
 use lodge_exec::{Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start, Stream};
 
-use super::actor::{Actor, runtime_exec};
+use super::actor::{Actor, RUNTIME_EXEC, runtime_exec};
 use super::{result, root};
 use crate::chain;
 use crate::crash;
-use crate::engine::{ExecEnd, Seen};
+use crate::engine::{ExecEnd, Part, Seen};
 
 impl Actor {
     pub(super) async fn start_exec(
@@ -50,24 +50,25 @@ impl Actor {
 
     pub(super) async fn exited(&mut self, exec: &str, record: &ExitRecord) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
+        if exec == runtime_exec(up.row.runs) {
             return self.runtime_ended(record).await;
         }
-        if up.open.remove(exec).is_none() {
-            return;
-        }
+        let Some((request, _)) = up.open.remove(exec) else { return };
         crash::point("before_outcome");
         let (stdout, stderr) = self.captured(exec);
-        self.tell_end(exec, result::ended(record, &stdout, &stderr)).await;
+        let mut end = result::ended(record, &stdout, &stderr);
+        if request.boot != self.shell.host.boot_id() {
+            // The record proves itself; output files are not flushed, and may have holes.
+            end.text.push_str(result::OTHER_BOOT);
+        }
+        self.tell_end(exec, end).await;
     }
 
     pub(super) async fn refused(&mut self, exec: &str, why: &str) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
-            let detail = format!("the runtime could not be started: {why}");
-            let seen =
-                Seen::SpawnFailed { agent: self.agent.clone(), incarnation: up.row.incarnation, detail };
-            return self.shell.tell(seen).await;
+        if exec == runtime_exec(up.row.runs) {
+            let (run, detail) = (up.row.runs, format!("the runtime could not be started: {why}"));
+            return self.not_started(run, detail).await;
         }
         if up.open.remove(exec).is_some() {
             self.tell_end(exec, result::refused(why)).await;
@@ -77,15 +78,10 @@ impl Actor {
     /// Claimed by a keeper that died, without an outcome.
     pub(super) async fn lost(&mut self, exec: &str) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.incarnation) {
+        if exec == runtime_exec(up.row.runs) {
             let detail = "the runtime was lost with its sandbox".to_owned();
-            let seen = Seen::Exited {
-                agent: self.agent.clone(),
-                incarnation: up.row.incarnation,
-                clean: false,
-                detail,
-            };
-            return self.shell.tell(seen).await;
+            let (agent, run) = (self.agent.clone(), up.row.runs);
+            return self.shell.tell(Seen::Died { agent, run, part: Part::Runtime, detail }).await;
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
@@ -141,4 +137,14 @@ pub(super) fn known(execs: &[KnownExec]) -> (Vec<ExecId>, Vec<ExecId>) {
         }
     }
     (running, over)
+}
+
+/// The runtimes before this one that have ended.
+pub(super) fn earlier_runtimes(execs: &[KnownExec], current: &str) -> Vec<String> {
+    let ended = |known: &&KnownExec| match known.state {
+        ExecState::Running { .. } => false,
+        ExecState::Exited(_) | ExecState::Lost => true,
+    };
+    let is_earlier = |known: &&KnownExec| known.exec.starts_with(RUNTIME_EXEC) && known.exec != current;
+    execs.iter().filter(is_earlier).filter(ended).map(|known| known.exec.clone()).collect()
 }

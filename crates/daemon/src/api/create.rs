@@ -5,10 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lodge_core::lineage::Policy;
 use lodge_core::record::{
     AgentSpec, BinRecord, ContextRecord, EnvRecord, FileRecord, ImageRecord, MountRecord, ToolRecord,
 };
-use lodge_image::agentfile::{self, Agentfile, BinSource, LoadError, Loaded, Parent};
+use lodge_image::agentfile::{self, Agentfile, BinSource, Limit, LoadError, Loaded, Parent, RevivalPolicy};
 use lodge_proto::{AgentCreateParams, ErrorBody, Mount};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -68,6 +69,13 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
         agentfile::check_env_key(key)
             .map_err(|error| ErrorBody::new("agent.bad_env", error.to_string()).hint(error.hint()))?;
     }
+    let revival_policy = match &given.revival_policy {
+        Some(word) => Some(Policy::from_word(word).ok_or_else(|| {
+            ErrorBody::new("params.invalid", format!("`{word}` is no revival policy"))
+                .hint("revive goes on with the work of a process that died, reap drops it, ask waits for you")
+        })?),
+        None => declared_policy(&loaded.agentfile),
+    };
     let record = image(&loaded)?;
     let digest = format!("sha256:{}", hex(&Sha256::digest(prost_bytes(&record))));
     let name = record.name.clone().unwrap_or_else(|| "agent".to_owned());
@@ -80,6 +88,7 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
         labels,
         mounts: mounts(&given.mounts, &shell.config.data_dir)?,
         tools,
+        revival_policy: revival_policy.map(Policy::code),
     };
     Ok(NewAgent {
         name: given.name.map_or_else(|| NameChoice::Like(name.clone()), NameChoice::Exactly),
@@ -135,10 +144,23 @@ fn refuse_unsupported(file: &Agentfile) -> Result<(), ErrorBody> {
         (file.services.first().map(|item| item.line), "SERVICE"),
         (file.schedules.first().map(|item| item.line), "SCHEDULE"),
         (file.ons.first().map(|item| item.line), "ON"),
-        (file.limits.first().map(|item| item.line), "LIMIT"),
         (file.capabilities.first().map(|item| item.line), "CAPABILITY"),
         (file.network.as_ref().map(|item| item.line), "NETWORK"),
     ];
+    for limit in &file.limits {
+        match limit.value {
+            Limit::RevivalPolicy(_) => {}
+            Limit::MemoryBytes(_)
+            | Limit::Pids(_)
+            | Limit::CpuTime(_)
+            | Limit::OutputBytes(_)
+            | Limit::BudgetMicroUsd(_)
+            | Limit::BudgetTokens(_)
+            | Limit::ContextTokens(_) => {
+                return refuse(limit.line, &format!("LIMIT {}", limit.value.key()));
+            }
+        }
+    }
     for (line, what) in lines {
         if let Some(line) = line {
             return refuse(line, what);
@@ -152,6 +174,22 @@ fn refuse_unsupported(file: &Agentfile) -> Result<(), ErrorBody> {
         .hint(format!("set it with `CONFIG {key}=value`")));
     }
     Ok(())
+}
+
+/// What the Agentfile says about work whose process died.
+fn declared_policy(file: &Agentfile) -> Option<Policy> {
+    file.limits.iter().find_map(|limit| match limit.value {
+        Limit::RevivalPolicy(RevivalPolicy::Revive) => Some(Policy::Revive),
+        Limit::RevivalPolicy(RevivalPolicy::Reap) => Some(Policy::Reap),
+        Limit::RevivalPolicy(RevivalPolicy::Ask) => Some(Policy::Ask),
+        Limit::MemoryBytes(_)
+        | Limit::Pids(_)
+        | Limit::CpuTime(_)
+        | Limit::OutputBytes(_)
+        | Limit::BudgetMicroUsd(_)
+        | Limit::BudgetTokens(_)
+        | Limit::ContextTokens(_) => None,
+    })
 }
 
 fn image(loaded: &Loaded) -> Result<ImageRecord, ErrorBody> {

@@ -67,8 +67,15 @@ async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, nex
 }
 
 async fn healthz(State(api): State<Arc<Api>>) -> HttpResponse {
-    axum::Json(json!({"status": "ok", "epoch": api.shell.epoch, "version": env!("CARGO_PKG_VERSION")}))
-        .into_response()
+    let (epoch, version) = (api.shell.epoch, env!("CARGO_PKG_VERSION"));
+    match api.shell.room.refusal() {
+        None => axum::Json(json!({"status": "ok", "epoch": epoch, "version": version})).into_response(),
+        Some(refusal) => {
+            let body =
+                json!({"status": "read_only", "epoch": epoch, "version": version, "reason": refusal.message});
+            (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
+        }
+    }
 }
 
 async fn not_found() -> HttpResponse {

@@ -7,12 +7,12 @@ use lodge_proto::*;
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
-use super::{Api, create, params, providers, request_key};
+use super::{Api, create, lineages, params, providers, request_key, snapshots};
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice, reused};
 use crate::hub::Filter;
-use crate::shell::Shell;
+use crate::shell::{Shell, now};
 use crate::view;
 
 const PAGE_DEFAULT: u32 = 100;
@@ -25,10 +25,14 @@ pub(super) type Answer = Result<Value, ErrorBody>;
 /// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets.
 pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) -> Answer {
     let shell = &api.shell;
-    if let Some(known) = known_answer(shell, who, method, &given)? {
-        return Ok(known);
-    }
     let key = request_key(who, method, &given)?;
+    if let Some(answer) = known_answer(shell, who, method, &given)? {
+        return match method {
+            // What was decided may not have come about yet.
+            "agent/stop" | "agent/kill" | "agent/remove" => shell.ask(key, Command::Again { answer }).await,
+            _ => Ok(answer),
+        };
+    }
     match method {
         "info" => {
             let Empty {} = params(method, given)?;
@@ -50,6 +54,11 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
             shell.ask(key, Command::StopAgent { id }).await
+        }
+        "agent/kill" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::KillAgent { id }).await
         }
         "agent/remove" => {
             let given: AgentRemoveParams = params(method, given)?;
@@ -74,7 +83,13 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "provider/add" | "provider/list" | "provider/remove" | "provider/test" => {
             providers::call(shell, who, method, given, key).await
         }
+        "lineage/list" => lineages::list(shell, &params(method, given)?),
+        "lineage/get" => lineages::get(shell, &params(method, given)?),
+        "lineage/resolve" => lineages::resolve(shell, key, params(method, given)?).await,
+        "lineage/snapshot" => snapshots::snapshot(shell, &params(method, given)?),
+        "lineage/messages" => snapshots::messages(shell, &params(method, given)?),
         "event/list" => event_list(shell, &params(method, given)?),
+        "daemon/reap" => reap(shell, key, &params(method, given)?).await,
         "daemon/shutdown" => shutdown(shell, key, &params(method, given)?).await,
         "client/attach" | "client/detach" => {
             Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
@@ -115,13 +130,7 @@ async fn info(shell: &Shell) -> Answer {
         .layers
         .get_or_init(|| async {
             let layers = shell.host.probe().await.into_iter();
-            layers
-                .map(|layer| LayerView {
-                    name: layer.name,
-                    in_force: layer.missing.is_none(),
-                    why: layer.missing,
-                })
-                .collect()
+            layers.map(view::layer).collect()
         })
         .await;
     let mut warnings: Vec<String> = layers
@@ -131,6 +140,9 @@ async fn info(shell: &Shell) -> Answer {
             format!("isolation: {} is missing: {}", layer.name, layer.why.as_deref().unwrap_or("unknown"))
         })
         .collect();
+    let storage = shell.room.view(now());
+    warnings.extend(shell.room.warning());
+    warnings.extend(lineages::waiting(shell)?);
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(view::json(&Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -144,6 +156,7 @@ async fn info(shell: &Shell) -> Answer {
         pid: std::process::id(),
         started_at: shell.started_at.to_string(),
         agents: AgentCounts { total, running, working },
+        storage,
         isolation: layers.clone(),
         config: shell.config.shown(),
         warnings,
@@ -181,6 +194,9 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         agent: agent_view(shell, &found),
         root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
+        runs: found.row.runs,
+        runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
+        revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
         uid: found.row.uid,
         tools: view::tools(&found.row),
         configs: image.configs,
@@ -333,6 +349,19 @@ fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
     Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
 }
 
+async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Answer {
+    let answer = view::json(&crate::reap::reap(shell).await.map_err(internal)?);
+    if key.is_some() {
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+            Ok(_) => {}
+            // Sweeping twice harms nobody, and makes room where there is none.
+            Err(error) if error.data.code == "daemon.disk_full" => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answer)
+}
+
 async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {
     if given.agents {
         let agents = shell.reader.agents(None, u32::MAX).map_err(internal)?;
@@ -346,7 +375,12 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
     }
     let answer = view::json(&Done { done: true });
     if key.is_some() {
-        shell.ask(key, Command::Keep { answer: answer.clone() }).await?;
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+            Ok(_) => {}
+            // Asked twice it ends once, so a daemon that can record nothing can still be ended.
+            Err(error) if error.data.code == "daemon.disk_full" => {}
+            Err(error) => return Err(error),
+        }
     }
     // Requests that were taken, this one among them, are still answered.
     shell.stop.cancel();
@@ -398,7 +432,7 @@ pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
         .hint("leave `since` out to start from now")
 }
 
-fn page(limit: Option<u32>) -> u32 {
+pub(super) fn page(limit: Option<u32>) -> u32 {
     limit.unwrap_or(PAGE_DEFAULT).clamp(1, PAGE_MAX)
 }
 

@@ -3,9 +3,11 @@
 mod attach;
 mod create;
 mod http;
+mod lineages;
 mod listen;
 mod methods;
 mod providers;
+mod snapshots;
 mod socket;
 mod sse;
 

@@ -14,7 +14,8 @@ use super::params;
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, RequestKey};
-use crate::shell::Shell;
+use crate::room::Needs;
+use crate::shell::{Shell, now};
 use crate::view;
 
 pub(super) async fn call(
@@ -53,6 +54,7 @@ async fn once(
     if let Some(known) = known_answer(shell, who, method, given)? {
         return Ok(known);
     }
+    shell.room.admit(Needs::Room, now())?;
     let answer = change.await?;
     match key {
         Some(key) => shell.ask(Some(key), Command::Keep { answer }).await,

@@ -48,7 +48,7 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
     // Until this is dropped the daemon waits for this connection, within its patience.
     let open = api.sockets.token();
     let writer = {
-        let closing = closing.clone();
+        let (closing, stop) = (closing.clone(), stop.clone());
         async move {
             loop {
                 let next = tokio::select! {
@@ -62,6 +62,9 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
             }
             closing.cancel();
             // A peer that is gone cannot be told goodbye.
+            if stop.is_cancelled() {
+                drop(sink.send(going_away()).await);
+            }
             drop(sink.close().await);
         }
     };
@@ -289,6 +292,12 @@ impl Follower {
 
 fn gap(dropped: u64) -> Notification {
     Notification::new("gap", view::json(&Gap { dropped }))
+}
+
+/// Tells a daemon that was shut down from one that broke off: the client does not bring this one back.
+fn going_away() -> Message {
+    let reason = "the daemon is shutting down".into();
+    Message::Close(Some(CloseFrame { code: close_code::AWAY, reason }))
 }
 
 fn is_too_large(error: &axum::Error) -> bool {

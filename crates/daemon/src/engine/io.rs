@@ -1,10 +1,12 @@
 //! What goes into the engine and what comes out of it.
 
+use lodge_core::lineage::Policy;
+use lodge_core::liveness::Liveness;
 use lodge_core::record::{
     AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, SessionFact, Usage,
     Write,
 };
-use lodge_core::{AgentId, ExecId, SandboxId, SessionId, TurnId};
+use lodge_core::{AgentId, ExecId, LineageId, SandboxId, SessionId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -36,6 +38,10 @@ pub enum Command {
     StopAgent {
         id: AgentId,
     },
+    /// Ends the agent and its lineage with it: its work is never taken up again.
+    KillAgent {
+        id: AgentId,
+    },
     RemoveAgent {
         id: AgentId,
         force: bool,
@@ -44,10 +50,35 @@ pub enum Command {
     InterruptTurn {
         id: TurnId,
     },
+    SettleLineage(Box<Settlement>),
+    /// A request that was decided before, with its recorded answer: its caller hears that now, or when what was decided
+    /// has come about.
+    Again {
+        answer: Value,
+    },
     /// Keeps the answer to a change that was made elsewhere with the id of its request.
     Keep {
         answer: Value,
     },
+}
+
+/// What an operator decides about a lineage that waits for it.
+#[derive(Debug)]
+pub struct Settlement {
+    pub agent: AgentId,
+    pub lineage: LineageId,
+    pub policy: Policy,
+    /// For the answer: the newest turn of the lineage.
+    pub last_turn: Option<TurnId>,
+}
+
+/// What of an agent ended, or does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The runtime alone: its keeper lives, and tools go on.
+    Runtime,
+    /// The keeper, and with it everything.
+    Sandbox,
 }
 
 #[derive(Debug)]
@@ -89,44 +120,61 @@ pub enum Seen {
     /// The runtime answered its probe. `running` are the turns it has in hand.
     RuntimeReady {
         agent: AgentId,
-        incarnation: u32,
+        run: u32,
         adopted: bool,
         running: Vec<TurnId>,
     },
     SpawnFailed {
         agent: AgentId,
-        incarnation: u32,
+        run: u32,
         detail: String,
     },
     ProbeTimedOut {
         agent: AgentId,
-        incarnation: u32,
+        run: u32,
     },
-    /// The runtime ended, or the keeper and with it everything.
+    /// The runtime took its leave, and nobody had asked for that.
     Exited {
         agent: AgentId,
-        incarnation: u32,
-        clean: bool,
+        run: u32,
+        code: i32,
         detail: String,
     },
-    /// The daemon was away, and nothing of the agent is there any more.
-    FoundGone {
+    /// The runtime was ended by a signal, or its keeper and with it everything, or nothing was there when a daemon came back.
+    Died {
         agent: AgentId,
-        incarnation: u32,
+        run: u32,
+        part: Part,
+        detail: String,
+    },
+    /// How alive it looks has changed.
+    Silent {
+        agent: AgentId,
+        run: u32,
+        level: Liveness,
+        part: Part,
+    },
+    /// The pause before a revival is over.
+    RevivalDue {
+        agent: AgentId,
+        run: u32,
     },
     /// The runtime will not run a turn.
     TurnRefused {
+        agent: AgentId,
         turn: TurnId,
         why: String,
     },
-    /// The sandbox could not be ended.
+    /// The sandbox could not be ended, as it was asked at that run.
     NotDown {
         agent: AgentId,
+        run: u32,
         detail: String,
     },
-    /// The sandbox is gone, as asked.
+    /// The sandbox is gone, as it was asked at that run.
     Down {
         agent: AgentId,
+        run: u32,
     },
     /// Its files are gone, as asked.
     Cleared {
@@ -266,10 +314,28 @@ pub enum Effect {
         row: Box<AgentRow>,
         how: Up,
     },
-    /// Make the sandbox be gone.
+    /// Make the sandbox be gone. `run` tells the answers to this order from those to earlier ones.
     Down {
         agent: AgentId,
         sandbox: SandboxId,
+        run: u32,
+    },
+    /// The runtime gives no sign of life: end it by the kill sequence.
+    KillRuntime {
+        agent: AgentId,
+        run: u32,
+    },
+    /// The keeper gives no sign of life: end it, and with it everything.
+    KillSandbox {
+        agent: AgentId,
+        sandbox: SandboxId,
+        run: u32,
+    },
+    /// Say so when the pause before a revival is over.
+    ReviveLater {
+        agent: AgentId,
+        run: u32,
+        delay_ms: u64,
     },
     /// Remove what is left of an agent on disk, after its sandbox is gone.
     Clear {
@@ -363,6 +429,7 @@ impl Batch {
             Write::Image { .. }
             | Write::Agent(_)
             | Write::AgentState { .. }
+            | Write::Lineage(_)
             | Write::Session(_)
             | Write::Turn(_)
             | Write::TurnState { .. }

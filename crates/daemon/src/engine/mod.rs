@@ -5,10 +5,14 @@
 
 mod agents;
 mod execs;
+mod facts;
 mod io;
+mod lineages;
 mod models;
+mod rebuild;
 mod state;
 mod turns;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -16,13 +20,18 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use lodge_core::agent::AgentEvent;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
+use lodge_core::lineage::Policy;
 use lodge_core::record::{EventRow, Loaded, RequestRow, Write};
+use lodge_core::retry::Backoff;
 use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
+pub use facts::*;
 pub use io::*;
+pub use rebuild::RequestName;
 use state::{Agent, Session, Turn};
 
 /// The stream of events that belong to no agent.
@@ -35,6 +44,9 @@ pub struct Host {
     pub boot: String,
     /// Whether every sandbox gets a user of its own.
     pub own_uids: bool,
+    /// What happens to the work of a process that died, where its agent does not say.
+    pub policy: Policy,
+    pub backoff: Backoff,
 }
 
 #[derive(Debug)]
@@ -80,6 +92,20 @@ type Refusal = Box<ErrorBody>;
 impl Engine {
     /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
     pub fn boot(loaded: Loaded, host: Host, ids: IdSource, version: &str, now: Timestamp) -> (Engine, Batch) {
+        let mut engine = Engine::over(loaded, host, ids);
+        let mut batch = Batch::default();
+        let data = EventData {
+            epoch: Some(engine.epoch),
+            version: Some(version.to_owned()),
+            ..EventData::default()
+        };
+        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
+        engine.adopt_all(&mut batch, agents::Pauses::Skip, now);
+        (engine, batch)
+    }
+
+    /// The memory of what was recorded, and of nothing else.
+    fn over(loaded: Loaded, host: Host, ids: IdSource) -> Engine {
         let mut engine = Engine {
             epoch: loaded.epoch,
             host,
@@ -101,22 +127,20 @@ impl Engine {
         for fact in loaded.sessions {
             engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
         }
+        let mut lineages: HashMap<_, _> =
+            loaded.lineages.into_iter().map(|lineage| (lineage.id.clone(), lineage)).collect();
         for row in loaded.agents {
+            let lineage = lineages.remove(&row.lineage);
+            let lineage = lineage.unwrap_or_else(|| {
+                lineages::new_lineage(row.lineage.clone(), row.id.clone(), row.created_at)
+            });
             engine.names.insert(row.name.clone(), row.id.clone());
-            engine.agents.insert(row.id.clone(), Agent::new(row));
+            engine.agents.insert(row.id.clone(), Agent::new(row, lineage));
         }
         for live in loaded.turns {
             engine.take_over(live);
         }
-        let mut batch = Batch::default();
-        let data = EventData {
-            epoch: Some(engine.epoch),
-            version: Some(version.to_owned()),
-            ..EventData::default()
-        };
-        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
-        engine.adopt_all(&mut batch, now);
-        (engine, batch)
+        engine
     }
 
     /// The whole of deciding: inputs in, one batch out.
@@ -139,22 +163,40 @@ impl Engine {
         if let Some(key) = &caller.request
             && let Some(known) = self.recent.get(&(key.caller.clone(), key.request_id.clone()))
         {
-            let reply = if known.digest == key.digest {
-                Ok(serde_json::from_str(&known.answer).unwrap_or_default())
-            } else {
-                Err(*reused(&key.request_id))
+            if known.digest != key.digest {
+                let reply = Err(*reused(&key.request_id));
+                return batch.after.push(Out::Reply { ticket: caller.ticket, reply });
+            }
+            let answer = serde_json::from_str(&known.answer).unwrap_or_default();
+            return match command {
+                Command::StopAgent { .. }
+                | Command::KillAgent { .. }
+                | Command::RemoveAgent { .. }
+                | Command::Again { .. } => self.answer_again(batch, caller, answer),
+                Command::CreateAgent(_)
+                | Command::StartAgent { .. }
+                | Command::SendTurn(_)
+                | Command::InterruptTurn { .. }
+                | Command::SettleLineage(_)
+                | Command::Keep { .. } => {
+                    batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
+                }
             };
-            batch.after.push(Out::Reply { ticket: caller.ticket, reply });
-            return;
         }
         let ticket = caller.ticket;
         let refused = match command {
             Command::CreateAgent(new) => self.create_agent(batch, caller, *new, now),
             Command::StartAgent { id } => self.start_agent(batch, caller, &id, now),
             Command::StopAgent { id } => self.stop_agent(batch, caller, &id, now),
+            Command::KillAgent { id } => self.kill_agent(batch, caller, &id, now),
             Command::RemoveAgent { id, force } => self.remove_agent(batch, caller, &id, force, now),
             Command::SendTurn(new) => self.send_turn(batch, caller, *new, now),
             Command::InterruptTurn { id } => self.interrupt_turn(batch, caller, &id, now),
+            Command::SettleLineage(settlement) => self.settle_lineage(batch, caller, *settlement, now),
+            Command::Again { answer } => {
+                self.answer_again(batch, caller, answer);
+                Ok(())
+            }
             Command::Keep { answer } => {
                 self.reply(batch, caller, answer, now);
                 Ok(())
@@ -167,39 +209,33 @@ impl Engine {
 
     fn observe(&mut self, batch: &mut Batch, seen: Seen, now: Timestamp) {
         match seen {
-            Seen::RuntimeReady { agent, incarnation, adopted, running } => {
-                self.runtime_ready(batch, &agent, incarnation, adopted, &running, now);
+            Seen::RuntimeReady { agent, run, adopted, running } => {
+                self.runtime_ready(batch, &agent, run, adopted, &running, now);
             }
-            Seen::SpawnFailed { agent, incarnation, detail } => {
-                self.agent_failed(
-                    batch,
-                    &agent,
-                    incarnation,
-                    lodge_core::agent::AgentEvent::SpawnFailed,
-                    detail,
-                    now,
-                );
+            Seen::SpawnFailed { agent, run, detail } => {
+                self.agent_not_started(batch, &agent, run, detail, now);
             }
-            Seen::ProbeTimedOut { agent, incarnation } => {
+            Seen::ProbeTimedOut { agent, run } => {
                 let detail = "the runtime did not answer its readiness probe in time".to_owned();
-                self.agent_failed(
-                    batch,
-                    &agent,
-                    incarnation,
-                    lodge_core::agent::AgentEvent::ProbeTimedOut,
-                    detail,
-                    now,
-                );
+                self.agent_failed(batch, &agent, run, AgentEvent::ProbeTimedOut, detail, now);
             }
-            Seen::Exited { agent, incarnation, clean, detail } => {
-                self.agent_exited(batch, &agent, incarnation, clean, detail, now);
+            Seen::Exited { agent, run, code, detail } => {
+                self.agent_exited(batch, &agent, run, code, detail, now);
             }
-            Seen::FoundGone { agent, incarnation } => self.agent_found_gone(batch, &agent, incarnation, now),
-            Seen::TurnRefused { turn, why } => {
+            Seen::Died { agent, run, part, detail } => {
+                self.agent_died(batch, &agent, run, part, detail, now);
+            }
+            Seen::Silent { agent, run, level, part } => {
+                self.agent_silent(batch, &agent, run, level, part, now);
+            }
+            Seen::RevivalDue { agent, run } => self.revival_due(batch, &agent, run, now),
+            // A runtime has a say about turns of its own agent alone.
+            Seen::TurnRefused { agent, turn, .. } if !self.is_live(&agent, &turn) => {}
+            Seen::TurnRefused { turn, why, .. } => {
                 self.fail_turn(batch, &turn, failure("runtime.refused", &why), now);
             }
-            Seen::NotDown { agent, detail } => self.agent_not_down(batch, &agent, &detail),
-            Seen::Down { agent } => self.agent_down(batch, &agent, now),
+            Seen::NotDown { agent, run, detail } => self.agent_not_down(batch, &agent, run, detail, now),
+            Seen::Down { agent, run } => self.agent_down(batch, &agent, run, now),
             Seen::Cleared { agent } => self.agent_cleared(batch, &agent, now),
             Seen::NotCleared { agent, detail } => self.agent_not_cleared(batch, &agent, &detail),
             Seen::Asked { agent, id, ask } => self.asked(batch, &agent, id, ask, now),
@@ -220,9 +256,7 @@ impl Engine {
 
     /// Routes what a runtime asks, when the turn is still its business.
     fn asked(&mut self, batch: &mut Batch, agent: &AgentId, id: Value, ask: Ask, now: Timestamp) {
-        let live =
-            self.turns.get(ask.turn()).is_some_and(|turn| turn.row.agent == *agent && turn.is_running());
-        if !live {
+        if !self.is_live(agent, ask.turn()) {
             let gone = failure("turn.gone", "that turn is over");
             batch.act(Effect::Answer { agent: agent.clone(), id, answer: Err(gone) });
             batch.urgent = true;
@@ -249,6 +283,11 @@ impl Engine {
         }
     }
 
+    /// Whether a turn is this agent's, and running.
+    fn is_live(&self, agent: &AgentId, turn: &TurnId) -> bool {
+        self.turns.get(turn).is_some_and(|turn| turn.row.agent == *agent && turn.is_running())
+    }
+
     /// Appends an event, numbered globally and within its stream.
     fn event(&mut self, batch: &mut Batch, stream: &str, kind: EventKind, data: EventData, now: Timestamp) {
         self.seq += 1;
@@ -266,18 +305,23 @@ impl Engine {
     fn reply(&mut self, batch: &mut Batch, caller: Caller, answer: Value, now: Timestamp) {
         batch.urgent = true;
         if let Some(key) = caller.request {
-            let text = answer.to_string();
-            self.requests += 1;
-            batch.write(Write::Request(RequestRow {
-                caller: key.caller.clone(),
-                request_id: key.request_id.clone(),
-                digest: key.digest,
-                answer: text.clone().into_bytes(),
-                at: now,
-            }));
-            self.remember(key, text.into_boxed_str());
+            self.record_answer(batch, key, &answer, now);
         }
         batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
+    }
+
+    /// Records what a request is answered, now or later, and counts it as the writer does.
+    fn record_answer(&mut self, batch: &mut Batch, key: RequestKey, answer: &Value, now: Timestamp) {
+        let text = answer.to_string();
+        self.requests += 1;
+        batch.write(Write::Request(RequestRow {
+            caller: key.caller.clone(),
+            request_id: key.request_id.clone(),
+            digest: key.digest,
+            answer: text.clone().into_bytes(),
+            at: now,
+        }));
+        self.remember(key, text.into_boxed_str());
     }
 
     /// Keeps a request in memory, for resends that arrive before its commit is readable.

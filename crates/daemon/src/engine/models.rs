@@ -1,6 +1,6 @@
 //! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
 
-use lodge_core::record::{MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, Write};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
@@ -43,8 +43,12 @@ impl Engine {
             }
             Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
         }
-        if step != turn.step + 1 {
-            let expected = turn.step + 1;
+        // While a call is in flight there is no next one.
+        let expected = match turn.phase {
+            Phase::Model { .. } => turn.step,
+            Phase::Thinking | Phase::Tools { .. } => turn.step + 1,
+        };
+        if step != expected {
             let wrong =
                 failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
             batch.act(Effect::Answer { agent, id: wish.id, answer: Err(wrong) });
@@ -176,9 +180,10 @@ impl Engine {
         batch: &mut Batch,
         id: &TurnId,
         at: Try,
-        answer: ModelAnswer,
+        mut answer: ModelAnswer,
         now: Timestamp,
     ) {
+        tell_calls_apart(&mut answer.calls);
         let Some(stored) = self.stored_text(id, at).copied() else { return };
         let rest = usize::try_from(stored).ok().and_then(|from| answer.text.get(from..)).unwrap_or_default();
         if !rest.is_empty() {
@@ -206,7 +211,7 @@ impl Engine {
         &mut self,
         batch: &mut Batch,
         id: &TurnId,
-        records: Vec<lodge_core::record::CallRecord>,
+        records: Vec<CallRecord>,
         usage: lodge_core::record::Usage,
         now: Timestamp,
     ) {
@@ -325,6 +330,19 @@ impl Engine {
                 self.step_finished(batch, id, step, StepKind::Model, state, now);
             }
             Phase::Tools { calls } => self.cut_calls(batch, id, &agent, calls, state, now),
+        }
+    }
+}
+
+/// Some models give several calls one id; results are paired by id, so each gets its own.
+fn tell_calls_apart(calls: &mut [CallRecord]) {
+    for at in 1..calls.len() {
+        let (before, rest) = calls.split_at_mut(at);
+        let given = rest[0].id.clone();
+        let mut copy = 1;
+        while before.iter().any(|call| call.id == rest[0].id) {
+            copy += 1;
+            rest[0].id = format!("{given}.{copy}");
         }
     }
 }

@@ -3,26 +3,40 @@
 use std::collections::VecDeque;
 
 use lodge_core::TurnId;
+use lodge_core::liveness::Liveness;
 use lodge_core::record::{
-    AgentRow, CallRecord, LiveTurn, SessionFact, SessionRow, StepKind, StepRow, TurnRow,
+    AgentRow, CallRecord, LineageRow, LiveTurn, SessionFact, SessionRow, StepKind, StepRow, TurnRow,
 };
 use lodge_core::turn::{StepState, TurnState};
 use serde_json::Value;
 
 use super::Caller;
 
+/// A caller that waits until an agent's sandbox is gone.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub caller: Caller,
+    /// The agent's run when it asked: the end of an earlier one is not what it waits for.
+    pub run: u32,
+    /// The newest event when that was decided: a store that does not have it lost the decision.
+    pub seq: u64,
+    /// What it is told then, and what its request has as answer from now on.
+    pub answer: Value,
+}
+
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub row: AgentRow,
-    /// Callers that wait until its sandbox is gone.
-    pub stopping: Vec<Caller>,
+    pub stopping: Vec<Waiting>,
     /// Turns that run now.
     pub running: usize,
+    pub lineage: LineageRow,
+    pub liveness: Liveness,
 }
 
 impl Agent {
-    pub(crate) fn new(row: AgentRow) -> Self {
-        Agent { row, stopping: Vec::new(), running: 0 }
+    pub(crate) fn new(row: AgentRow, lineage: LineageRow) -> Self {
+        Agent { row, stopping: Vec::new(), running: 0, lineage, liveness: Liveness::Active }
     }
 }
 

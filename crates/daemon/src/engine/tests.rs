@@ -1,5 +1,9 @@
 //! The engine as a pure function: inputs in, batches out; no disk, no processes, no clock.
 
+mod lineages;
+
+use std::time::Duration;
+
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
     AgentSpec, CallRecord, FailureRecord, ImageRecord, LiveTurn, Loaded, SessionFact, StepKind, StepRow,
@@ -21,7 +25,8 @@ struct World {
 }
 
 fn host() -> Host {
-    Host { boot: "boot-1".into(), own_uids: true }
+    let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
+    Host { boot: "boot-1".into(), own_uids: true, policy: Policy::Revive, backoff }
 }
 
 impl World {
@@ -75,13 +80,8 @@ impl World {
     }
 
     fn ready(&mut self, agent: &AgentId) -> Batch {
-        let incarnation = self.engine.agents[agent].row.incarnation;
-        self.see(Seen::RuntimeReady {
-            agent: agent.clone(),
-            incarnation,
-            adopted: false,
-            running: Vec::new(),
-        })
+        let run = self.engine.agents[agent].row.runs;
+        self.see(Seen::RuntimeReady { agent: agent.clone(), run, adopted: false, running: Vec::new() })
     }
 
     fn send(&mut self, agent: &AgentId, session: &str, text: &str) -> Batch {
@@ -302,7 +302,7 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
         !batch.after.iter().any(|out| matches!(out, Out::Reply { .. })),
         "the answer waits until nothing is left"
     );
-    assert_eq!(reply(&world.see(Seen::Down { agent }))["status"], "stopped");
+    assert_eq!(reply(&world.see(Seen::Down { agent, run: 1 }))["status"], "stopped");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
     let agent = world.agent();
     world.ask(None, Command::StopAgent { id: agent.clone() });
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
-    world.see(Seen::Down { agent: agent.clone() });
+    world.see(Seen::Down { agent: agent.clone(), run: 1 });
     world.ask(None, Command::StartAgent { id: agent.clone() });
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
@@ -372,13 +372,13 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
 }
 
 #[test]
-fn what_an_earlier_incarnation_reports_is_ignored() {
+fn what_an_earlier_process_reports_is_ignored() {
     let mut world = World::new();
     let agent = world.agent();
     world.ask(None, Command::StopAgent { id: agent.clone() });
-    world.see(Seen::Down { agent: agent.clone() });
+    world.see(Seen::Down { agent: agent.clone(), run: 1 });
     world.ask(None, Command::StartAgent { id: agent.clone() });
-    let stale = Seen::Exited { agent: agent.clone(), incarnation: 1, clean: false, detail: "old".into() };
+    let stale = Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "old".into() };
     assert!(world.see(stale).writes.is_empty());
     assert_eq!(world.engine.agents[&agent].row.state, AgentState::Starting);
 }
@@ -414,6 +414,7 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
         seq: old.engine.seq,
         streams: old.engine.streams.clone(),
         agents: vec![old.engine.agents[&agent].row.clone()],
+        lineages: vec![old.engine.agents[&agent].lineage.clone()],
         last_uid: None,
         sessions: vec![SessionFact {
             row: session.row.clone(),
@@ -445,8 +446,7 @@ fn after_a_crash_the_call_in_flight_is_asked_for_under_its_old_id_and_the_open_o
     });
     assert_eq!(run, Some((turn.clone(), 2, 2)));
     // A runtime that outlived the daemon has the turn already and is left alone.
-    let again =
-        Seen::RuntimeReady { agent: agent.clone(), incarnation: 1, adopted: true, running: vec![turn] };
+    let again = Seen::RuntimeReady { agent: agent.clone(), run: 1, adopted: true, running: vec![turn] };
     assert!(!acts(&world.see(again)).iter().any(|effect| matches!(effect, Effect::RunTurn { .. })));
 }
 

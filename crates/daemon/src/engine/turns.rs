@@ -4,6 +4,7 @@ use lodge_core::agent::AgentState;
 use lodge_core::limits::{
     AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX,
 };
+use lodge_core::lineage::LineageState;
 use lodge_core::record::{
     FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
 };
@@ -12,6 +13,7 @@ use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
 
 use super::agents::no_agent;
+use super::lineages::ask_pending;
 use super::state::{Phase, Session, Turn};
 use super::{Batch, Caller, Effect, Engine, NewTurn, Refusal, SessionChoice};
 use crate::view;
@@ -52,6 +54,9 @@ impl Engine {
             ));
         }
         if !agent.row.state.takes_turns() {
+            if agent.lineage.state == LineageState::AskPending {
+                return Err(ask_pending(&agent.lineage, &agent.row.name));
+            }
             let (name, word) = (&agent.row.name, agent.row.state.word());
             return Err(Box::new(
                 ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}"))
@@ -323,6 +328,9 @@ impl Engine {
             (data.code, data.message, data.hint) = (Some(failure.code), Some(failure.message), failure.hint);
         }
         self.turn_event(batch, id, kind, data, now);
+        if next == TurnState::Done {
+            self.lineage_progressed(batch, &agent);
+        }
         self.turns.remove(id);
         if let Some(session) = self.sessions.get_mut(&session) {
             session.live.retain(|live| live != id);
@@ -361,7 +369,7 @@ impl Engine {
     }
 
     /// Remembers a session that has nothing live for a while, and forgets the one that had nothing for longest.
-    fn rest_session(&mut self, id: &SessionId) {
+    pub(super) fn rest_session(&mut self, id: &SessionId) {
         if self.sessions.get(id).is_none_or(|session| !session.live.is_empty()) {
             return;
         }

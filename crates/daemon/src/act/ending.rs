@@ -1,0 +1,121 @@
+//! The end of an agent's sandbox, and of what it leaves.
+
+use std::time::Duration;
+
+use lodge_core::record::AgentRow;
+use lodge_exec::{Command, DialError, Sender};
+
+use super::actor::{Actor, GONE_WITHIN, GRACE};
+use super::root;
+use crate::chain;
+use crate::crash;
+use crate::engine::Seen;
+
+/// Earlier incarnations whose secret is tried on a sandbox that should be gone.
+const INCARNATIONS_TRIED: usize = 16;
+
+impl Actor {
+    pub(super) async fn bring_down(&mut self, sandbox: &str) -> Result<(), String> {
+        let up = self.up.take();
+        (self.calling, self.pulse) = (None, None);
+        self.shell.set_living(&self.agent, None);
+        // A keeper that is linked lives, even if somebody took its lock away.
+        if up.is_some() || self.shell.host.is_held(sandbox) {
+            let row = self.shell.reader.agent(&self.agent).map_err(|error| chain(&error))?;
+            let sender = match (up, row) {
+                (Some(up), _) => Some(up.sender),
+                (None, Some(found)) => self.dial_any(&found.row).await,
+                (None, None) => None,
+            };
+            match sender {
+                Some(sender) => self.end(sandbox, &sender).await?,
+                None => self.kill(sandbox).await?,
+            }
+        }
+        self.remove_run(sandbox);
+        Ok(())
+    }
+
+    /// A link for ending a sandbox of which only the newest possible incarnation is known.
+    pub(super) async fn dial_any(&self, row: &AgentRow) -> Option<Sender> {
+        let sandbox = row.sandbox.as_str();
+        for incarnation in (1..=row.incarnation).rev().take(INCARNATIONS_TRIED) {
+            match self.shell.host.dial(sandbox, &self.secret(row, incarnation), self.shell.epoch).await {
+                Ok(link) => return Some(link.sender()),
+                Err(DialError::WrongSecret { .. }) => {}
+                // It does not answer at all: another secret changes nothing.
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Ends a sandbox whose keeper answers nobody.
+    pub(super) async fn kill(&self, sandbox: &str) -> Result<(), String> {
+        let killed = self.shell.host.kill_keeper(sandbox).map_err(|error| error.to_string())?;
+        if killed && self.shell.host.wait_gone(sandbox, GONE_WITHIN).await {
+            return Ok(());
+        }
+        Err("it holds its lock, does not answer, and could not be killed".to_owned())
+    }
+
+    /// Ends everything in a sandbox, and does not return before it is gone or beyond our power.
+    pub(super) async fn end(&self, sandbox: &str, sender: &Sender) -> Result<(), String> {
+        let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
+        // One that takes nothing is killed below.
+        match tokio::time::timeout(GRACE, sender.send(&Command::End { grace_ms })).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(event = "keeper.unreachable", sandbox, error = chain(&error)),
+            Err(_) => tracing::warn!(event = "keeper.unreachable", sandbox, error = "it takes nothing"),
+        }
+        crash::point("during_stop");
+        if self.is_over(sandbox, sender, GRACE + GONE_WITHIN).await {
+            return Ok(());
+        }
+        sender.kill_keeper().map_err(|error| format!("its keeper could not be killed: {error}"))?;
+        if self.is_over(sandbox, sender, GONE_WITHIN).await {
+            return Ok(());
+        }
+        Err("its processes are still there after being killed".to_owned())
+    }
+
+    async fn is_over(&self, sandbox: &str, sender: &Sender, within: Duration) -> bool {
+        sender.wait_ended(within).await && self.shell.host.wait_gone(sandbox, within).await
+    }
+
+    /// A sandbox that ended as asked leaves nothing open: its directory can go.
+    fn remove_run(&self, sandbox: &str) {
+        if self.shell.reader.has_live_turn(&self.agent).unwrap_or(true) {
+            return;
+        }
+        if let Err(error) = self.shell.host.remove(sandbox) {
+            tracing::warn!(event = "sandbox.not_removed", sandbox, error = chain(&error));
+        }
+    }
+
+    pub(super) async fn clear(&mut self) {
+        let found = match self.shell.reader.agent(&self.agent) {
+            Ok(Some(found)) if !self.shell.host.is_held(found.row.sandbox.as_str()) => found,
+            Ok(Some(_)) => return self.not_cleared("its sandbox still lives".to_owned()).await,
+            // Removed already, by an earlier order of the same kind.
+            Ok(None) => return,
+            Err(error) => return self.not_cleared(chain(&error)).await,
+        };
+        let data_dir = self.shell.config.data_dir.clone();
+        let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
+        let detail = match removed {
+            Ok(Ok(())) => {
+                self.shell.tell(Seen::Cleared { agent: self.agent.clone() }).await;
+                return super::forget_agent(&self.shell, &self.agent);
+            }
+            Ok(Err(error)) => chain(&error),
+            Err(error) => error.to_string(),
+        };
+        self.not_cleared(detail).await;
+    }
+
+    async fn not_cleared(&self, detail: String) {
+        tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
+        self.shell.tell(Seen::NotCleared { agent: self.agent.clone(), detail }).await;
+    }
+}

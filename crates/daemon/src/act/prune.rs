@@ -1,0 +1,69 @@
+//! Taking away what a dead sandbox left. By the agent's own task, so that it never meets a start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lodge_core::AgentId;
+use lodge_core::agent::AgentState;
+use tokio::sync::{mpsc, oneshot};
+
+use super::actor::Actor;
+use super::{Order, task_of};
+use crate::chain;
+use crate::shell::Shell;
+
+/// How long a task that is busy with its agent may take to answer; longer than ending a sandbox takes.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// What became of a sandbox's directory.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Pruning {
+    Pruned,
+    /// Something lives there or is about to, or open work needs what is there.
+    Needed,
+    Failed {
+        detail: String,
+    },
+}
+
+/// Asks an agent's task to take away the directory of its dead sandbox.
+pub async fn prune(shell: &Arc<Shell>, agent: &AgentId) -> Pruning {
+    let (answer, answered) = oneshot::channel();
+    match task_of(shell, agent).try_send(Box::new(Order::Prune(answer))) {
+        Ok(()) => match tokio::time::timeout(ANSWER_WITHIN, answered).await {
+            Ok(Ok(pruning)) => pruning,
+            // It ended, with its agent removed, and that takes care of the directory; or it is busy with it.
+            Ok(Err(_)) | Err(_) => Pruning::Needed,
+        },
+        Err(mpsc::error::TrySendError::Full(_) | mpsc::error::TrySendError::Closed(_)) => Pruning::Needed,
+    }
+}
+
+impl Actor {
+    /// Looks again, now that nothing can be started meanwhile.
+    pub(super) fn prune(&self) -> Pruning {
+        let found = match self.shell.reader.agent(&self.agent) {
+            Ok(Some(found)) => found.row,
+            Ok(None) => return Pruning::Needed,
+            Err(error) => return Pruning::Failed { detail: chain(&error) },
+        };
+        let over = match found.state {
+            AgentState::Stopped | AgentState::Failed(_) | AgentState::Removed => true,
+            AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing => false,
+        };
+        let sandbox = found.sandbox.as_str();
+        if !over || self.up.is_some() || self.calling.is_some() || self.shell.host.is_held(sandbox) {
+            return Pruning::Needed;
+        }
+        match self.shell.reader.has_live_turn(&self.agent) {
+            Ok(false) => {}
+            // The exit records of its tools are all that is known of them.
+            Ok(true) => return Pruning::Needed,
+            Err(error) => return Pruning::Failed { detail: chain(&error) },
+        }
+        match self.shell.host.remove(sandbox) {
+            Ok(()) => Pruning::Pruned,
+            Err(error) => Pruning::Failed { detail: chain(&error) },
+        }
+    }
+}

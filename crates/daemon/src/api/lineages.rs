@@ -1,0 +1,105 @@
+//! `lineage/…`: which there are, and the decisions that operators make about them.
+
+use lodge_core::LineageId;
+use lodge_core::lineage::{LineageState, Policy};
+use lodge_proto::{ErrorBody, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView};
+use lodge_store::{LineageFilter, LineageSummary};
+
+use super::methods::{Answer, find_agent, internal, one_agent, page};
+use crate::engine::{Command, RequestKey, Settlement};
+use crate::shell::Shell;
+use crate::view;
+
+/// Agents that a warning names.
+const WAITING_SHOWN: u32 = 5;
+
+/// Every state a listing can be narrowed to; the reason of an ended one does not matter.
+const STATES: [LineageState; 5] = [
+    LineageState::Active,
+    LineageState::Orphaned,
+    LineageState::AskPending,
+    LineageState::Reaped,
+    LineageState::Ended(lodge_core::lineage::EndReason::Killed),
+];
+
+pub(super) fn list(shell: &Shell, given: &LineageListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
+    let state = given.status.as_deref().map(state_code).transpose()?;
+    let limit = page(given.limit);
+    let filter = LineageFilter { agent: agent.as_ref(), state, after: given.after.as_deref() };
+    let found = shell.reader.lineages(filter, limit).map_err(internal)?;
+    let next =
+        (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
+    Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(shell, one)).collect(), next }))
+}
+
+pub(super) fn get(shell: &Shell, given: &LineageRef) -> Answer {
+    Ok(view::json(&shown(shell, one(shell, &given.lineage)?)))
+}
+
+pub(super) async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
+    let policy = match Policy::from_word(&given.decision) {
+        Some(policy @ (Policy::Revive | Policy::Reap)) => policy,
+        Some(Policy::Ask) | None => {
+            return Err(ErrorBody::new(
+                "params.invalid",
+                format!("`{}` is no decision about a lineage", given.decision),
+            )
+            .hint("`revive` goes on with its work, `reap` drops it"));
+        }
+    };
+    let found = one(shell, &given.lineage)?;
+    let settlement =
+        Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
+    shell.ask(key, Command::SettleLineage(Box::new(settlement))).await
+}
+
+/// What an operator should know about lineages that wait for a decision.
+pub(super) fn waiting(shell: &Shell) -> Result<Option<String>, ErrorBody> {
+    let state = Some(LineageState::AskPending.codes().0);
+    let found = shell.reader.lineages(LineageFilter { state, ..LineageFilter::default() }, WAITING_SHOWN);
+    let names: Vec<String> =
+        found.map_err(internal)?.into_iter().map(|found| format!("`{}`", found.agent.name)).collect();
+    Ok((!names.is_empty()).then(|| {
+        format!("the work of {} waits for your decision: `lodge lineage ls` shows it", names.join(", "))
+    }))
+}
+
+fn shown(shell: &Shell, found: LineageSummary) -> LineageView {
+    let policy = found.agent.spec.policy(shell.config.policy());
+    view::lineage(&found.row, &found.agent.name, policy, found.last_turn)
+}
+
+/// A lineage by id or unique id prefix, or the present one of an agent, with what is derived about it.
+pub(super) fn one(shell: &Shell, given: &str) -> Result<LineageSummary, ErrorBody> {
+    let id = find(shell, given)?;
+    shell.reader.lineage(&id).map_err(internal)?.ok_or_else(|| no_lineage(given))
+}
+
+pub(super) fn find(shell: &Shell, given: &str) -> Result<LineageId, ErrorBody> {
+    if !given.starts_with("lin_") {
+        return Ok(one_agent(shell, given)?.row.lineage);
+    }
+    let mut found = shell.reader.find_lineage(given).map_err(internal)?;
+    match found.len() {
+        0 => Err(no_lineage(given)),
+        1 => Ok(found.remove(0)),
+        _ => {
+            let ids: Vec<String> = found.iter().map(ToString::to_string).collect();
+            Err(ErrorBody::new("lineage.ambiguous", format!("several lineages start with `{given}`"))
+                .hint(format!("give more of the id: {}", ids.join(", "))))
+        }
+    }
+}
+
+pub(super) fn no_lineage(given: &str) -> ErrorBody {
+    ErrorBody::new("lineage.not_found", format!("no lineage `{given}`"))
+        .hint("`lodge lineage ls` lists all lineages")
+}
+
+fn state_code(word: &str) -> Result<i64, ErrorBody> {
+    STATES.into_iter().find(|state| state.word() == word).map(|state| state.codes().0).ok_or_else(|| {
+        ErrorBody::new("params.invalid", format!("`{word}` is no state of a lineage"))
+            .hint("active, orphaned, ask_pending, reaped or ended")
+    })
+}

@@ -1,0 +1,122 @@
+//! The engine's loop: whatever waits is decided in one step and handed to the writer.
+//!
+//! When the writer finds no room for what was decided, the engine halts: requests are refused, observations wait, and
+//! once there is room it goes on from what is recorded.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use lodge_core::SessionId;
+use lodge_core::record::Loaded;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::engine::{Batch, Engine, Input, RequestName, Seen};
+use crate::room;
+use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
+
+/// Inputs decided in one step.
+const STEP_MAX: usize = 128;
+/// Observations a halted engine takes out of its queue, looking for requests to refuse. Whoever has more waits.
+const HELD_MAX: usize = ENGINE_QUEUE_MAX;
+
+/// From the engine to the writer, in the order of deciding.
+#[derive(Debug)]
+pub enum ToWriter {
+    Batch(Batch),
+    /// Nothing comes after this until the engine is told what is recorded.
+    Halted {
+        sessions: Vec<SessionId>,
+    },
+}
+
+/// The writer's word that what was decided is not recorded; in it comes, when there is room, what is.
+pub type Halt = oneshot::Receiver<Recorded>;
+
+/// What an engine goes on from.
+#[derive(Debug)]
+pub struct Recorded {
+    pub loaded: Loaded,
+    /// Requests that were decided and are not recorded.
+    pub unrecorded: HashSet<RequestName>,
+}
+
+#[derive(Debug)]
+pub struct Decider {
+    pub inputs: mpsc::Receiver<Input>,
+    pub halts: mpsc::Receiver<Halt>,
+    pub writer: SyncSender<ToWriter>,
+    pub shell: Arc<Shell>,
+}
+
+impl Decider {
+    /// Runs until the daemon ends.
+    pub async fn run(mut self, mut engine: Engine) {
+        let mut waiting = Vec::with_capacity(STEP_MAX);
+        loop {
+            tokio::select! {
+                biased;
+                halt = self.halts.recv() => {
+                    let Some(halt) = halt else { return };
+                    let Some(rebuilt) = self.halt(engine, halt).await else { return };
+                    engine = rebuilt;
+                }
+                count = self.inputs.recv_many(&mut waiting, STEP_MAX) => {
+                    let batch = engine.step(waiting.drain(..), now());
+                    if count == 0 || self.pass_on(batch).await.is_none() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Decides nothing until there is room, then goes on from what is recorded. None: the daemon ends.
+    async fn halt(&mut self, engine: Engine, mut halt: Halt) -> Option<Engine> {
+        self.send(ToWriter::Halted { sessions: engine.remembered_sessions() }).await?;
+        let mut held: Vec<Seen> = Vec::new();
+        let recorded = loop {
+            tokio::select! {
+                biased;
+                recorded = &mut halt => break recorded.ok()?,
+                input = self.inputs.recv(), if held.len() < HELD_MAX => match input? {
+                    Input::Api { ticket, .. } => self.shell.answer(ticket, Err(room::not_recorded())),
+                    Input::Seen(seen) => held.push(seen),
+                },
+            }
+        };
+        self.shell.actors.cancel_calls();
+        let (mut engine, batch) = engine.rebuild(recorded.loaded, &recorded.unrecorded, now());
+        self.pass_on(batch).await?;
+        let mut held = held.into_iter().map(Input::Seen).peekable();
+        while held.peek().is_some() {
+            let batch = engine.step(held.by_ref().take(STEP_MAX), now());
+            self.pass_on(batch).await?;
+        }
+        Some(engine)
+    }
+
+    /// Does at once what may be done at once, and hands the rest to the writer.
+    async fn pass_on(&self, mut batch: Batch) -> Option<()> {
+        for effect in std::mem::take(&mut batch.now) {
+            self.shell.act(effect);
+        }
+        if batch.writes.is_empty() && batch.after.is_empty() {
+            return Some(());
+        }
+        self.send(ToWriter::Batch(batch)).await
+    }
+
+    async fn send(&self, word: ToWriter) -> Option<()> {
+        match self.writer.try_send(word) {
+            Ok(()) => Some(()),
+            Err(TrySendError::Disconnected(_)) => None,
+            Err(TrySendError::Full(word)) => {
+                // The disk is behind: wait for it off the runtime's workers, and take no inputs meanwhile.
+                let writer = self.writer.clone();
+                let sent = tokio::task::spawn_blocking(move || writer.send(word).is_ok()).await;
+                matches!(sent, Ok(true)).then_some(())
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Going on after decisions that could not be recorded: memory becomes what the store has, by the path of a start.
+
+use std::collections::HashSet;
+
+use lodge_core::agent::AgentState;
+use lodge_core::record::Loaded;
+use lodge_core::{AgentId, SessionId, Timestamp};
+
+use super::agents::Pauses;
+use super::state::Waiting;
+use super::{Batch, Engine, Out};
+use crate::room;
+
+/// A caller and the id of its request.
+pub type RequestName = (String, String);
+
+impl Engine {
+    /// The sessions in memory. An engine that takes over should know as many: a request may be under way that was
+    /// read when the store knew less of one.
+    pub fn remembered_sessions(&self) -> Vec<SessionId> {
+        let mut sessions: Vec<SessionId> = self.sessions.keys().cloned().collect();
+        sessions.sort();
+        sessions
+    }
+
+    /// Takes over what is recorded, in place of what this engine decided ahead of it. The first batch adopts what may
+    /// live, as after a start: whatever is open is handed out again.
+    ///
+    /// `unrecorded` are the requests whose answers were never recorded; they are forgotten, and may be asked again.
+    /// Callers who wait for an end that is recorded go on waiting; the others are refused.
+    pub fn rebuild(
+        self,
+        loaded: Loaded,
+        unrecorded: &HashSet<RequestName>,
+        now: Timestamp,
+    ) -> (Engine, Batch) {
+        let Engine { host, ids, mut recent, mut recent_order, requests, settled, agents, .. } = self;
+        recent.retain(|name, _| !unrecorded.contains(&**name));
+        recent_order.retain(|(_, name)| recent.contains_key(name));
+        let idle: Vec<SessionId> = loaded.sessions.iter().map(|fact| fact.row.id.clone()).collect();
+        let mut engine = Engine::over(loaded, host, ids);
+        (engine.recent, engine.recent_order) = (recent, recent_order);
+        (engine.requests, engine.settled) = (requests, settled);
+        idle.iter().for_each(|session| engine.rest_session(session));
+        let mut batch = Batch::default();
+        for (id, agent) in agents {
+            engine.keep_waiting(&mut batch, &id, agent.stopping);
+        }
+        engine.adopt_all(&mut batch, Pauses::Keep, now);
+        (engine, batch)
+    }
+
+    fn keep_waiting(&mut self, batch: &mut Batch, id: &AgentId, waiting: Vec<Waiting>) {
+        // One whose decision is not recorded would be told of something that did not happen.
+        let (recorded, lost): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|one| one.seq <= self.seq);
+        refuse(batch, lost);
+        let ending = self.agents.get_mut(id).filter(|agent| match agent.row.state {
+            AgentState::Stopped | AgentState::Removing => true,
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Failed(_)
+            | AgentState::Removed => false,
+        });
+        let Some(agent) = ending else { return refuse(batch, recorded) };
+        let waits = !recorded.is_empty();
+        agent.stopping = recorded;
+        if waits && agent.row.state == AgentState::Stopped {
+            self.down(batch, id);
+        }
+    }
+}
+
+fn refuse(batch: &mut Batch, waiting: Vec<Waiting>) {
+    let refused = |one: Waiting| Out::Reply { ticket: one.caller.ticket, reply: Err(room::not_recorded()) };
+    batch.after.extend(waiting.into_iter().map(refused));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lodge_core::IdSource;
+    use lodge_core::lineage::Policy;
+    use lodge_core::record::{AgentSpec, ImageRecord, Write};
+    use lodge_core::retry::Backoff;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::engine::{
+        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, SessionChoice, Up,
+    };
+
+    const NOW: Timestamp = Timestamp::from_ms(1_000);
+
+    /// An engine, and a store of what was recorded of it.
+    struct World {
+        engine: Engine,
+        loaded: Loaded,
+    }
+
+    impl World {
+        fn new() -> World {
+            let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
+            let host = Host { boot: "boot-1".into(), own_uids: false, policy: Policy::Revive, backoff };
+            let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
+            World { engine, loaded: Loaded::default() }
+        }
+
+        fn ask(&mut self, ticket: u64, request: &str, command: Command) -> Batch {
+            let key = RequestKey { caller: "me".into(), request_id: request.into(), digest: [0; 32] };
+            self.engine.step([Input::Api { ticket, request: Some(key), command }], NOW)
+        }
+
+        fn create(&mut self, request: &str) -> AgentId {
+            let new = NewAgent {
+                name: NameChoice::Like("a".into()),
+                image: "a:latest".into(),
+                image_digest: "sha256:0".into(),
+                record: ImageRecord::default(),
+                spec: AgentSpec::default(),
+            };
+            let batch = self.ask(1, request, Command::CreateAgent(Box::new(new)));
+            let made = batch.writes.iter().find_map(|write| match write {
+                Write::Agent(row) => Some(row.id.clone()),
+                _ => None,
+            });
+            made.unwrap()
+        }
+
+        /// What the engine holds of agents is on disk from here on.
+        fn record(&mut self) {
+            self.loaded.agents = self.engine.agents.values().map(|agent| agent.row.clone()).collect();
+            (self.loaded.seq, self.loaded.streams) = (self.engine.seq, self.engine.streams.clone());
+        }
+
+        fn rebuilt(self, unrecorded: &[&str]) -> (World, Batch) {
+            let names = unrecorded.iter().map(|request| ("me".to_owned(), (*request).to_owned())).collect();
+            let (engine, batch) = self.engine.rebuild(self.loaded.clone(), &names, NOW);
+            (World { engine, loaded: self.loaded }, batch)
+        }
+    }
+
+    fn refused(batch: &Batch) -> Vec<u64> {
+        let refused = batch.after.iter().filter_map(|out| match out {
+            Out::Reply { ticket, reply: Err(error) } if error.data.code == "daemon.disk_full" => {
+                Some(*ticket)
+            }
+            _ => None,
+        });
+        refused.collect()
+    }
+
+    fn acts(batch: &Batch) -> Vec<&Effect> {
+        batch
+            .after
+            .iter()
+            .filter_map(|out| if let Out::Act(effect) = out { Some(effect) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn what_was_not_recorded_is_forgotten_and_its_request_may_be_asked_again() {
+        let mut world = World::new();
+        let kept = world.create("recorded");
+        world.record();
+        let (seq, lost) = (world.engine.seq, world.create("lost"));
+        let (mut world, batch) = world.rebuilt(&["lost"]);
+        assert_eq!(world.engine.agents.keys().collect::<Vec<_>>(), [&kept]);
+        assert_eq!(world.engine.seq, seq, "the numbers of events that nobody saw are used again");
+        assert!(batch.writes.is_empty(), "nothing is said that did not happen: {:?}", batch.writes);
+        assert!(matches!(acts(&batch)[..], [Effect::Up { how: Up::Adopt, .. }]));
+        let again = world.ask(3, "recorded", Command::Keep { answer: Value::Null });
+        assert!(again.writes.is_empty(), "it is answered from memory");
+        assert_ne!(world.create("lost"), lost, "no id is given twice");
+    }
+
+    #[test]
+    fn who_waits_for_a_recorded_end_waits_on_and_who_waits_for_one_that_is_not_is_refused() {
+        let mut world = World::new();
+        let (ended, alive) = (world.create("a"), world.create("b"));
+        world.ask(7, "c", Command::StopAgent { id: ended.clone() });
+        world.record();
+        world.ask(8, "d", Command::StopAgent { id: alive });
+        let (mut world, batch) = world.rebuilt(&["d"]);
+        assert_eq!(refused(&batch), [8]);
+        assert!(
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Down { agent, .. } if *agent == ended))
+        );
+        let down = world.engine.step([Input::Seen(crate::engine::Seen::Down { agent: ended, run: 1 })], NOW);
+        assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
+    }
+
+    #[test]
+    fn a_session_at_rest_is_remembered_so_that_a_late_request_does_not_number_its_turn_twice() {
+        let mut world = World::new();
+        let agent = world.create("a");
+        world.record();
+        let id: SessionId = "s".parse().unwrap();
+        let send = |world: &mut World, request: &str| {
+            let session = SessionChoice::Named { id: id.clone(), fact: None };
+            let new = NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into() };
+            let batch = world.ask(1, request, Command::SendTurn(Box::new(new)));
+            let turn = batch.writes.iter().find_map(|write| match write {
+                Write::Turn(row) => Some(row.clone()),
+                _ => None,
+            });
+            turn.unwrap()
+        };
+        let first = send(&mut world, "b");
+        world.ask(2, "c", Command::InterruptTurn { id: first.id });
+        assert_eq!(world.engine.remembered_sessions(), std::slice::from_ref(&id));
+        let session = &world.engine.sessions[&id];
+        let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);
+        world.loaded.sessions = vec![lodge_core::record::SessionFact { row, turns, messages }];
+        let (mut world, _) = world.rebuilt(&[]);
+        assert_eq!(send(&mut world, "d").number, first.number + 1);
+        assert_eq!(world.engine.idle_sessions, std::slice::from_ref(&id));
+    }
+}

@@ -1,0 +1,383 @@
+//! Room on the disk: how much is left, the reserve, and what is refused without them.
+//!
+//! Three levels. With room everything is taken. When it gets low nothing new is begun, and what runs is still recorded;
+//! the reserve is given back to the file system for that when a commit needs it. When even that fails the daemon is
+//! read-only until there is room again. Nobody looks while nothing happens, except a read-only daemon, once a second.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lodge_core::Timestamp;
+use lodge_core::lineage::Policy;
+use lodge_proto::{ErrorBody, StorageView};
+use rustix::fs::FallocateFlags;
+
+use crate::engine::Command;
+
+/// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
+pub const RESERVE_BYTES: u64 = 4 << 20;
+/// Below this nothing new is begun.
+pub const LOW_BYTES: u64 = 16 << 20;
+/// A read-only daemon goes on when so much is free beside a new reserve.
+const REOPEN_BYTES: u64 = 1 << 20;
+/// How old the answer to "how much is free" may be.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const NAME: &str = "reserve";
+/// Blocks are counted in these.
+const BLOCK_BYTES: u64 = 512;
+
+/// What a request needs of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// It begins something that will write more.
+    Room,
+    /// It ends something or only records: possible as long as anything can be written.
+    Record,
+}
+
+impl Needs {
+    pub fn of(command: &Command) -> Needs {
+        match command {
+            Command::CreateAgent(_) | Command::StartAgent { .. } | Command::SendTurn(_) => Needs::Room,
+            Command::SettleLineage(settlement) => match settlement.policy {
+                Policy::Revive | Policy::Ask => Needs::Room,
+                Policy::Reap => Needs::Record,
+            },
+            Command::StopAgent { .. }
+            | Command::KillAgent { .. }
+            | Command::RemoveAgent { .. }
+            | Command::InterruptTurn { .. }
+            | Command::Again { .. }
+            | Command::Keep { .. } => Needs::Record,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Enough,
+    Low,
+    ReadOnly,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Level::Enough => "enough",
+            Level::Low => "low",
+            Level::ReadOnly => "read_only",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Room {
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    level: Level,
+    /// Since when it is not [`Level::Enough`].
+    since: Option<Timestamp>,
+    has_reserve: bool,
+    looked: Option<Instant>,
+    reopened: Option<Instant>,
+    /// How often in a row it closed again soon after it was reopened.
+    in_vain: u32,
+}
+
+impl Room {
+    /// Looks at what is there and changes nothing.
+    pub fn of(dir: &Path) -> Room {
+        let has_reserve = dir.join(NAME).metadata().is_ok_and(|meta| is_whole(&meta));
+        let state = State {
+            level: Level::Enough,
+            since: None,
+            has_reserve,
+            looked: None,
+            reopened: None,
+            in_vain: 0,
+        };
+        Room { dir: dir.to_owned(), state: Mutex::new(state) }
+    }
+
+    /// Does something that writes; when it fails for lack of room, once more with the reserve given back. When that is
+    /// not enough either, the reserve is taken again, for the next attempt.
+    pub fn with_reserve<T, E>(
+        &self,
+        is_full: impl Fn(&E) -> bool,
+        mut work: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match work() {
+            Err(error) if is_full(&error) && self.give_back() => {
+                let done = work();
+                if done.is_err() {
+                    self.state().has_reserve = self.make_reserve().is_ok();
+                }
+                done
+            }
+            done => done,
+        }
+    }
+
+    /// Refuses what the disk has no room for.
+    pub fn admit(&self, needs: Needs, now: Timestamp) -> Result<(), ErrorBody> {
+        let mut state = self.state();
+        match (needs, state.level) {
+            (Needs::Room | Needs::Record, Level::ReadOnly) => Err(not_recorded()),
+            (Needs::Record, Level::Enough | Level::Low) => Ok(()),
+            (Needs::Room, Level::Enough | Level::Low) => {
+                self.look(&mut state, now);
+                if state.level == Level::Enough {
+                    return Ok(());
+                }
+                let (free, dir) = (self.free_bytes(), self.dir.display());
+                Err(ErrorBody::new("daemon.disk_full", "the disk is nearly full: nothing new is begun")
+                    .because(format!(
+                        "{} free on the file system of {dir}; {} are needed",
+                        bytes(free),
+                        bytes(LOW_BYTES + if state.has_reserve { 0 } else { RESERVE_BYTES })
+                    ))
+                    .hint("make room there, or remove an agent with its files (`lodge rm`), then ask again; what runs goes on"))
+            }
+        }
+    }
+
+    /// After a commit: makes the reserve anew when it was given back and there is room again.
+    pub fn tend(&self, now: Timestamp) {
+        let mut state = self.state();
+        if state.level != Level::ReadOnly && (!state.has_reserve || state.level == Level::Low) {
+            self.look(&mut state, now);
+        }
+    }
+
+    /// Gives the reserve back to the file system. False when there is none.
+    pub fn give_back(&self) -> bool {
+        let mut state = self.state();
+        let given = std::mem::take(&mut state.has_reserve) && self.empty_reserve().is_ok();
+        if given {
+            // What is free now is for what runs already.
+            state.looked = None;
+            tracing::warn!(event = "storage.reserve_used", bytes = RESERVE_BYTES);
+        }
+        given
+    }
+
+    /// Nothing can be recorded: everything that would change is refused from now on.
+    ///
+    /// Returns how often in a row it was reopened in vain: closed again within `soon`.
+    pub fn close(&self, soon: Duration, now: Timestamp) -> u32 {
+        let mut state = self.state();
+        self.enter(&mut state, Level::ReadOnly, now);
+        let is_soon = state.reopened.is_some_and(|at| at.elapsed() < soon);
+        state.in_vain = if is_soon { state.in_vain + 1 } else { 0 };
+        state.in_vain
+    }
+
+    /// Whether there is room again for a reserve and a little more; then the reserve is there too.
+    pub fn has_room_again(&self) -> bool {
+        let mut state = self.state();
+        if !state.has_reserve && self.free_bytes() >= RESERVE_BYTES + REOPEN_BYTES {
+            state.has_reserve = self.make_reserve().is_ok();
+        }
+        state.has_reserve
+    }
+
+    /// Changes are taken again.
+    pub fn reopen(&self, now: Timestamp) {
+        let mut state = self.state();
+        let free = self.free_bytes();
+        self.enter(&mut state, if free < LOW_BYTES { Level::Low } else { Level::Enough }, now);
+        (state.looked, state.reopened) = (None, Some(Instant::now()));
+    }
+
+    pub fn view(&self, now: Timestamp) -> StorageView {
+        let mut state = self.state();
+        if state.level != Level::ReadOnly {
+            self.look(&mut state, now);
+        }
+        StorageView {
+            state: state.level.word().to_owned(),
+            since: state.since.map(|since| since.to_string()),
+            free_bytes: self.free_bytes(),
+            reserve_bytes: if state.has_reserve { RESERVE_BYTES } else { 0 },
+        }
+    }
+
+    /// Why nothing can be recorded, while that is so.
+    pub fn refusal(&self) -> Option<ErrorBody> {
+        (self.state().level == Level::ReadOnly).then(not_recorded)
+    }
+
+    /// What a person should know of it.
+    pub fn warning(&self) -> Option<String> {
+        let state = self.state();
+        let free = bytes(self.free_bytes());
+        match state.level {
+            Level::Enough => None,
+            Level::Low => Some(format!("storage: {free} free; nothing new is begun until there is more")),
+            Level::ReadOnly => {
+                Some(format!("storage: {free} free; nothing can be recorded until there is more"))
+            }
+        }
+    }
+
+    /// Sees whether room is low, unless that was seen just now.
+    fn look(&self, state: &mut State, now: Timestamp) {
+        if state.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
+            return;
+        }
+        state.looked = Some(Instant::now());
+        let free = self.free_bytes();
+        if !state.has_reserve && free >= LOW_BYTES + RESERVE_BYTES {
+            state.has_reserve = self.make_reserve().is_ok();
+        }
+        // A reserve that cannot be made although there is room is no reason to refuse work.
+        let needed = LOW_BYTES + if state.has_reserve { 0 } else { RESERVE_BYTES };
+        self.enter(state, if free < needed { Level::Low } else { Level::Enough }, now);
+    }
+
+    fn enter(&self, state: &mut State, level: Level, now: Timestamp) {
+        if level == state.level {
+            return;
+        }
+        let (was, free_bytes) = (state.level.word(), self.free_bytes());
+        match level {
+            Level::Enough => tracing::info!(event = "storage.enough", was, free_bytes),
+            Level::Low => tracing::warn!(event = "storage.low", was, free_bytes),
+            Level::ReadOnly => tracing::error!(event = "storage.read_only", was, free_bytes),
+        }
+        state.since = (level != Level::Enough).then_some(now);
+        state.level = level;
+    }
+
+    /// What an ordinary user may still write. A file system that does not tell has room until a write fails.
+    fn free_bytes(&self) -> u64 {
+        rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn make_reserve(&self) -> io::Result<()> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(self.dir.join(NAME))?;
+        let taken = take(&file);
+        if taken.is_err() {
+            // Half a reserve would only be in the way.
+            file.set_len(0)?;
+        }
+        taken
+    }
+
+    fn empty_reserve(&self) -> io::Result<()> {
+        OpenOptions::new().write(true).open(self.dir.join(NAME))?.set_len(0)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The refusal of a change that is not recorded, and will not be.
+pub fn not_recorded() -> ErrorBody {
+    ErrorBody::new("daemon.disk_full", "the disk is full: this was not done, and nothing can be recorded")
+        .because("a commit failed for lack of room, also with the daemon's reserve")
+        .hint("make room on the state directory's file system; the daemon goes on by itself, then ask again")
+}
+
+/// Whether an error of the kernel's means that there is no room, or none in the owner's quota.
+pub fn is_full(error: &io::Error) -> bool {
+    [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
+}
+
+/// Takes the reserve's blocks. Where a file system cannot promise them they are written.
+fn take(mut file: &File) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, RESERVE_BYTES) {
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let piece = vec![0; 1 << 16];
+            (0..RESERVE_BYTES / (1 << 16)).try_for_each(|_| file.write_all(&piece))
+        }
+        taken => Ok(taken?),
+    }
+}
+
+fn is_whole(meta: &std::fs::Metadata) -> bool {
+    meta.is_file() && meta.len() == RESERVE_BYTES && meta.blocks() * BLOCK_BYTES >= RESERVE_BYTES
+}
+
+/// A number of bytes for people.
+fn bytes(count: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    if count >= MIB { format!("{} MiB", count / MIB) } else { format!("{} KiB", count >> 10) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room() -> (tempfile::TempDir, Room) {
+        let dir = tempfile::tempdir().unwrap();
+        let room = Room::of(dir.path());
+        (dir, room)
+    }
+
+    fn blocks(room: &Room) -> u64 {
+        room.dir.join(NAME).metadata().map_or(0, |meta| meta.blocks() * BLOCK_BYTES)
+    }
+
+    #[test]
+    fn the_reserve_takes_room_until_it_is_given_back_and_is_made_anew_when_there_is_room() {
+        let (_dir, room) = room();
+        assert!(!room.give_back(), "there is none yet");
+        room.admit(Needs::Room, Timestamp::from_ms(1)).unwrap();
+        assert_eq!(blocks(&room), RESERVE_BYTES);
+        assert!(room.give_back());
+        assert_eq!((blocks(&room), room.give_back()), (0, false));
+        room.tend(Timestamp::from_ms(2));
+        assert_eq!(
+            (blocks(&room), room.view(Timestamp::from_ms(2)).reserve_bytes),
+            (RESERVE_BYTES, RESERVE_BYTES)
+        );
+        assert!(Room::of(&room.dir).give_back(), "the next daemon finds it");
+    }
+
+    #[test]
+    fn a_read_only_daemon_refuses_every_change_until_it_goes_on() {
+        let (_dir, room) = room();
+        assert_eq!(room.close(Duration::ZERO, Timestamp::from_ms(7)), 0);
+        for needs in [Needs::Room, Needs::Record] {
+            let refused = room.admit(needs, Timestamp::from_ms(8)).unwrap_err();
+            assert_eq!(refused.data.code, "daemon.disk_full");
+        }
+        assert_eq!(room.view(Timestamp::from_ms(2)).state, "read_only");
+        assert!(room.refusal().is_some() && room.view(Timestamp::from_ms(2)).since.is_some());
+        assert!(room.has_room_again());
+        room.reopen(Timestamp::from_ms(9));
+        assert!(room.refusal().is_none() && room.view(Timestamp::from_ms(2)).since.is_none());
+        room.admit(Needs::Room, Timestamp::from_ms(9)).unwrap();
+    }
+
+    #[test]
+    fn work_that_finds_no_room_is_done_once_more_with_the_reserve_and_not_a_third_time() {
+        let (_dir, room) = room();
+        room.admit(Needs::Room, Timestamp::from_ms(1)).unwrap();
+        let tries = std::cell::Cell::new(0);
+        let full = || -> io::Result<()> {
+            tries.set(tries.get() + 1);
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert!(room.with_reserve(is_full, full).is_err());
+        assert_eq!((tries.get(), blocks(&room)), (2, RESERVE_BYTES));
+        assert!(
+            room.with_reserve(is_full, || -> io::Result<()> { Err(io::ErrorKind::Other.into()) }).is_err()
+        );
+    }
+}
