@@ -2,12 +2,12 @@
 //!
 //! Owns: what of a turn is shown and when it is over. Never: reconnecting (see `follow`).
 
-use lodge_proto::{Event, TurnView};
+use lodge_proto::{AgentDetail, AgentRef, AgentView, Event, LineageRef, LineageView, TurnRef, TurnView};
 use serde_json::{Map, Value};
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::fold::{Action, Piece, TextFold};
-use crate::follow::{Daemon, Seen};
+use crate::follow::{Daemon, SHUTTING_DOWN, Seen};
 use crate::render;
 use crate::words::Words;
 
@@ -27,6 +27,14 @@ pub(crate) struct Asked {
     pub stays: bool,
 }
 
+/// How a turn ended, as its events tell it.
+#[derive(Debug)]
+enum Over {
+    Done,
+    Interrupted,
+    Failed(Failure),
+}
+
 /// Follows a turn to its end, or to that of its agent. With `--json` nothing is shown meanwhile.
 pub(crate) async fn follow(
     daemon: &mut Daemon<'_>,
@@ -36,8 +44,9 @@ pub(crate) async fn follow(
 ) -> Result<Ending, Failure> {
     let mut is_accepted = false;
     let mut screen = Screen { words, fold: TextFold::default() };
+    let mut befell = None;
     loop {
-        match daemon.next().await? {
+        match daemon.next().await.map_err(shut_down)? {
             Seen::Preview(delta) if delta.turn == turn.id => {
                 let piece = Piece {
                     step: delta.step,
@@ -50,16 +59,30 @@ pub(crate) async fn follow(
             }
             Seen::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
                 is_accepted = true;
-                if let Some(ending) = screen.event(&event)? {
-                    words.end_line()?;
-                    return Ok(ending);
-                }
+                let Some(over) = screen.event(&event)? else { continue };
+                words.end_line()?;
+                return Ok(match over {
+                    Over::Done => Ending::Done,
+                    Over::Interrupted => {
+                        let befell = match befell {
+                            Some(befell) => Some(befell),
+                            None => what_befell(daemon, agent).await,
+                        };
+                        Ending::Broken(interrupted(befell, agent, turn))
+                    }
+                    Over::Failed(failure) => Ending::Broken(way_out(failure, agent)),
+                });
             }
             // What befell the agent before it had the turn does not touch the turn.
             Seen::Event(event) if is_accepted && event.stream == turn.agent => {
-                if let Some(failure) = left_alone(&event, agent, turn) {
-                    words.end_line()?;
-                    return Ok(Ending::Broken(failure));
+                let Some(end) = agent_end(&event) else { continue };
+                match rest(daemon, agent, turn).await {
+                    Rest::Over => befell = Some(end),
+                    Rest::GoesOn => {}
+                    Rest::Left(left) => {
+                        words.end_line()?;
+                        return Ok(Ending::Broken(left_alone(&end, left, agent, turn)));
+                    }
                 }
             }
             Seen::Event(_) | Seen::Preview(_) => {}
@@ -67,26 +90,143 @@ pub(crate) async fn follow(
     }
 }
 
-/// What to say of a turn that is not over and whose agent ended. Nothing would come of waiting for it.
-fn left_alone(event: &Event, agent: &Asked, turn: &TurnView) -> Option<Failure> {
-    let name = &agent.name;
-    let failure = match event.kind.as_str() {
-        "agent.failed" => Failure::refused(format!("{name} failed before the turn was over")),
-        "agent.stopped" => Failure::refused(format!("{name} was stopped before the turn was over")),
-        "agent.removed" => {
-            return Some(Failure::refused(format!("{name} was removed before the turn was over")));
-        }
+/// What the person at a prompt wants to know of a shutdown.
+fn shut_down(failure: Failure) -> Failure {
+    if failure.is(SHUTTING_DOWN) {
+        let what = "the daemon was shut down; the turn goes on with the next one";
+        return Failure::new(Exit::NoDaemon, what).with_code(SHUTTING_DOWN);
+    }
+    failure
+}
+
+/// The end of an agent, and its causes.
+#[derive(Debug, PartialEq, Eq)]
+struct AgentEnd {
+    how: &'static str,
+    causes: Vec<String>,
+}
+
+impl AgentEnd {
+    fn plain(how: &'static str) -> Self {
+        AgentEnd { how, causes: Vec::new() }
+    }
+}
+
+fn agent_end(event: &Event) -> Option<AgentEnd> {
+    let how = match event.kind.as_str() {
+        "agent.failed" => "failed",
+        "agent.stopped" => "was stopped",
+        "agent.removed" => "was removed",
         _ => return None,
     };
     let causes = ["reason", "detail"].into_iter().filter_map(|field| text_of(&event.data, field));
-    let failure = causes.fold(failure, |failure, cause| failure.because(cause));
-    if !agent.stays {
-        return Some(failure);
+    Some(AgentEnd { how, causes: causes.map(str::to_owned).collect() })
+}
+
+/// What became of a turn whose agent ended.
+#[derive(Debug)]
+enum Rest {
+    /// It ended, too: its own event tells how.
+    Over,
+    /// Another process has taken over by now.
+    GoesOn,
+    /// It waits, and nothing would come of waiting for it.
+    Left(Left),
+}
+
+#[derive(Debug)]
+enum Left {
+    /// For a decision about this lineage.
+    Asked(String),
+    /// For a start of its agent.
+    Stopped,
+    /// It cannot be looked up: it may have gone with its agent.
+    Gone,
+}
+
+/// Looks at the turn, the agent and its lineage: the agent's policy has decided by the time its end is told.
+async fn rest(daemon: &mut Daemon<'_>, agent: &Asked, turn: &TurnView) -> Rest {
+    let Ok(now) = daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await else {
+        return Rest::Left(Left::Gone);
+    };
+    if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
+        return Rest::Over;
     }
+    let Ok((agent, lineage)) = agent_now(daemon, agent).await else { return Rest::Left(Left::Gone) };
+    match (lineage.status.as_str(), agent.status.as_str()) {
+        ("ask_pending", _) => Rest::Left(Left::Asked(lineage.id)),
+        (_, "failed" | "stopped") => Rest::Left(Left::Stopped),
+        (_, "removing" | "removed") => Rest::Left(Left::Gone),
+        (_, _) => Rest::GoesOn,
+    }
+}
+
+/// Why a turn was interrupted, when no event of its agent came before.
+async fn what_befell(daemon: &mut Daemon<'_>, agent: &Asked) -> Option<AgentEnd> {
+    let (agent, lineage) = match agent_now(daemon, agent).await {
+        Ok(now) => now,
+        Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain("was removed")),
+        Err(_) => return None,
+    };
+    match (agent.status.as_str(), lineage.ended_reason.as_deref(), lineage.status.as_str()) {
+        ("removing" | "removed", _, _) => Some(AgentEnd::plain("was removed")),
+        (_, Some("killed"), _) => Some(AgentEnd::plain("was killed")),
+        (_, _, "reaped") => Some(AgentEnd::plain("died, and its work was dropped")),
+        ("stopped", _, _) => Some(AgentEnd::plain("was stopped")),
+        (_, _, _) => None,
+    }
+}
+
+async fn agent_now(daemon: &mut Daemon<'_>, agent: &Asked) -> Result<(AgentView, LineageView), Failure> {
+    let given = AgentRef { agent: agent.id.clone(), request_id: None };
+    let view = daemon.look::<_, AgentDetail>("agent/get", given).await?.agent;
+    let given = LineageRef { lineage: view.lineage.clone() };
+    let lineage = daemon.look("lineage/get", given).await?;
+    Ok((view, lineage))
+}
+
+/// What to say of a turn that is not over and whose agent ended.
+fn left_alone(end: &AgentEnd, left: Left, agent: &Asked, turn: &TurnView) -> Failure {
+    let name = &agent.name;
+    let failure = Failure::refused(format!("{name} {} before the turn was over", end.how));
+    let failure = end.causes.iter().fold(failure, Failure::because);
     let session = &turn.session;
-    Some(failure.hint(format!(
-        "the turn waits: run `lodge start {name}` and it continues; `lodge session show {session}` shows it"
-    )))
+    match left {
+        _ if !agent.stays => failure,
+        Left::Asked(lineage) => {
+            failure.hint(format!("the turn waits for your decision: {}", render::next_step(&lineage)))
+        }
+        Left::Stopped => failure.hint(format!(
+            "the turn waits: run `lodge start {name}` and it continues; `lodge session show {session}` shows it"
+        )),
+        Left::Gone => failure,
+    }
+}
+
+fn interrupted(befell: Option<AgentEnd>, agent: &Asked, turn: &TurnView) -> Failure {
+    let failure = Failure::refused("the turn was interrupted");
+    let failure = match befell {
+        Some(AgentEnd { how, causes }) => {
+            let failure = failure.because(format!("{} {how}", agent.name));
+            causes.iter().fold(failure, Failure::because)
+        }
+        None => failure.because("`turn/interrupt` was called, or its agent was stopped and started again"),
+    };
+    if !agent.stays {
+        return failure;
+    }
+    failure.hint(format!("it does not go on; `lodge session show {}` shows how far it came", turn.session))
+}
+
+/// The next step after a failure that names none.
+fn way_out(failure: Failure, agent: &Asked) -> Failure {
+    if agent.stays && failure.is("lineage.exhausted") {
+        let name = &agent.name;
+        return failure.hint(format!(
+            "nothing waits; `lodge logs {name}` shows what it said, `lodge start {name}` begins anew"
+        ));
+    }
+    failure
 }
 
 struct Screen<'a> {
@@ -95,7 +235,7 @@ struct Screen<'a> {
 }
 
 impl Screen<'_> {
-    fn event(&mut self, event: &Event) -> Result<Option<Ending>, Failure> {
+    fn event(&mut self, event: &Event) -> Result<Option<Over>, Failure> {
         let data = &event.data;
         let step = number_of(data, "step").unwrap_or(0);
         let attempt = number_of(data, "attempt");
@@ -127,9 +267,9 @@ impl Screen<'_> {
                 self.tool(&format!("  → {ended}"))?;
                 Vec::new()
             }
-            "turn.finished" => return Ok(Some(Ending::Done)),
-            "turn.interrupted" => return Ok(Some(Ending::Broken(interrupted(data)))),
-            "turn.failed" => return Ok(Some(Ending::Broken(failed(data)))),
+            "turn.finished" => return Ok(Some(Over::Done)),
+            "turn.interrupted" => return Ok(Some(Over::Interrupted)),
+            "turn.failed" => return Ok(Some(Over::Failed(failed(data)))),
             _ => Vec::new(),
         };
         self.show(actions)?;
@@ -164,20 +304,16 @@ impl Screen<'_> {
     }
 }
 
-fn interrupted(data: &Map<String, Value>) -> Failure {
-    let failure = Failure::refused("the turn was interrupted");
-    match text_of(data, "reason") {
-        Some(reason) => failure.because(reason),
-        None => failure,
-    }
-}
-
 fn failed(data: &Map<String, Value>) -> Failure {
     let failure = Failure::refused("the turn failed");
     let failure = match (text_of(data, "message"), text_of(data, "code")) {
         (Some(message), Some(code)) => failure.because(format!("{message} ({code})")),
         (Some(cause), None) | (None, Some(cause)) => failure.because(cause),
         (None, None) => failure,
+    };
+    let failure = match text_of(data, "code") {
+        Some(code) => failure.with_code(code),
+        None => failure,
     };
     match text_of(data, "hint") {
         Some(hint) => failure.hint(hint),
@@ -196,38 +332,64 @@ fn number_of(data: &Map<String, Value>, field: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Exit;
     use serde_json::json;
 
-    fn told(kind: &str, data: Value, stays: bool) -> Option<(String, Vec<String>, Option<String>)> {
-        let event =
-            json!({"seq": 9, "stream": "agt_1", "stream_seq": 3, "at": "", "kind": kind, "data": data});
+    fn turn() -> TurnView {
         let turn = json!({"id": "trn_1", "session": "ses_1", "agent": "agt_1", "status": "running", "text": "",
             "partial": true, "steps": [], "usage": {"input_tokens": 0, "output_tokens": 0}, "created_at": ""});
-        let agent = Asked { id: "agt_1".to_owned(), name: "ada".to_owned(), stays };
-        let (event, turn) = (serde_json::from_value(event).unwrap(), serde_json::from_value(turn).unwrap());
-        left_alone(&event, &agent, &turn).map(|failure| {
-            let Failure::Told(report) = failure else { panic!("not told") };
-            assert_eq!(report.exit, Exit::Refused);
-            (report.what, report.because, report.hint)
-        })
+        serde_json::from_value(turn).unwrap()
+    }
+
+    fn ada(stays: bool) -> Asked {
+        Asked { id: "agt_1".to_owned(), name: "ada".to_owned(), stays }
+    }
+
+    fn end(kind: &str, data: &Value) -> Option<AgentEnd> {
+        let event =
+            json!({"seq": 9, "stream": "agt_1", "stream_seq": 3, "at": "", "kind": kind, "data": data});
+        agent_end(&serde_json::from_value(event).unwrap())
+    }
+
+    fn parts(failure: Failure) -> (String, Vec<String>, Option<String>) {
+        let Failure::Told(report) = failure else { panic!("not told") };
+        assert_eq!(report.exit, Exit::Refused);
+        (report.what, report.because, report.hint)
     }
 
     #[test]
-    fn a_turn_whose_agent_ends_is_not_waited_for() {
+    fn a_turn_that_its_agent_left_is_told_with_what_it_waits_for() {
         let crash = json!({"reason": "crashed", "detail": "ended by signal 9"});
-        let (what, because, hint) = told("agent.failed", crash.clone(), true).unwrap();
+        let told = |kind: &str, left, stays| {
+            parts(left_alone(&end(kind, &crash).unwrap(), left, &ada(stays), &turn()))
+        };
+        let (what, because, hint) = told("agent.failed", Left::Stopped, true);
         assert_eq!(what, "ada failed before the turn was over");
         assert_eq!(because, ["crashed", "ended by signal 9"]);
-        let waits =
-            "the turn waits: run `lodge start ada` and it continues; `lodge session show ses_1` shows it";
-        assert_eq!(hint.as_deref(), Some(waits));
-        let (what, because, hint) = told("agent.stopped", json!({}), true).unwrap();
-        assert_eq!((what.as_str(), because.len()), ("ada was stopped before the turn was over", 0));
-        assert_eq!(hint.as_deref(), Some(waits));
+        assert!(hint.unwrap().starts_with("the turn waits: run `lodge start ada` and it continues"));
+        let hint = told("agent.failed", Left::Asked("lin_1".to_owned()), true).2.unwrap();
+        assert!(hint.contains("`lodge lineage resolve lin_1 --revive`") && !hint.contains("start"), "{hint}");
+        assert_eq!(told("agent.stopped", Left::Stopped, true).0, "ada was stopped before the turn was over");
         // Nobody can start what is gone, or is about to be.
-        assert_eq!(told("agent.removed", json!({}), true).unwrap().2, None);
-        assert_eq!(told("agent.failed", crash, false).unwrap().2, None);
+        assert_eq!(told("agent.removed", Left::Gone, true).2, None);
+        assert_eq!(told("agent.failed", Left::Stopped, false).2, None);
+    }
+
+    #[test]
+    fn an_interrupted_or_exhausted_turn_does_not_claim_to_wait() {
+        let befell = end("agent.failed", &json!({"reason": "crashed"}));
+        let (what, because, hint) = parts(interrupted(befell, &ada(true), &turn()));
+        assert_eq!(
+            (what.as_str(), because),
+            ("the turn was interrupted", vec!["ada failed".to_owned(), "crashed".to_owned()])
+        );
+        assert_eq!(
+            hint.as_deref(),
+            Some("it does not go on; `lodge session show ses_1` shows how far it came")
+        );
+        assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
+        let data = json!({"code": "lineage.exhausted", "message": "its agent died 6 times in a row"});
+        let exhausted = way_out(failed(data.as_object().unwrap()), &ada(true));
+        assert!(parts(exhausted).2.unwrap().starts_with("nothing waits; "));
     }
 
     #[test]
@@ -235,7 +397,7 @@ mod tests {
         for kind in
             ["agent.pulling", "agent.starting", "agent.ready", "agent.working", "agent.removing", "agent.new"]
         {
-            assert_eq!(told(kind, json!({}), true), None, "{kind}");
+            assert_eq!(end(kind, &json!({})), None, "{kind}");
         }
     }
 }

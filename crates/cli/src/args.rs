@@ -66,6 +66,8 @@ pub(crate) enum Command {
     Start(Refs),
     /// Stop agents; turns in flight are broken off
     Stop(Refs),
+    /// Kill agents and end their work for good: nothing takes it up again
+    Kill(Refs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log
@@ -76,6 +78,11 @@ pub(crate) enum Command {
     Session {
         #[command(subcommand)]
         command: SessionCommand,
+    },
+    /// Look at work and decide what becomes of it when its process died
+    Lineage {
+        #[command(subcommand)]
+        command: LineageCommand,
     },
     /// Look after providers of models
     Provider {
@@ -92,6 +99,10 @@ pub(crate) enum Command {
         #[arg(long)]
         agents: bool,
     },
+    /// Look which sandboxes live and clear away what dead ones left; signals nothing
+    Reap,
+    /// Kill daemons, runtimes and keepers with agents at work, and count what is lost or happens twice
+    Selftest(SelftestArgs),
     /// Print a completion script
     Completions { shell: clap_complete::Shell },
 }
@@ -106,6 +117,8 @@ pub(crate) enum AgentCommand {
     Start(Refs),
     /// Stop agents; turns in flight are broken off
     Stop(Refs),
+    /// Kill agents and end their work for good: nothing takes it up again
+    Kill(Refs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log
@@ -136,6 +149,9 @@ pub(crate) struct RunArgs {
     /// A value for an ARG of the Agentfile
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub build_arg: Vec<(String, String)>,
+    /// What happens to its work when its process dies; before what the Agentfile and the daemon say
+    #[arg(long, value_name = "POLICY", value_parser = ["revive", "reap", "ask"])]
+    pub revival_policy: Option<String>,
     /// Remove the agent when the answer is there
     #[arg(long, requires = "prompt", conflicts_with = "detach")]
     pub rm: bool,
@@ -223,6 +239,49 @@ pub(crate) enum SessionCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum LineageCommand {
+    /// List lineages
+    Ls {
+        /// Only of this agent
+        #[arg(long)]
+        agent: Option<String>,
+        /// Only with this status
+        #[arg(long, value_parser = ["active", "orphaned", "ask_pending", "reaped", "ended"])]
+        status: Option<String>,
+    },
+    /// Show a lineage, or with --snapshot its state at the last turn boundary
+    Show(LineageShowArgs),
+    /// Decide about a lineage that waits for it
+    Resolve(ResolveArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LineageShowArgs {
+    /// An id, a unique beginning of one, or an agent
+    #[arg(value_name = "LINEAGE", required_unless_present = "file", conflicts_with = "file")]
+    pub lineage: Option<String>,
+    /// Print its state at the last turn boundary, as one JSON document
+    #[arg(long)]
+    pub snapshot: bool,
+    /// Show a snapshot from a file; older versions are read too
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("decision").required(true))]
+pub(crate) struct ResolveArgs {
+    /// An id, a unique beginning of one, or an agent
+    pub lineage: String,
+    /// Go on with its work
+    #[arg(long, group = "decision")]
+    pub revive: bool,
+    /// Drop its open work
+    #[arg(long, group = "decision")]
+    pub reap: bool,
+}
+
 /// The protocol that a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
@@ -294,6 +353,19 @@ pub(crate) struct EventsArgs {
     pub kind: Option<String>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct SelftestArgs {
+    /// How many processes to kill
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=CRASH_KILLS_MAX))]
+    pub crash: u64,
+    /// Make the choices of an earlier run; a new seed is drawn when absent
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+}
+
+/// More than a week of killing: rather a slip of the keyboard.
+const CRASH_KILLS_MAX: u64 = 10_000_000;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,7 +406,7 @@ mod tests {
 
     #[test]
     fn agent_verbs_work_with_and_without_the_word_agent() {
-        for verb in ["inspect", "start", "stop", "rm", "logs"] {
+        for verb in ["inspect", "start", "stop", "kill", "rm", "logs"] {
             assert!(parse(&format!("lodge {verb} a")).is_ok(), "{verb}");
             assert!(parse(&format!("lodge agent {verb} a")).is_ok(), "agent {verb}");
         }
@@ -355,8 +427,18 @@ mod tests {
             "lodge prompt a hi -s x --sender y",
             "lodge --socket x --daemon http://h:1 info",
             "lodge provider add p",
+            "lodge kill",
+            "lodge lineage show",
+            "lodge lineage show x --file f",
+            "lodge lineage ls --status lost",
+            "lodge lineage resolve x",
+            "lodge lineage resolve x --revive --reap",
             "lodge provider add p --kind none",
             "lodge events --since -1",
+            "lodge selftest",
+            "lodge selftest --crash 0",
+            "lodge selftest --crash some",
+            "lodge selftest --crash 1 --seed -1",
         ];
         for line in bad {
             let error = parse(line).expect_err(line);

@@ -147,7 +147,7 @@ fn could_not_start(cause: impl ToString) -> Failure {
 }
 
 /// The `lodged` beside this program, else whatever the PATH has.
-fn find_lodged() -> PathBuf {
+pub(crate) fn find_lodged() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("lodged")));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
 }

@@ -75,6 +75,14 @@ impl Failure {
         self
     }
 
+    #[must_use]
+    pub(crate) fn with_code(mut self, code: &str) -> Self {
+        if let Failure::Told(report) = &mut self {
+            report.code = Some(code.to_owned());
+        }
+        self
+    }
+
     /// Whether the daemon refused with this code.
     pub(crate) fn is(&self, code: &str) -> bool {
         matches!(self, Failure::Told(report) if report.code.as_deref() == Some(code))

@@ -16,8 +16,12 @@ use crate::words::Words;
 
 /// How long we try to get a daemon back.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
+/// How long somebody may take to replace a daemon that was shut down, as an upgrade does. We do not do it.
+const REPLACED_MAX: Duration = Duration::from_secs(2);
 /// How long somebody else may take to restart the daemon before we do it.
 const RESTART_GRACE: Duration = Duration::from_millis(300);
+/// The code of a refusal, or of an end, because the daemon was asked to end.
+pub(crate) const SHUTTING_DOWN: &str = "daemon.shutting_down";
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -82,6 +86,24 @@ impl<'a> Daemon<'a> {
         }
     }
 
+    /// Like `call`, for a command that only looks on: it does not bring back what was shut down.
+    pub(crate) async fn look<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+    ) -> Result<R, Failure> {
+        loop {
+            match self.client.call(method, &params).await {
+                Ok(answer) => return Ok(answer),
+                Err(ClientError::Lost) => self.lost().await?,
+                Err(other) => match Failure::from(other) {
+                    failure if failure.is(SHUTTING_DOWN) => self.replaced().await?,
+                    failure => return Err(failure),
+                },
+            }
+        }
+    }
+
     /// Attaches, and returns what is there now. Everything after that comes from `next`.
     pub(crate) async fn watch(&mut self, scope: Scope, since: Option<u64>) -> Result<AttachState, Failure> {
         loop {
@@ -107,7 +129,7 @@ impl<'a> Daemon<'a> {
                         return Ok(seen);
                     }
                 }
-                Err(ClientError::Lost) => self.reconnect().await?,
+                Err(ClientError::Lost) => self.lost().await?,
                 Err(other) => return Err(other.into()),
             }
         }
@@ -116,6 +138,29 @@ impl<'a> Daemon<'a> {
     /// Waits until the daemon has closed the connection.
     pub(crate) async fn gone(&mut self) {
         while self.client.next().await.is_ok() {}
+    }
+
+    /// After a crash we bring the daemon back; after a shutdown that is for whoever asked for it.
+    async fn lost(&mut self) -> Result<(), Failure> {
+        if self.client.was_shut_down() { self.replaced().await } else { self.reconnect().await }
+    }
+
+    /// Waits a moment for the daemon that takes the place of one that was shut down.
+    async fn replaced(&mut self) -> Result<(), Failure> {
+        let lost_at = Instant::now();
+        let mut pause = PAUSE_MIN;
+        while lost_at.elapsed() < REPLACED_MAX {
+            if let Ok(client) = self.address.dial().await {
+                self.client = client;
+                if self.reattach().await? {
+                    self.words.say("the daemon was shut down; another took its place");
+                    return Ok(());
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+        Err(Failure::new(Exit::NoDaemon, "the daemon was shut down").with_code(SHUTTING_DOWN))
     }
 
     async fn reconnect(&mut self) -> Result<(), Failure> {
@@ -170,7 +215,7 @@ impl<'a> Daemon<'a> {
 
 /// Whether the refusal is over in a moment.
 fn is_passing(failure: &Failure) -> bool {
-    failure.is("daemon.shutting_down") || failure.is("daemon.busy")
+    failure.is(SHUTTING_DOWN) || failure.is("daemon.busy")
 }
 
 fn given_up(failure: Failure) -> Failure {

@@ -23,6 +23,12 @@ use crate::failure::{Exit, Failure};
 use crate::words::Words;
 
 fn main() {
+    let mut words = std::env::args().skip(1);
+    // No command for people: the self-test starts this program in it, to count from outside.
+    if words.next().as_deref() == Some(lodge_selftest::ROLE_COMMAND) {
+        let role = words.next().unwrap_or_default();
+        std::process::exit(conclude(commands::selftest_role(&role, &words.collect::<Vec<_>>())) as i32);
+    }
     // Exit codes and broken pipes are ours to decide, so clap does not end the process for wrong arguments.
     let exit = match Cli::try_parse() {
         Ok(cli) => conclude(run(cli)),
@@ -36,23 +42,27 @@ fn main() {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
-    if let args::Command::Completions { shell } = cli.command {
-        return commands::completions(shell);
-    }
     let words = Words::new(cli.global.quiet, cli.global.json);
+    // These have nothing to do with any daemon of the user's, nor with where its state is.
+    match cli.command {
+        args::Command::Completions { shell } => return commands::completions(shell),
+        args::Command::Selftest(args) => return runtime()?.block_on(commands::selftest(&words, args)),
+        _ => {}
+    }
     let address = Address::resolve(&cli.global, |name| std::env::var(name).ok())?;
     let context = Context::new(address, words);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|cause| Failure::refused("could not start").because(cause))?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let interrupt = tokio::signal::ctrl_c();
         tokio::select! {
             ended = commands::dispatch(&context, cli.command) => ended,
             Ok(()) = interrupt => Err(commands::interrupted(&context).await),
         }
     })
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|cause| Failure::refused("could not start").because(cause))
 }
 
 fn conclude(ended: Result<(), Failure>) -> Exit {

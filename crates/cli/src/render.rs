@@ -30,6 +30,11 @@ fn error_text(report: &Report) -> String {
     text
 }
 
+/// How a decision about a lineage is made.
+pub(crate) fn next_step(lineage: &str) -> String {
+    format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+}
+
 /// Aligned columns under a header. No trailing spaces.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let head: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();

@@ -1,11 +1,12 @@
-//! `ps`, `inspect`, `start`, `stop`, `rm`.
+//! `ps`, `inspect`, `start`, `stop`, `kill`, `rm`.
 
 use lodge_proto::{
-    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, PAGE_MAX,
+    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LineageRef, LineageView,
+    PAGE_MAX,
 };
 use serde::Serialize;
 
-use super::{Context, map, request_id};
+use super::{Context, lineages, map, request_id};
 use crate::args::{ListArgs, Refs};
 use crate::failure::{Exit, Failure};
 use crate::follow::{Daemon, Scope, Seen};
@@ -33,15 +34,27 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
         return put(&agents.iter().map(|agent| format!("{}\n", agent.id)).collect::<String>());
     }
     let now = now_s();
-    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, now)).collect();
-    put(&table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows))
+    let waiting = lineages::waiting(&mut daemon).await?;
+    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &waiting, now)).collect();
+    put(&table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows))?;
+    lineages::tell_waiting(context, &waiting);
+    Ok(())
 }
 
-fn row(agent: &AgentView, now: i64) -> Vec<String> {
-    let status = match &agent.failure_reason {
-        Some(reason) if agent.status == "failed" => format!("failed ({reason})"),
-        _ => agent.status.clone(),
-    };
+/// The state, and in brackets what a person should know of it.
+fn status(agent: &AgentView, waiting: &[LineageView]) -> String {
+    let mut asides: Vec<&str> = agent.failure_reason.as_deref().into_iter().collect();
+    if agent.status != "failed" {
+        asides = agent.liveness.as_deref().filter(|level| *level != "active").into_iter().collect();
+    }
+    if waiting.iter().any(|lineage| lineage.id == agent.lineage) {
+        asides.push("waits for your decision");
+    }
+    if asides.is_empty() { agent.status.clone() } else { format!("{} ({})", agent.status, asides.join(", ")) }
+}
+
+fn row(agent: &AgentView, waiting: &[LineageView], now: i64) -> Vec<String> {
+    let status = status(agent, waiting);
     vec![
         agent.id.clone(),
         agent.name.clone(),
@@ -59,15 +72,25 @@ pub(super) async fn inspect(context: &Context, refs: Refs) -> Result<(), Failure
     for agent in refs.agents {
         let params = AgentRef { agent, request_id: None };
         match daemon.call::<_, AgentDetail>("agent/get", params).await {
-            Ok(detail) => batch.done(&detail, || detail_text(&detail))?,
+            Ok(detail) => {
+                let asked = asked(&mut daemon, &detail.agent).await?;
+                batch.done(&detail, || detail_text(&detail, asked.as_ref()))?;
+            }
             Err(failure) => batch.failed(failure)?,
         }
     }
     batch.finish()
 }
 
-fn detail_text(detail: &AgentDetail) -> String {
+/// The agent's lineage, if it waits for a decision.
+async fn asked(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Option<LineageView>, Failure> {
+    let waiting = lineages::waiting(daemon).await?;
+    Ok(waiting.into_iter().find(|lineage| lineage.id == agent.lineage))
+}
+
+fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     let agent = &detail.agent;
+    let decision = asked.map(|lineage| format!("waits for yours: {}", render::next_step(&lineage.id)));
     let labels: Vec<String> = agent.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut rows = vec![
         ("id", agent.id.clone()),
@@ -82,6 +105,7 @@ fn detail_text(detail: &AgentDetail) -> String {
                 .collect::<Vec<_>>()
                 .join(": "),
         ),
+        ("decision", decision.unwrap_or_default()),
         ("model", agent.model.clone()),
         ("image", agent.image.clone()),
         ("digest", agent.image_digest.clone()),
@@ -89,10 +113,12 @@ fn detail_text(detail: &AgentDetail) -> String {
         ("started", agent.started_at.clone().unwrap_or_default()),
         ("liveness", agent.liveness.clone().unwrap_or_default()),
         ("heartbeat", agent.last_heartbeat_at.clone().unwrap_or_default()),
-        ("pid", agent.pid.map(|pid| pid.to_string()).unwrap_or_default()),
+        ("keeper pid", agent.pid.map(|pid| pid.to_string()).unwrap_or_default()),
+        ("runtime pid", detail.runtime_pid.map(|pid| pid.to_string()).unwrap_or_default()),
         ("context", agent.context_state.clone()),
         ("sessions", detail.sessions.to_string()),
         ("lineage", agent.lineage.clone()),
+        ("policy", detail.revival_policy.clone()),
         ("sandbox", agent.sandbox.clone()),
         ("root", detail.root.clone()),
         ("labels", labels.join(" ")),
@@ -127,6 +153,7 @@ fn detail_text(detail: &AgentDetail) -> String {
 pub(super) enum Verb {
     Start,
     Stop,
+    Kill,
     Remove { force: bool },
 }
 
@@ -135,7 +162,10 @@ pub(super) async fn each(context: &Context, refs: Refs, verb: Verb) -> Result<()
     let mut batch = Batch::new(&context.words, refs.agents.len());
     for agent in refs.agents {
         match one(context, &agent, verb).await {
-            Ok(view) => batch.done(&view, || format!("{}\n", view.name))?,
+            Ok((view, work)) => {
+                batch.done(&view, || format!("{}\n", view.name))?;
+                tell_end(context, &view, verb, work);
+            }
             Err(failure) if failure.exit() == Exit::NoDaemon => return Err(failure),
             Err(failure) => batch.failed(failure)?,
         }
@@ -143,21 +173,54 @@ pub(super) async fn each(context: &Context, refs: Refs, verb: Verb) -> Result<()
     batch.finish()
 }
 
-async fn one(context: &Context, agent: &str, verb: Verb) -> Result<AgentView, Failure> {
+/// The work of an agent before something was done to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Open,
+    Over,
+}
+
+/// A kill is more than a stop, and says so.
+fn tell_end(context: &Context, view: &AgentView, verb: Verb, before: Work) {
+    match verb {
+        Verb::Kill if !context.words.json => {
+            let name = &view.name;
+            let ended = match before {
+                Work::Open => "ended for good",
+                Work::Over => "was over already",
+            };
+            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` begins anew"));
+        }
+        Verb::Start | Verb::Stop | Verb::Kill | Verb::Remove { .. } => {}
+    }
+}
+
+async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, Work), Failure> {
     let mut daemon = context.daemon().await?;
     // Attached before the change, so that its events cannot be missed. By id, for a name may go to another.
     let state = daemon.watch(Scope::Agent(agent.to_owned()), None).await?;
     let id = state.agents.first().map_or_else(|| agent.to_owned(), |view| view.id.clone());
+    let work = match (verb, state.agents.first()) {
+        (Verb::Kill, Some(view)) => work_of(&mut daemon, view).await?,
+        (Verb::Kill | Verb::Start | Verb::Stop | Verb::Remove { .. }, _) => Work::Open,
+    };
     let request_id = Some(request_id()?);
     let (view, goal): (AgentView, Goal) = match verb {
         Verb::Start => (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, Goal::Ready),
         Verb::Stop => (daemon.call("agent/stop", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
+        Verb::Kill => (daemon.call("agent/kill", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
         Verb::Remove { force } => {
             let params = AgentRemoveParams { agent: id, force, request_id };
             (daemon.call("agent/remove", params).await?, Goal::Removed)
         }
     };
-    settle(&mut daemon, view, goal, &context.words).await
+    Ok((settle(&mut daemon, view, goal, &context.words).await?, work))
+}
+
+async fn work_of(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Work, Failure> {
+    let given = LineageRef { lineage: agent.lineage.clone() };
+    let lineage: LineageView = daemon.call("lineage/get", given).await?;
+    Ok(if matches!(lineage.status.as_str(), "ended" | "reaped") { Work::Over } else { Work::Open })
 }
 
 /// The state to wait for.

@@ -1,12 +1,12 @@
-//! `info` and `shutdown`.
+//! `info`, `reap` and `shutdown`.
 
 use std::time::Duration;
 
-use lodge_proto::{Done, Empty, Info, ShutdownParams};
+use lodge_proto::{Done, Empty, Info, ReapParams, Reaped, ShutdownParams, StorageView};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::Context;
+use super::{Context, request_id};
 use crate::connect::{Address, Autostart};
 use crate::failure::{Exit, Failure};
 use crate::follow::Daemon;
@@ -36,6 +36,7 @@ fn info_text(info: &Info) -> String {
         ("state", info.data_dir.clone()),
         ("config file", or_dash(info.config_file.as_deref())),
         ("agents", counts),
+        ("storage", storage_text(&info.storage)),
     ];
     rows.extend(info.isolation.iter().map(|layer| {
         let why = layer.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
@@ -58,12 +59,53 @@ fn info_text(info: &Info) -> String {
     text
 }
 
+fn storage_text(storage: &StorageView) -> String {
+    const MIB: u64 = 1 << 20;
+    let (free, reserve) = (storage.free_bytes / MIB, storage.reserve_bytes / MIB);
+    let since = storage.since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
+    format!("{}{since} ({free} MiB free, {reserve} MiB kept back)", storage.state)
+}
+
 fn value_text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
+}
+
+pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let reaped: Reaped = daemon.call("daemon/reap", ReapParams { request_id: Some(request_id()?) }).await?;
+    if context.words.json {
+        return context.words.json(&reaped);
+    }
+    if context.words.quiet {
+        return put(&reaped.pruned.iter().map(|pruned| format!("{}\n", pruned.sandbox)).collect::<String>());
+    }
+    let rows: Vec<Vec<String>> = reaped
+        .pruned
+        .iter()
+        .map(|pruned| vec![pruned.sandbox.clone(), or_dash(pruned.agent.as_deref()), pruned.why.clone()])
+        .collect();
+    if !rows.is_empty() {
+        put(&table(&["PRUNED", "AGENT", "WHY"], &rows))?;
+    }
+    let Reaped { probed, alive, kept, pruned, dead, .. } = &reaped;
+    let counts = [(*kept, "dead and still needed"), (pruned.len() as u64, "pruned")];
+    let mut told = format!("{alive} alive");
+    for (count, what) in counts.iter().filter(|(count, _)| *count > 0) {
+        told.push_str(&format!(", {count} {what}"));
+    }
+    let plural = if *probed == 1 { "sandbox" } else { "sandboxes" };
+    context.words.say(&format!("{probed} {plural}: {told}"));
+    for agent in dead {
+        context.words.say(&format!("{agent} was found dead; its revival policy decides what comes next"));
+    }
+    for failed in &reaped.failed {
+        context.words.say(&format!("{} could not be cleared away: {}", failed.sandbox, failed.detail));
+    }
+    Ok(())
 }
 
 pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Failure> {

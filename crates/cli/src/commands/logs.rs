@@ -35,7 +35,7 @@ pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failur
             sleep(LOOK_PAUSE).await;
         }
         let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
-        part = match daemon.call("agent/logs", params).await {
+        part = match daemon.look("agent/logs", params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.
             Err(failure) if failure.is("agent.not_found") => return Ok(()),

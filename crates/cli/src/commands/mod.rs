@@ -4,11 +4,14 @@
 
 mod agents;
 mod daemon;
+mod document;
 mod events;
+mod lineages;
 mod logs;
 mod prompt;
 mod providers;
 mod run;
+mod selftest;
 mod sessions;
 
 use std::cell::RefCell;
@@ -23,6 +26,8 @@ use crate::connect::Address;
 use crate::failure::{Exit, Failure};
 use crate::follow::Daemon;
 use crate::words::{Words, put};
+
+pub(crate) use self::selftest::{selftest, selftest_role};
 
 /// What every command gets.
 #[derive(Debug)]
@@ -74,6 +79,9 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Stop(refs) | Command::Agent { command: AgentCommand::Stop(refs) } => {
             agents::each(context, refs, agents::Verb::Stop).await
         }
+        Command::Kill(refs) | Command::Agent { command: AgentCommand::Kill(refs) } => {
+            agents::each(context, refs, agents::Verb::Kill).await
+        }
         Command::Rm(args) | Command::Agent { command: AgentCommand::Rm(args) } => {
             agents::each(context, args.refs, agents::Verb::Remove { force: args.force }).await
         }
@@ -82,11 +90,14 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         }
         Command::Prompt(args) => prompt::prompt(context, args).await,
         Command::Session { command } => sessions::session(context, command).await,
+        Command::Lineage { command } => lineages::lineage(context, command).await,
         Command::Provider { command } => providers::provider(context, command).await,
         Command::Info => daemon::info(context).await,
         Command::Events(args) => events::events(context, args).await,
         Command::Shutdown { agents } => daemon::shutdown(context, agents).await,
+        Command::Reap => daemon::reap(context).await,
         Command::Completions { shell } => completions(shell),
+        Command::Selftest(args) => selftest(&context.words, args).await,
     }
 }
 

@@ -22,6 +22,11 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
     let params = create_params(context, &args).await?;
     let mut daemon = context.daemon().await?;
     let agent: AgentView = daemon.call("agent/create", params).await?;
+    if args.name.is_none()
+        && let Some(wanted) = other_name(&agent)
+    {
+        context.words.say(&format!("`{wanted}` is taken: this one is `{}`", agent.name));
+    }
     if args.detach {
         return match prompt {
             Some(text) => print_sent(context, &send(&mut daemon, &agent.id, args.voice, text).await?),
@@ -47,6 +52,12 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
         }
         (Err(failure), _) => Err(failure),
     }
+}
+
+/// The name that its Agentfile asks for, if the agent has another. Its image is called by that name.
+fn other_name(agent: &AgentView) -> Option<&str> {
+    let (wanted, _) = agent.image.rsplit_once(':')?;
+    (wanted != agent.name).then_some(wanted)
 }
 
 /// Waits until the agent is ready, then asks it or tells its name.
@@ -106,6 +117,7 @@ async fn create_params(context: &Context, args: &RunArgs) -> Result<AgentCreateP
         labels: map(args.label.clone()),
         mounts: args.mounts.iter().map(|mount| mount_of(context, mount)).collect::<Result<_, _>>()?,
         build_args: map(args.build_arg.clone()),
+        revival_policy: args.revival_policy.clone(),
         request_id: Some(request_id()?),
     })
 }

@@ -1,0 +1,82 @@
+//! A snapshot as one JSON document on stdout, written piece by piece: a conversation may be longer than memory.
+//!
+//! The same snapshot gives the same bytes, whether it comes from the daemon or from a file.
+
+use lodge_proto::{SessionBoundary, Snapshot, SnapshotHead, SnapshotMessage, TokenUsage};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::words::put;
+
+/// A document that is being written.
+#[derive(Debug)]
+pub(super) struct Document {
+    sessions: usize,
+    messages: usize,
+}
+
+impl Document {
+    pub(super) fn begin(head: &SnapshotHead) -> Result<Document, Failure> {
+        let SnapshotHead { version, lineage_id, anchor_id, epoch, written_at, model, llm, config } = head;
+        let fields = [
+            ("version", json(version)?),
+            ("lineage_id", json(lineage_id)?),
+            ("anchor_id", json(anchor_id)?),
+            ("epoch", json(epoch)?),
+            ("written_at", json(written_at)?),
+            ("model", json(model)?),
+            ("llm", json(llm)?),
+            ("config", json(config)?),
+        ];
+        let lines: Vec<String> =
+            fields.iter().map(|(key, value)| format!("  \"{key}\": {value},\n")).collect();
+        put(&format!("{{\n{}  \"sessions\": [", lines.concat()))?;
+        Ok(Document { sessions: 0, messages: 0 })
+    }
+
+    pub(super) fn session(&mut self, session: &SessionBoundary) -> Result<(), Failure> {
+        let comma = if self.sessions == 0 { "" } else { "," };
+        (self.sessions, self.messages) = (self.sessions + 1, 0);
+        let SessionBoundary { id, sender, turns } = session;
+        let (id, sender) = (json(id)?, json(sender)?);
+        put(&format!(
+            "{comma}\n    {{\"id\": {id}, \"sender\": {sender}, \"turns\": {turns}, \"messages\": ["
+        ))
+    }
+
+    pub(super) fn messages(&mut self, messages: &[SnapshotMessage]) -> Result<(), Failure> {
+        let mut text = String::new();
+        for message in messages {
+            let comma = if self.messages == 0 { "" } else { "," };
+            self.messages += 1;
+            text.push_str(&format!("{comma}\n      {}", json(message)?));
+        }
+        put(&text)
+    }
+
+    pub(super) fn end_session(&mut self) -> Result<(), Failure> {
+        put(if self.messages == 0 { "]}" } else { "\n    ]}" })
+    }
+
+    pub(super) fn end(self, usage: TokenUsage) -> Result<(), Failure> {
+        let close = if self.sessions == 0 { "]" } else { "\n  ]" };
+        put(&format!("{close},\n  \"usage\": {}\n}}\n", json(&usage)?))
+    }
+
+    /// A snapshot that is in memory.
+    pub(super) fn whole(snapshot: &Snapshot) -> Result<(), Failure> {
+        let mut document = Document::begin(&snapshot.head)?;
+        for session in &snapshot.sessions {
+            let (id, sender, turns) = (session.id.clone(), session.sender.clone(), session.turns);
+            document.session(&SessionBoundary { id, sender, turns })?;
+            document.messages(&session.messages)?;
+            document.end_session()?;
+        }
+        document.end(snapshot.usage)
+    }
+}
+
+fn json<T: Serialize>(thing: &T) -> Result<String, Failure> {
+    serde_json::to_string(thing)
+        .map_err(|cause| Failure::refused("could not write the output").because(cause))
+}

@@ -1,0 +1,267 @@
+//! `lineage ls`, `lineage show` and `lineage resolve`.
+
+use std::io::Read;
+use std::path::Path;
+
+use lodge_proto::{
+    LineageList, LineageListParams, LineageMessages, LineageMessagesParams, LineageRef, LineageResolveParams,
+    LineageSnapshot, LineageSnapshotParams, LineageView, PAGE_MAX, SNAPSHOT_VERSION, SessionBoundary,
+    Snapshot, TokenUsage,
+};
+
+use super::document::Document;
+use super::{Context, request_id};
+use crate::args::{LineageCommand, LineageShowArgs, ResolveArgs};
+use crate::failure::{Failure, io_words};
+use crate::follow::Daemon;
+use crate::render::{next_step, one_line, or_dash, pairs, table};
+use crate::words::put;
+
+/// The largest snapshot that is read from a file.
+const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// Lineages that are told about one by one; of more there is a listing.
+const WAITING_TOLD_MAX: usize = 5;
+
+pub(super) async fn lineage(context: &Context, command: LineageCommand) -> Result<(), Failure> {
+    match command {
+        LineageCommand::Ls { agent, status } => list(context, agent, status).await,
+        LineageCommand::Show(LineageShowArgs { file: Some(file), snapshot, .. }) => {
+            show_file(context, &file, snapshot)
+        }
+        LineageCommand::Show(LineageShowArgs { lineage, snapshot, file: None }) => {
+            let lineage = lineage.unwrap_or_default();
+            if snapshot { show_snapshot(context, &lineage).await } else { show(context, lineage).await }
+        }
+        LineageCommand::Resolve(args) => resolve(context, args).await,
+    }
+}
+
+async fn list(context: &Context, agent: Option<String>, status: Option<String>) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let lineages = all(&mut daemon, agent, status).await?;
+    if context.words.json {
+        return context.words.json(&lineages);
+    }
+    if context.words.quiet {
+        return put(&lineages.iter().map(|lineage| format!("{}\n", lineage.id)).collect::<String>());
+    }
+    let rows: Vec<Vec<String>> = lineages.iter().map(row).collect();
+    put(&table(&["LINEAGE", "AGENT", "STATUS", "POLICY", "REVIVALS", "LAST TURN"], &rows))?;
+    let waiting = lineages.into_iter().filter(|lineage| lineage.status == ASK_PENDING).collect::<Vec<_>>();
+    tell_waiting(context, &waiting);
+    Ok(())
+}
+
+fn row(lineage: &LineageView) -> Vec<String> {
+    vec![
+        lineage.id.clone(),
+        lineage.agent_name.clone(),
+        status_text(lineage),
+        lineage.policy.clone(),
+        lineage.revivals.to_string(),
+        or_dash(lineage.last_turn.as_deref()),
+    ]
+}
+
+fn status_text(lineage: &LineageView) -> String {
+    match &lineage.ended_reason {
+        Some(reason) => format!("{} ({reason})", lineage.status),
+        None => lineage.status.clone(),
+    }
+}
+
+const ASK_PENDING: &str = "ask_pending";
+
+async fn all(
+    daemon: &mut Daemon<'_>,
+    agent: Option<String>,
+    status: Option<String>,
+) -> Result<Vec<LineageView>, Failure> {
+    let mut lineages = Vec::new();
+    let mut after = None;
+    loop {
+        let params =
+            LineageListParams { agent: agent.clone(), status: status.clone(), after, limit: Some(PAGE_MAX) };
+        let page: LineageList = daemon.call("lineage/list", params).await?;
+        lineages.extend(page.lineages);
+        after = page.next;
+        if after.is_none() {
+            return Ok(lineages);
+        }
+    }
+}
+
+/// Every lineage that waits for a decision.
+pub(super) async fn waiting(daemon: &mut Daemon<'_>) -> Result<Vec<LineageView>, Failure> {
+    all(daemon, None, Some(ASK_PENDING.to_owned())).await
+}
+
+/// Says which lineages wait for a decision, and how it is made.
+pub(super) fn tell_waiting(context: &Context, waiting: &[LineageView]) {
+    if waiting.is_empty() {
+        return;
+    }
+    let count = match waiting.len() {
+        1 => "1 lineage waits".to_owned(),
+        count => format!("{count} lineages wait"),
+    };
+    let told: Vec<String> = waiting.iter().take(WAITING_TOLD_MAX).map(waiting_text).collect();
+    let more = if waiting.len() > WAITING_TOLD_MAX { ", …" } else { "" };
+    let id = if let [only] = waiting { only.id.as_str() } else { "LINEAGE" };
+    context.words.say(&format!("{count} for your decision: {}{more}", told.join(", ")));
+    context.words.say(&format!("hint: {}", next_step(id)));
+}
+
+fn waiting_text(lineage: &LineageView) -> String {
+    match &lineage.detail {
+        Some(detail) => format!("{} ({})", lineage.agent_name, one_line(detail)),
+        None => lineage.agent_name.clone(),
+    }
+}
+
+async fn show(context: &Context, lineage: String) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let view: LineageView = daemon.call("lineage/get", LineageRef { lineage }).await?;
+    if context.words.json {
+        return context.words.json(&view);
+    }
+    let mut rows = vec![
+        ("lineage", view.id.clone()),
+        ("agent", format!("{} {}", view.agent_name, view.agent)),
+        ("status", status_text(&view)),
+        ("policy", view.policy.clone()),
+        ("revivals", view.revivals.to_string()),
+    ];
+    if view.deaths > 0 {
+        rows.push(("deaths", format!("{} in a row", view.deaths)));
+    }
+    rows.extend(view.detail.clone().map(|detail| ("last death", detail)));
+    rows.push(("last turn", or_dash(view.last_turn.as_deref())));
+    rows.push(("created", view.created_at.clone()));
+    rows.extend(view.ended_at.clone().map(|at| ("ended", at)));
+    put(&pairs(&rows))?;
+    if view.status == ASK_PENDING {
+        tell_waiting(context, std::slice::from_ref(&view));
+    }
+    Ok(())
+}
+
+async fn resolve(context: &Context, args: ResolveArgs) -> Result<(), Failure> {
+    let decision = if args.revive { "revive" } else { "reap" };
+    let mut daemon = context.daemon().await?;
+    let params = LineageResolveParams {
+        lineage: args.lineage,
+        decision: decision.to_owned(),
+        request_id: Some(request_id()?),
+    };
+    let view: LineageView = daemon.call("lineage/resolve", params).await?;
+    if context.words.json {
+        return context.words.json(&view);
+    }
+    let name = &view.agent_name;
+    context.words.say(&if args.revive {
+        format!("{name} goes on with its work")
+    } else {
+        format!("the open work of {name} is dropped; `lodge start {name}` begins anew")
+    });
+    put(&format!("{}\n", view.id))
+}
+
+/// Streams the document: one page of messages is held at a time.
+async fn show_snapshot(context: &Context, lineage: &str) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut sessions: Vec<SessionBoundary> = Vec::new();
+    let mut first = page_of(&mut daemon, lineage, None).await?;
+    // By id from here on: an agent's lineage may become another one.
+    let lineage = first.head.lineage_id.clone();
+    sessions.append(&mut first.sessions);
+    let mut after = first.next;
+    while after.is_some() {
+        let page = page_of(&mut daemon, &lineage, after).await?;
+        sessions.extend(page.sessions);
+        after = page.next;
+    }
+    let mut document = Document::begin(&first.head)?;
+    let mut usage = TokenUsage::default();
+    for session in &sessions {
+        document.session(session)?;
+        let mut after = None;
+        loop {
+            let params = LineageMessagesParams {
+                lineage: lineage.clone(),
+                session: session.id.clone(),
+                turns: Some(session.turns),
+                after,
+                limit: Some(PAGE_MAX),
+            };
+            let page: LineageMessages = daemon.call("lineage/messages", params).await?;
+            document.messages(&page.messages)?;
+            usage += page.usage;
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        document.end_session()?;
+    }
+    document.end(usage)
+}
+
+async fn page_of(
+    daemon: &mut Daemon<'_>,
+    lineage: &str,
+    after: Option<String>,
+) -> Result<LineageSnapshot, Failure> {
+    let params = LineageSnapshotParams { lineage: lineage.to_owned(), after, limit: Some(PAGE_MAX) };
+    daemon.call("lineage/snapshot", params).await
+}
+
+fn show_file(context: &Context, file: &Path, whole: bool) -> Result<(), Failure> {
+    let bytes = read_file(file)?;
+    let snapshot = Snapshot::read(&bytes).map_err(|error| {
+        let failure = Failure::refused(error.to_string()).hint(error.hint());
+        match std::error::Error::source(&error) {
+            Some(cause) => failure.because(cause),
+            None => failure,
+        }
+    })?;
+    if whole || context.words.json {
+        return Document::whole(&snapshot);
+    }
+    let Snapshot { head, sessions, usage } = &snapshot;
+    let tools: Vec<&str> = head.config.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let llm: Vec<String> = head.llm.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let mut rows = vec![
+        ("lineage", head.lineage_id.clone()),
+        ("version", SNAPSHOT_VERSION.to_string()),
+        ("anchor", head.anchor_id.clone()),
+        ("written", head.written_at.clone()),
+        ("model", head.model.clone()),
+        ("parameters", or_dash(Some(&llm.join(" ")))),
+        ("policy", head.config.limits.revival_policy.clone()),
+        ("tools", or_dash(Some(&tools.join(" ")))),
+        ("usage", format!("{} tokens in, {} tokens out", usage.input_tokens, usage.output_tokens)),
+    ];
+    rows.extend(sessions.iter().map(|session| {
+        let turns = counted(session.turns as usize, "turn");
+        ("session", format!("{}: {turns}, {}", session.id, counted(session.messages.len(), "message")))
+    }));
+    put(&pairs(&rows))
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn read_file(file: &Path) -> Result<Vec<u8>, Failure> {
+    let could_not =
+        |because: String| Failure::refused(format!("could not read `{}`", file.display())).because(because);
+    let opened = std::fs::File::open(file).map_err(|cause| could_not(io_words(&cause)))?;
+    let mut bytes = Vec::new();
+    let read = opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|cause| could_not(io_words(&cause)))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(could_not(format!("it has more than {} MiB", FILE_BYTES_MAX >> 20)));
+    }
+    Ok(bytes)
+}

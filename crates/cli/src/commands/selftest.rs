@@ -1,0 +1,325 @@
+//! `selftest`: the proof that nothing is lost and nothing happens twice, on a throw-away state directory.
+//!
+//! Owns: what is told of a run. Never: the user's own daemon or state directory; see the crate `lodge-selftest`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lodge_selftest::crash::{Broken, Model, Progress, Report, Setup, rounds};
+use lodge_selftest::{Programs, Trouble};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::SelftestArgs;
+use crate::autostart::find_lodged;
+use crate::failure::{Exit, Failure};
+use crate::render::{cut, pairs};
+use crate::words::{Words, put, tell, tell_part};
+
+/// Between two looks at the progress, for a person who watches and for a log.
+const WATCHED_EVERY: Duration = Duration::from_millis(200);
+const LOGGED_EVERY: Duration = Duration::from_secs(10);
+/// Broken promises that are told in words; the rest is counted.
+const TOLD_MAX: usize = 10;
+const TOLD_CHARS_MAX: usize = 2_000;
+
+pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Failure> {
+    let could_not = |cause: io::Error| Failure::refused("could not start the self-test").because(cause);
+    let seed = match args.seed {
+        Some(seed) => seed,
+        None => new_seed().map_err(could_not)?,
+    };
+    let programs = Programs {
+        lodge: std::env::current_exe().map_err(could_not)?,
+        lodged: on_path(find_lodged(), std::env::var_os("PATH").as_deref()),
+    };
+    let setup = Setup::new(programs, Model::OpenAi, seed);
+    let began = Instant::now();
+    words.say(&format!("killing {} times, seed {seed}", args.crash));
+    let report = watched(words, &setup, args.crash).await?;
+    tell_report(words, &report, seed, args.crash, began.elapsed())
+}
+
+/// What `lodge selftest-role` does: it counts, for another process of this program, outside of Lodge.
+pub(crate) fn selftest_role(role: &str, arguments: &[String]) -> Result<(), Failure> {
+    lodge_selftest::take_role(role, arguments).map_err(|cause| match cause.kind() {
+        io::ErrorKind::InvalidInput => Failure::usage(cause.to_string()),
+        _ => Failure::refused("could not count for the self-test").because(cause),
+    })
+}
+
+/// The run, with its progress told, until it is over or somebody ends it.
+async fn watched(words: &Words, setup: &Setup, kills: u64) -> Result<Report, Failure> {
+    let could_not = |cause: io::Error| Failure::refused("could not listen for signals").because(cause);
+    let mut terminate = signal(SignalKind::terminate()).map_err(could_not)?;
+    let mut hang_up = signal(SignalKind::hangup()).map_err(could_not)?;
+    let ended = tokio::select! {
+        ended = rounds(setup, kills) => Some(ended),
+        never = tell_progress(words, &setup.progress, kills) => match never {},
+        _ = tokio::signal::ctrl_c() => None,
+        _ = terminate.recv() => None,
+        _ = hang_up.recv() => None,
+    };
+    if words.watched() {
+        tell_part("\r\x1b[2K");
+    }
+    match ended {
+        Some(Ok(report)) => Ok(report),
+        Some(Err(trouble)) => Err(could_not_begin(&trouble)),
+        None => {
+            // What ran was dropped above, and everything that it had started went with it.
+            tell(&format!("interrupted after {} kills; nothing is left behind", setup.progress.kills()));
+            Err(Failure::Silent(Exit::Interrupted))
+        }
+    }
+}
+
+fn could_not_begin(trouble: &Trouble) -> Failure {
+    let cause = trouble.whole().replace("\n  because: ", ": ");
+    let failure = Failure::refused("the self-test could not begin").because(cause);
+    match trouble.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// A line that is kept up to date on a terminal, and now and then a line elsewhere.
+async fn tell_progress(words: &Words, progress: &Progress, kills: u64) -> std::convert::Infallible {
+    let began = Instant::now();
+    let every = if words.watched() { WATCHED_EVERY } else { LOGGED_EVERY };
+    loop {
+        tokio::time::sleep(every).await;
+        let (done, acknowledged) = (progress.kills(), progress.acknowledged());
+        let line =
+            format!("{done} of {kills} kills, {acknowledged} messages, {} s", began.elapsed().as_secs());
+        if words.watched() {
+            tell_part(&format!("\r\x1b[2K{line}"));
+        } else {
+            words.say(&line);
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    ok: bool,
+    seed: u64,
+    asked: u64,
+    kills: u64,
+    victims: &'a BTreeMap<&'static str, u64>,
+    points: &'a BTreeMap<String, u64>,
+    restarts: u64,
+    acknowledged: u64,
+    lost: usize,
+    duplicated: usize,
+    /// All of them, and those that no killed keeper explains.
+    unknown: u64,
+    unknown_unexplained: usize,
+    events_missed: usize,
+    events_doubled: usize,
+    leftover_processes: usize,
+    keepers_not_adopted: usize,
+    ended_wrongly: usize,
+    effects: u64,
+    effects_repeated: u64,
+    requests: u64,
+    events: u64,
+    adopted: u64,
+    replaced: u64,
+    recovery_ms: Recovery,
+    took_ms: u64,
+    broken: Vec<String>,
+    kept: Vec<Kept<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Recovery {
+    p50: f64,
+    p99: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Kept<'a> {
+    seed: u64,
+    kills: u64,
+    dir: &'a Path,
+}
+
+impl<'a> Told<'a> {
+    fn of(report: &'a Report, seed: u64, asked: u64, took: Duration) -> Told<'a> {
+        let unexplained = report.count(Broken::Unknown);
+        Told {
+            ok: report.is_clean(),
+            seed,
+            asked,
+            kills: report.kills,
+            victims: &report.victims,
+            points: &report.points,
+            restarts: report.restarts,
+            acknowledged: report.acknowledged,
+            lost: report.count(Broken::Lost),
+            duplicated: report.count(Broken::Duplicated),
+            unknown: report.unknown + unexplained as u64,
+            unknown_unexplained: unexplained,
+            events_missed: report.count(Broken::EventMissed),
+            events_doubled: report.count(Broken::EventDoubled),
+            leftover_processes: report.count(Broken::LeftBehind),
+            keepers_not_adopted: report.count(Broken::Keeper),
+            ended_wrongly: report.count(Broken::Wrong),
+            effects: report.effects,
+            effects_repeated: report.repeated,
+            requests: report.requests,
+            events: report.events,
+            adopted: report.adoptions,
+            replaced: report.replaced,
+            recovery_ms: Recovery { p50: report.recovery_ms(50), p99: report.recovery_ms(99) },
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            broken: report.broken.iter().map(|(kind, what)| format!("{}: {what}", kind.words())).collect(),
+            kept: report
+                .failed
+                .iter()
+                .map(|failed| Kept { seed: failed.seed, kills: failed.kills, dir: &failed.kept })
+                .collect(),
+        }
+    }
+}
+
+fn tell_report(words: &Words, report: &Report, seed: u64, asked: u64, took: Duration) -> Result<(), Failure> {
+    if words.json {
+        words.json(&Told::of(report, seed, asked, took))?;
+    } else {
+        put(&table(report, took))?;
+        words.say(&format!("to repeat: {}", command(asked, seed)));
+        if report.kills > asked {
+            words.say(&format!(
+                "{} kills for {asked}: the last blow of a round may end two processes",
+                report.kills
+            ));
+        }
+        put(&verdict(report))?;
+    }
+    if report.is_clean() { Ok(()) } else { Err(failure(report)) }
+}
+
+/// The last line: whether the promise was kept.
+fn verdict(report: &Report) -> String {
+    if report.is_clean() {
+        return format!("passed: {} kills, nothing lost, nothing twice, nothing left behind\n", report.kills);
+    }
+    let broken = Broken::ALL.into_iter().map(|kind| (report.count(kind), kind.words()));
+    let told: Vec<String> =
+        broken.filter(|(count, _)| *count > 0).map(|(count, words)| format!("{count} {words}")).collect();
+    format!("FAILED: {} kills, {}\n", report.kills, told.join(", "))
+}
+
+fn table(report: &Report, took: Duration) -> String {
+    let counts = report.counts();
+    let mut rows: Vec<(&str, String)> =
+        counts.iter().map(|(name, count)| (name.as_str(), count.to_string())).collect();
+    let must_be_0 = rows.split_off(rows.len().saturating_sub(Broken::ALL.len()));
+    rows.extend([
+        ("recovery, half within", format!("{} ms", report.recovery_ms(50))),
+        ("recovery, 99 of 100 within", format!("{} ms", report.recovery_ms(99))),
+        ("took", format!("{} s", took.as_secs())),
+    ]);
+    rows.push(("", String::new()));
+    rows.push(("must be 0", String::new()));
+    rows.extend(must_be_0);
+    pairs(&rows)
+}
+
+fn command(kills: u64, seed: u64) -> String {
+    format!("lodge selftest --crash {kills} --seed {seed}")
+}
+
+fn failure(report: &Report) -> Failure {
+    let count = report.broken.len();
+    let promises =
+        if count == 1 { "a broken promise".to_owned() } else { format!("{count} broken promises") };
+    let mut failure = Failure::refused(format!("the self-test found {promises}"));
+    for (kind, what) in report.broken.iter().take(TOLD_MAX) {
+        failure = failure.because(format!("{}: {}", kind.words(), cut(what, TOLD_CHARS_MAX)));
+    }
+    match report.failed.first() {
+        Some(failed) => failure.hint(format!(
+            "what is left of it is in {}; run `{}` to bring it back",
+            failed.kept.display(),
+            command(failed.kills, failed.seed)
+        )),
+        None => failure,
+    }
+}
+
+/// Four bytes of chance: enough, and short enough to be copied.
+fn new_seed() -> io::Result<u64> {
+    let mut bytes = [0_u8; 4];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes).into())
+}
+
+/// A bare name as the PATH has it: daemons of a run get no PATH of the user's.
+fn on_path(program: PathBuf, path: Option<&std::ffi::OsStr>) -> PathBuf {
+    if program.components().count() > 1 {
+        return program;
+    }
+    let found = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join(&program));
+    found.into_iter().find(|path| path.is_file()).unwrap_or(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clean_run_is_told_with_what_the_contract_names() {
+        let report = Report { kills: 3, acknowledged: 5, recovery_us: vec![12_345], ..Report::default() };
+        let told = serde_json::to_value(Told::of(&report, 9, 2, Duration::from_secs(1))).unwrap();
+        for key in ["lost", "duplicated", "unknown", "events_missed", "events_doubled", "leftover_processes"]
+        {
+            assert_eq!(told[key], 0, "{key}");
+        }
+        assert_eq!((&told["kills"], &told["acknowledged"], &told["seed"]), (&3.into(), &5.into(), &9.into()));
+        assert_eq!(
+            (&told["recovery_ms"]["p50"], &told["recovery_ms"]["p99"]),
+            (&12.34.into(), &12.34.into())
+        );
+        assert!(tell_report(&Words::new(true, false), &report, 9, 2, Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn every_kind_of_broken_promise_ends_with_one_and_says_where_to_look() {
+        for broken in Broken::ALL {
+            let mut report = Report::default();
+            report.add(broken, "this");
+            let failed = lodge_selftest::crash::Failed { seed: 14, kills: 25, kept: "/tmp/kept".into() };
+            report.failed.push(failed);
+            let Failure::Told(told) = failure(&report) else { panic!("not told") };
+            assert_eq!(told.exit, Exit::Refused);
+            assert_eq!(told.because, [format!("{}: this", broken.words())]);
+            let hint = told.hint.unwrap();
+            assert!(hint.contains("/tmp/kept") && hint.contains("--crash 25 --seed 14"), "{hint}");
+            assert_eq!(verdict(&report), format!("FAILED: 0 kills, 1 {}\n", broken.words()));
+            let (counted, must_be_0) = table(&report, Duration::ZERO)
+                .split_once("\n\nmust be 0\n")
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))
+                .unwrap();
+            assert!(counted.contains("messages acknowledged"), "{counted}");
+            assert!(
+                must_be_0.lines().any(|line| line.starts_with(broken.words()) && line.ends_with(" 1")),
+                "{must_be_0}"
+            );
+            assert_eq!(must_be_0.lines().count(), Broken::ALL.len());
+        }
+    }
+
+    #[test]
+    fn a_bare_name_is_looked_up_and_a_path_is_taken_as_it_is() {
+        let path = std::ffi::OsString::from("/no-such-dir:/usr/bin:/bin");
+        assert!(on_path("env".into(), Some(&path)).is_absolute());
+        assert_eq!(on_path("/x/lodged".into(), Some(&path)), Path::new("/x/lodged"));
+        assert_eq!(on_path("no-such-program-here".into(), None), Path::new("no-such-program-here"));
+    }
+}

@@ -1,0 +1,126 @@
+//! The crash scheduler: kills daemons, runtimes and keepers with agents at work, and checks that nothing was lost or
+//! happened twice.
+//!
+//! Owns: seeded runs against the real programs, with effects, model requests and events counted by other processes.
+//! Never: judges by panicking; a run returns a [`Report`], so that a deliberately broken daemon can be shown to be
+//! noticed.
+
+mod agents;
+mod check;
+pub(crate) mod effects;
+mod events;
+mod follow;
+mod interrupt;
+mod left;
+mod listings;
+mod lives;
+mod percentile;
+mod plan;
+mod points;
+mod ready;
+mod report;
+mod requests;
+mod rng;
+mod rounds;
+mod strike;
+mod struck;
+mod talk;
+mod time;
+mod turns;
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::lodge::PATIENCE;
+use crate::programs::Programs;
+
+pub use self::interrupt::interrupted_tools;
+pub use self::left::left_daemons;
+pub use self::lives::agents_lives;
+pub use self::percentile::percentile;
+pub use self::plan::Model;
+pub use self::points::{die_at, named_points};
+pub use self::report::{Broken, Failed, Report};
+pub use self::rounds::{KILLS_A_ROUND, restarts, rounds};
+pub use self::strike::Victim;
+pub use self::struck::{AtWork, struck, struck_after_the_end};
+
+/// What a run is made of. The same setup makes the same choices.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub programs: Programs,
+    pub model: Model,
+    pub seed: u64,
+    /// For every daemon of the run.
+    pub env: Vec<(String, String)>,
+    /// Who is killed at random, as often as it stands there.
+    pub victims: &'static [Victim],
+    pub progress: Arc<Progress>,
+    pub remains: Remains,
+    /// How long the turns that are left may take in the end before they count as stuck.
+    pub patience: Duration,
+}
+
+const BROKEN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What becomes of the state directory of a run that broke a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remains {
+    /// It stays where it is, for inspection.
+    Kept,
+    /// It goes: the promise was broken on purpose.
+    Removed,
+}
+
+impl Setup {
+    pub fn new(programs: Programs, model: Model, seed: u64) -> Setup {
+        Setup {
+            programs,
+            model,
+            seed,
+            env: Vec::new(),
+            victims: &Victim::USUAL,
+            progress: Arc::default(),
+            remains: Remains::Kept,
+            patience: PATIENCE,
+        }
+    }
+
+    /// With a deliberate bug put into the daemon. Its remains tell nothing, and it may leave turns open for good.
+    #[must_use]
+    pub fn broken_by(mut self, mutation: &str) -> Setup {
+        self.env.push(("LODGED_MUTATION".to_owned(), mutation.to_owned()));
+        Setup { remains: Remains::Removed, patience: BROKEN_PATIENCE, ..self }
+    }
+
+    fn with_seed(&self, seed: u64) -> Setup {
+        Setup { seed, ..self.clone() }
+    }
+}
+
+/// How far a run has come, for whoever watches it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    kills: AtomicU64,
+    acknowledged: AtomicU64,
+}
+
+impl Progress {
+    pub fn kills(&self) -> u64 {
+        self.kills.load(Ordering::Relaxed)
+    }
+
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    fn add_kills(&self, count: u64) {
+        self.kills.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn add_acknowledged(&self) {
+        self.acknowledged.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,120 @@
+//! The agents of a world: made, looked at, removed.
+
+use lodge_proto::client::ClientError;
+use lodge_proto::{AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentView, Event};
+use serde_json::Value;
+
+use super::plan::{self, Model};
+use super::report::Broken;
+use super::time::ms_since_1970;
+use super::world::World;
+use crate::processes::Keeper;
+use crate::trouble::{Trouble, refused, system};
+
+#[derive(Debug, Clone)]
+pub struct Agent {
+    pub id: String,
+    pub sandbox: String,
+    pub keeper: Keeper,
+    pub expect: Expect,
+    /// Deaths of its runtime or keeper since a turn of it finished, and when the last one was.
+    pub deaths: u32,
+    pub died_ms: u64,
+    /// All of them.
+    pub killed: u32,
+}
+
+/// Which keeper an agent should have when it is looked at next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    Same,
+    /// The one it had was killed.
+    Another,
+}
+
+impl Agent {
+    pub fn new(id: &str, sandbox: &str, keeper: Keeper) -> Agent {
+        let (id, sandbox) = (id.to_owned(), sandbox.to_owned());
+        Agent { id, sandbox, keeper, expect: Expect::Same, deaths: 0, died_ms: 0, killed: 0 }
+    }
+
+    /// Whether an event says that it has finished a turn since anything of it died.
+    pub fn has_finished(&self) -> impl Fn(&Event) -> bool + use<> {
+        let (id, died_ms) = (self.id.clone(), self.died_ms);
+        move |event| {
+            event.kind == "turn.finished"
+                && event.stream == id
+                && ms_since_1970(&event.at).is_some_and(|at_ms| at_ms > died_ms)
+        }
+    }
+}
+
+impl World {
+    /// What creates one more agent; the same parameters twice are one agent.
+    pub fn agent_params(&mut self) -> Result<AgentCreateParams, Trouble> {
+        self.made += 1;
+        let name = format!("crash-{}", self.made);
+        let model = match self.setup.model {
+            Model::Script => "script/crash",
+            Model::OpenAi => "mock/m",
+        };
+        let agentfile = format!(
+            "FROM scratch\nMODEL {model}\n{}ADD crash.yaml \"what the scripted model says\"\n",
+            plan::BINS
+        );
+        let script = plan::script(&self.effects.tool_line()).to_string();
+        let dir = self
+            .lodge
+            .write_agent(&name, &agentfile, &[("crash.yaml", &script)])
+            .map_err(system("write an Agentfile"))?;
+        Ok(AgentCreateParams {
+            path: Some(dir.to_string_lossy().into_owned()),
+            name: Some(name.clone()),
+            request_id: Some(format!("create-{name}")),
+            ..AgentCreateParams::default()
+        })
+    }
+
+    pub async fn create_agent(&self, params: &AgentCreateParams) -> Result<AgentView, ClientError> {
+        self.lodge.try_client().await?.call("agent/create", params).await
+    }
+
+    pub async fn agent(&self, id: &str) -> Result<AgentDetail, ClientError> {
+        let params = AgentRef { agent: id.to_owned(), request_id: None };
+        self.lodge.try_client().await?.call("agent/get", params).await
+    }
+
+    /// One more agent, which is ready.
+    pub async fn extra_agent(&mut self) -> Result<String, Trouble> {
+        let params = self.agent_params()?;
+        let view = self.create_agent(&params).await.map_err(refused("create an agent"))?;
+        self.wait_ready(&view.id).await?;
+        Ok(view.id)
+    }
+
+    pub async fn remove_agent(&mut self, id: &str) -> Result<(), Trouble> {
+        let params = AgentRemoveParams { agent: id.to_owned(), force: true, request_id: None };
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        if let Err(error) = client.call::<_, Value>("agent/remove", params).await {
+            self.report.add(Broken::Wrong, format!("{id} was not removed: {error}"));
+        }
+        Ok(())
+    }
+
+    pub async fn stop_agents(&mut self) -> Result<(), Trouble> {
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        for agent in &self.agents {
+            let params = AgentRef { agent: agent.id.clone(), request_id: None };
+            match client.call::<_, AgentView>("agent/stop", params).await {
+                Ok(view) if view.status == "stopped" => {}
+                Ok(view) => {
+                    self.report.add(Broken::Wrong, format!("{} was stopped and is {}", agent.id, view.status))
+                }
+                Err(error) => {
+                    self.report.add(Broken::Wrong, format!("{} was not stopped: {error}", agent.id))
+                }
+            }
+        }
+        Ok(())
+    }
+}

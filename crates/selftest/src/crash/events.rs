@@ -1,0 +1,258 @@
+//! Events against each other: what a client saw is the log, and the log tells of every turn once.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_proto::client::{Client, ClientError};
+use lodge_proto::{Event, EventList, EventListParams, PAGE_MAX};
+
+use super::plan::Shape;
+use super::report::Broken;
+use super::world::World;
+use crate::lodge::PATIENCE;
+use crate::trouble::{Trouble, refused};
+
+type Found = Vec<(Broken, String)>;
+
+impl World {
+    /// What the follower saw is the log, from its first event to its last, and the log is whole.
+    pub async fn check_events(&mut self) -> Result<(), Trouble> {
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        let (known, head) = match all_events(&mut client).await {
+            Ok(logged) => (logged.len(), logged.last().map_or(0, |event| event.seq)),
+            Err(error) => {
+                self.report.add(Broken::Lost, format!("the log: {error}"));
+                return Ok(());
+            }
+        };
+        let came = self.follower.wait_for(0, PATIENCE, |event| event.seq >= head).await;
+        if !came {
+            let what = format!("the log is at {head} and the client saw {}", self.follower.cursor());
+            self.report.add(Broken::EventMissed, what);
+        }
+        self.report.broken.extend(self.follower.take_broken());
+        let seen = self.follower.with(<[Event]>::to_vec);
+        // Whatever came meanwhile is in the log, too; what comes from now on was seen by nobody yet.
+        let mut logged = match all_events(&mut client).await {
+            Ok(logged) => logged,
+            Err(error) => {
+                self.report.add(Broken::Lost, format!("the log: {error}"));
+                return Ok(());
+            }
+        };
+        logged.truncate(seen.len().max(known));
+        self.report.events += seen.len() as u64;
+        self.report.restarted_steps +=
+            seen.iter().filter(|event| event.kind == "turn.step_restarted").count() as u64;
+        self.report.broken.extend(differs(&seen, &logged));
+        self.report.broken.extend(streams(&logged));
+        self.check_facts(&logged);
+        Ok(())
+    }
+
+    /// The log tells of every turn that was sent, and of no other.
+    fn check_facts(&mut self, logged: &[Event]) {
+        let mut told: BTreeMap<&str, Facts> = BTreeMap::new();
+        for event in logged {
+            if let Some(turn) = event.data.get("turn").and_then(|turn| turn.as_str()) {
+                told.entry(turn).or_default().take(event);
+            }
+        }
+        for sent in &self.sent {
+            let Some(turn) = &sent.turn else { continue };
+            let facts = told.remove(turn.as_str()).unwrap_or_default();
+            self.report.broken.extend(facts.check(&sent.plan.token, &Facts::planned(sent.plan.shape)));
+        }
+        for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
+            self.report
+                .add(Broken::Duplicated, format!("the log tells of the turn {turn}, which is nobody's"));
+        }
+    }
+}
+
+/// The first place at which a client saw something else than is logged, or at which one of the two ends.
+fn differs(seen: &[Event], logged: &[Event]) -> Option<(Broken, String)> {
+    let place = (0..seen.len().max(logged.len())).find(|at| seen.get(*at) != logged.get(*at))?;
+    let (saw, is) = (seen.get(place), logged.get(place));
+    let broken = match (saw, is) {
+        // What was published was committed, or should have been.
+        (Some(_), None) => Broken::Lost,
+        (None | Some(_), Some(_)) | (None, None) => Broken::EventMissed,
+    };
+    Some((broken, format!("event {} of the log: the client saw {saw:?}, the log has {is:?}", place + 1)))
+}
+
+/// The log and each of its streams count from one, without a gap.
+fn streams(logged: &[Event]) -> Found {
+    let mut found = Found::new();
+    let mut heads: BTreeMap<&str, u64> = BTreeMap::new();
+    for (at, event) in logged.iter().enumerate() {
+        let head = heads.entry(&event.stream).or_default();
+        *head += 1;
+        if event.stream_seq != *head || event.seq != at as u64 + 1 {
+            let what =
+                format!("event {} of the log, {head} of its stream, says it is another: {event:?}", at + 1);
+            found.push((Broken::EventMissed, what));
+            *head = event.stream_seq;
+        }
+    }
+    found
+}
+
+/// How often the log tells each fact of a turn.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Facts(BTreeMap<String, u64>);
+
+impl Facts {
+    /// All that must be told of a turn that came to its end.
+    fn planned(shape: Shape) -> Facts {
+        let mut facts = Facts::default();
+        ["accepted", "started", "ended"].into_iter().for_each(|fact| facts.add(fact.to_owned(), 1));
+        let steps = shape.steps();
+        for (at, calls) in steps.iter().enumerate() {
+            let (step, count) = (at + 1, calls.len() as u64);
+            for fact in ["tool began", "tool ended", "call", "result"] {
+                facts.add(format!("{fact} in step {step}"), count);
+            }
+        }
+        for step in 1..=steps.len() + 1 {
+            facts.add(format!("model began in step {step}"), 1);
+            facts.add(format!("model ended in step {step}"), 1);
+        }
+        facts
+    }
+
+    fn add(&mut self, fact: String, count: u64) {
+        *self.0.entry(fact).or_default() += count;
+    }
+
+    fn take(&mut self, event: &Event) {
+        let word = |key: &str| event.data.get(key).and_then(|value| value.as_str()).unwrap_or_default();
+        let step = event.data.get("step").and_then(|step| step.as_u64()).unwrap_or_default();
+        match event.kind.as_str() {
+            "turn.accepted" => self.add("accepted".to_owned(), 1),
+            "turn.started" => self.add("started".to_owned(), 1),
+            "turn.finished" | "turn.failed" | "turn.interrupted" => self.add("ended".to_owned(), 1),
+            "turn.tool_call" => self.add(format!("call in step {step}"), 1),
+            "turn.tool_result" => self.add(format!("result in step {step}"), 1),
+            "turn.step_started" => self.add(format!("{} began in step {step}", word("kind")), 1),
+            "turn.step_finished" => self.add(format!("{} ended in step {step}", word("kind")), 1),
+            // Text comes in as many pieces as it comes in, and a restart is counted by the model.
+            _ => {}
+        }
+    }
+
+    /// Everything that was planned, as often as it was planned, and nothing else.
+    fn check(&self, token: &str, planned: &Facts) -> Found {
+        if self.0.is_empty() {
+            return vec![(Broken::Lost, format!("of {token} the log tells nothing"))];
+        }
+        let facts: BTreeSet<&String> = self.0.keys().chain(planned.0.keys()).collect();
+        let count = |facts: &Facts, fact: &String| facts.0.get(fact).copied().unwrap_or(0);
+        let wrong = facts.into_iter().filter_map(|fact| {
+            let (told, wanted) = (count(self, fact), count(planned, fact));
+            let broken = match told.cmp(&wanted) {
+                Ordering::Less => Broken::EventMissed,
+                Ordering::Greater => Broken::EventDoubled,
+                Ordering::Equal => return None,
+            };
+            Some((broken, format!("of {token} the log tells {told} times, not {wanted}: {fact}")))
+        });
+        wrong.collect()
+    }
+}
+
+async fn all_events(client: &mut Client) -> Result<Vec<Event>, ClientError> {
+    let mut found: Vec<Event> = Vec::new();
+    loop {
+        let since = found.last().map_or(0, |event| event.seq);
+        let params =
+            EventListParams { since: Some(since), limit: Some(PAGE_MAX), ..EventListParams::default() };
+        let page: EventList = client.call("event/list", params).await?;
+        let is_last = page.events.is_empty();
+        found.extend(page.events);
+        if is_last || found.last().map_or(0, |event| event.seq) >= page.head {
+            return Ok(found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A log of one agent, as events of these kinds and data.
+    fn log(events: &[(&str, serde_json::Value)]) -> Vec<Event> {
+        let numbered = events.iter().zip(1..).map(|((kind, data), seq)| Event {
+            seq,
+            stream: "agt_1".to_owned(),
+            stream_seq: seq,
+            at: "2026-01-31T12:00:00.123Z".to_owned(),
+            kind: (*kind).to_owned(),
+            data: data.as_object().cloned().unwrap_or_default(),
+        });
+        numbered.collect()
+    }
+
+    fn pair() -> Vec<(&'static str, serde_json::Value)> {
+        let tool = json!({"step": 1, "kind": "tool"});
+        let mut events = vec![
+            ("turn.accepted", json!({})),
+            ("turn.started", json!({})),
+            ("turn.step_started", json!({"step": 1, "kind": "model", "attempt": 1})),
+            ("turn.step_restarted", json!({"step": 1, "attempt": 2})),
+            ("turn.step_finished", json!({"step": 1, "kind": "model"})),
+        ];
+        for kind in ["turn.tool_call", "turn.step_started", "turn.tool_result", "turn.step_finished"] {
+            events.extend([(kind, tool.clone()), (kind, tool.clone())]);
+        }
+        events.extend([
+            ("turn.step_started", json!({"step": 2, "kind": "model"})),
+            ("turn.text", json!({"step": 2})),
+            ("turn.text", json!({"step": 2})),
+            ("turn.step_finished", json!({"step": 2, "kind": "model"})),
+            ("turn.finished", json!({})),
+        ]);
+        events
+    }
+
+    fn wrong(events: &[(&str, serde_json::Value)]) -> Vec<Broken> {
+        let mut facts = Facts::default();
+        log(events).iter().for_each(|event| facts.take(event));
+        facts.check("T1", &Facts::planned(Shape::Pair)).into_iter().map(|(broken, _)| broken).collect()
+    }
+
+    #[test]
+    fn an_event_that_was_never_written_or_was_written_twice_is_noticed_whichever_it_is() {
+        assert_eq!(wrong(&pair()), []);
+        for at in 0..pair().len() {
+            let (mut missing, mut doubled) = (pair(), pair());
+            let (kind, data) = missing.remove(at);
+            doubled.push((kind, data));
+            let counts = kind != "turn.text" && kind != "turn.step_restarted";
+            let one = |broken| if counts { vec![broken] } else { Vec::new() };
+            assert_eq!(wrong(&missing), one(Broken::EventMissed), "{kind}");
+            assert_eq!(wrong(&doubled), one(Broken::EventDoubled), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_longer_or_shorter_than_what_a_client_saw_is_noticed() {
+        let logged = log(&pair());
+        let (whole, part) = (&logged[..], &logged[..3]);
+        assert_eq!(differs(whole, whole), None);
+        assert_eq!(differs(part, whole).map(|(broken, _)| broken), Some(Broken::EventMissed));
+        assert_eq!(differs(whole, part).map(|(broken, _)| broken), Some(Broken::Lost));
+        assert_eq!(differs(&logged[1..], whole).map(|(broken, _)| broken), Some(Broken::EventMissed));
+    }
+
+    #[test]
+    fn a_number_that_is_left_out_is_noticed() {
+        let mut logged = log(&pair());
+        assert_eq!(streams(&logged), []);
+        logged.remove(2);
+        assert!(!streams(&logged).is_empty());
+    }
+}

@@ -1,0 +1,160 @@
+//! Agents that are created, stopped, started and removed while the daemon dies: each change happens once.
+
+use std::time::Instant;
+
+use lodge_proto::client::{Client, ClientError};
+use lodge_proto::{AgentCreateParams, AgentView};
+use serde_json::{Value, json};
+
+use super::Setup;
+use super::report::{Broken, Report};
+use super::talk::is_absence;
+use super::world::{LOOK, World, through};
+use crate::lodge::PATIENCE;
+use crate::trouble::Trouble;
+
+const AGENTS: usize = 1;
+/// Starts and stops take about as long.
+const CHANGE_US: u64 = 150_000;
+
+/// Where the agent of the moment stands.
+#[derive(Debug)]
+enum Life {
+    None,
+    Live { id: String },
+    Stopped { id: String },
+}
+
+/// Changes one agent after the other, with a kill during each change.
+pub async fn agents_lives(setup: &Setup, kills: u64) -> Report {
+    through(setup, AGENTS, async |world| {
+        let mut life = Life::None;
+        while world.report.kills < kills && world.report.is_clean() {
+            life = world.one_change(life).await?;
+        }
+        if let Life::Live { id } | Life::Stopped { id } = life {
+            world.remove_agent(&id).await?;
+        }
+        Ok(())
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+impl World {
+    /// Makes one change, however often it takes, and checks what came of it.
+    async fn one_change(&mut self, life: Life) -> Result<Life, Trouble> {
+        if self.open_turns() < 3 {
+            self.send_new();
+        }
+        let request_id = format!("change-{}-{}", self.report.kills, self.rng.next());
+        let (id, next) = match life {
+            Life::None => return self.create_through_kills().await,
+            Life::Live { id } if self.rng.percent(60) => (id, "agent/stop"),
+            Life::Stopped { id } if self.rng.percent(60) => (id, "agent/start"),
+            Life::Live { id } | Life::Stopped { id } => (id, "agent/remove"),
+        };
+        let mut params = json!({"agent": id, "request_id": request_id});
+        if next == "agent/remove" {
+            params["force"] = true.into();
+        }
+        match (next, self.change(next, &params).await?) {
+            ("agent/stop", Ok(_)) => {
+                self.expect_keepers(AGENTS).await;
+                self.expect_status(&id, "stopped").await;
+                Ok(Life::Stopped { id })
+            }
+            ("agent/start", Ok(_)) => {
+                self.wait_ready(&id).await?;
+                self.expect_keepers(AGENTS + 1).await;
+                Ok(Life::Live { id })
+            }
+            ("agent/remove", Ok(_)) => {
+                self.expect_keepers(AGENTS).await;
+                self.expect_cleared(&id).await;
+                Ok(Life::None)
+            }
+            (_, answer) => {
+                self.report
+                    .add(Broken::Wrong, format!("{next} {id}, asked until it was answered: {answer:?}"));
+                Ok(Life::None)
+            }
+        }
+    }
+
+    async fn create_through_kills(&mut self) -> Result<Life, Trouble> {
+        let params: AgentCreateParams = self.agent_params()?;
+        let created = match serde_json::to_value(params) {
+            Ok(params) => self.change("agent/create", &params).await?,
+            Err(cause) => Err(ClientError::Garbled { cause }),
+        };
+        match created.and_then(|view| {
+            serde_json::from_value::<AgentView>(view).map_err(|cause| ClientError::Garbled { cause })
+        }) {
+            Ok(view) => {
+                self.wait_ready(&view.id).await?;
+                self.expect_keepers(AGENTS + 1).await;
+                Ok(Life::Live { id: view.id })
+            }
+            Err(error) => {
+                self.report.add(Broken::Wrong, format!("create, asked until it was answered: {error:?}"));
+                Ok(Life::None)
+            }
+        }
+    }
+
+    /// Asks for a change, kills the daemon at some moment of it, and asks again until it was answered.
+    async fn change(
+        &mut self,
+        method: &'static str,
+        params: &Value,
+    ) -> Result<Result<Value, ClientError>, Trouble> {
+        let asking = tokio::spawn(self.ask(method, params));
+        self.delay(CHANGE_US).await;
+        self.kill(&format!("during {method}"))?;
+        let mut answer = asking.await.unwrap_or(Err(ClientError::Lost));
+        self.gather().await;
+        while self.rng.percent(30) {
+            self.lodge.spawn()?;
+            self.delay(CHANGE_US).await;
+            self.kill("while booting")?;
+        }
+        self.start_again().await?;
+        self.send_again();
+        self.gather().await;
+        let until = Instant::now() + PATIENCE;
+        while answer.as_ref().is_err_and(is_absence) && Instant::now() < until {
+            answer = self.ask(method, params).await;
+        }
+        Ok(answer)
+    }
+
+    fn ask(
+        &self,
+        method: &'static str,
+        params: &Value,
+    ) -> impl Future<Output = Result<Value, ClientError>> + use<> {
+        let (target, token, params) = (self.lodge.target(), self.lodge.bearer(), params.clone());
+        async move { Client::connect(&target, &token).await?.call_value(method, params).await }
+    }
+
+    async fn expect_status(&mut self, id: &str, wanted: &str) {
+        match self.agent(id).await {
+            Ok(detail) if detail.agent.status == wanted => {}
+            other => self.report.add(Broken::Wrong, format!("{id} should be {wanted} and is {other:?}")),
+        }
+    }
+
+    /// A removal goes on after its daemon died: its files are gone in the end.
+    async fn expect_cleared(&mut self, id: &str) {
+        let dir = self.lodge.home().join("agents").join(id);
+        let until = Instant::now() + PATIENCE;
+        while dir.exists() {
+            if Instant::now() >= until {
+                let what = format!("{id} was removed, and its directory is there");
+                return self.report.add(Broken::LeftBehind, what);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Turns whose whole course is known beforehand: what is sent, which effects follow, what the answer is.
+
+use serde_json::{Value, json};
+
+use super::effects;
+use super::rng::Rng;
+
+/// Which provider the agents use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Model {
+    /// The scripted model inside the daemon.
+    Script,
+    /// An OpenAI-compatible server over HTTP that cuts streams and fails.
+    OpenAi,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// An answer in one piece.
+    Plain,
+    /// An answer in many pieces.
+    Stream,
+    /// One tool, whose output is in the answer.
+    Tool,
+    /// One tool that takes its time.
+    Slow,
+    /// Two tools side by side.
+    Pair,
+    /// A tool, then another.
+    Chain,
+    /// One tool that may be repeated.
+    Safe,
+    /// The same, and it takes long enough to be killed at work.
+    SafeSlow,
+    /// One tool that is still at work when everything else is over, unless somebody ends it.
+    Long,
+    /// One tool that leaves a daemon behind: forked twice, in a session of its own, with no name or place of Lodge's.
+    Leave,
+    /// The same, and deaf to every signal that it can be deaf to: whoever ends it has to wait.
+    LeaveDeaf,
+}
+
+/// One call of a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    pub tool: Tool,
+    /// Names the call within its turn.
+    pub key: &'static str,
+    seconds: &'static str,
+    leaves: Leaves,
+}
+
+/// What is still there when a tool has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaves {
+    Nothing,
+    Daemon,
+    DeafDaemon,
+}
+
+impl Leaves {
+    /// For the line of a tool.
+    fn word(self) -> &'static str {
+        match self {
+            Leaves::Nothing => "",
+            Leaves::Daemon => effects::LEAVE,
+            Leaves::DeafDaemon => effects::LEAVE_DEAF,
+        }
+    }
+}
+
+impl Call {
+    /// For `bash`.
+    fn args(self, tool_line: &str, token: &str) -> Value {
+        json!(["-c", tool_line, token, self.key, self.seconds, self.leaves.word()])
+    }
+}
+
+/// What the agents have; both run the same line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tool {
+    Once,
+    /// Declared `safe`.
+    Safe,
+}
+
+impl Tool {
+    fn name(self) -> &'static str {
+        match self {
+            Tool::Once => "bash",
+            Tool::Safe => "again",
+        }
+    }
+}
+
+/// The lines of an Agentfile that declare the tools.
+pub const BINS: &str = "BIN bash host:bash \"run a line\"\nBIN again host:bash safe \"run a line that may be repeated\"\n\
+     BIN sleep host:sleep \"wait\"\nBIN setsid host:setsid \"begin a session\"\n";
+
+const CHUNKS: u64 = 8;
+const CHUNK_MS: u64 = 12;
+
+impl Shape {
+    /// Those that end by themselves in good time.
+    pub const USUAL: [Shape; 8] = [
+        Shape::Plain,
+        Shape::Stream,
+        Shape::Tool,
+        Shape::Slow,
+        Shape::Pair,
+        Shape::Chain,
+        Shape::Safe,
+        Shape::Leave,
+    ];
+
+    fn word(self) -> &'static str {
+        match self {
+            Shape::Plain => "be-plain",
+            Shape::Stream => "be-streaming",
+            Shape::Tool => "use-one",
+            Shape::Slow => "use-slow",
+            Shape::Pair => "use-pair",
+            Shape::Chain => "use-chain",
+            Shape::Safe => "redo-it",
+            Shape::SafeSlow => "redo-slowly",
+            Shape::Long => "use-long",
+            Shape::Leave => "leave-one",
+            Shape::LeaveDeaf => "leave-a-deaf-one",
+        }
+    }
+
+    /// The calls of each step.
+    pub fn steps(self) -> &'static [&'static [Call]] {
+        const fn once(key: &'static str, seconds: &'static str) -> Call {
+            Call { tool: Tool::Once, key, seconds, leaves: Leaves::Nothing }
+        }
+        const fn safe(seconds: &'static str) -> Call {
+            Call { tool: Tool::Safe, key: "a", seconds, leaves: Leaves::Nothing }
+        }
+        match self {
+            Shape::Plain | Shape::Stream => &[],
+            Shape::Tool => const { &[&[once("a", "0.02")]] },
+            Shape::Slow => const { &[&[once("a", "0.2")]] },
+            Shape::Pair => const { &[&[once("a", "0.05"), once("b", "0.02")]] },
+            Shape::Chain => const { &[&[once("a", "0")], &[once("b", "0.03")]] },
+            Shape::Safe => const { &[&[safe("0.1")]] },
+            Shape::SafeSlow => const { &[&[safe("2")]] },
+            Shape::Long => const { &[&[once("a", "6")]] },
+            Shape::Leave => const { &[&[Call { leaves: Leaves::Daemon, ..once("a", "0.02") }]] },
+            Shape::LeaveDeaf => const { &[&[Call { leaves: Leaves::DeafDaemon, ..once("a", "0.02") }]] },
+        }
+    }
+
+    pub fn calls(self) -> impl Iterator<Item = Call> {
+        self.steps().iter().flat_map(|calls| calls.iter().copied())
+    }
+
+    /// The last tool's output is in the answer where it is certain which one that is.
+    fn tells_tool(self) -> bool {
+        match self {
+            Shape::Plain | Shape::Stream | Shape::Pair => false,
+            Shape::Tool
+            | Shape::Slow
+            | Shape::Chain
+            | Shape::Safe
+            | Shape::SafeSlow
+            | Shape::Long
+            | Shape::Leave
+            | Shape::LeaveDeaf => true,
+        }
+    }
+
+    fn streams(self) -> bool {
+        match self {
+            Shape::Stream | Shape::Chain => true,
+            Shape::Plain
+            | Shape::Tool
+            | Shape::Slow
+            | Shape::Pair
+            | Shape::Safe
+            | Shape::SafeSlow
+            | Shape::Long
+            | Shape::Leave
+            | Shape::LeaveDeaf => false,
+        }
+    }
+}
+
+/// One turn, and everything that must come of it.
+#[derive(Debug, Clone)]
+pub struct TurnPlan {
+    pub shape: Shape,
+    pub token: String,
+    /// What the user sends.
+    pub text: String,
+    /// What the answer repeats of it.
+    echo: String,
+}
+
+impl TurnPlan {
+    pub fn new(model: Model, shape: Shape, token: &str, tool_line: &str, rng: &mut Rng) -> TurnPlan {
+        let text = match model {
+            Model::Script => format!("{} {token}", shape.word()),
+            Model::OpenAi => commands(shape, token, tool_line, rng),
+        };
+        let echo = match model {
+            Model::Script => text.clone(),
+            Model::OpenAi => token.to_owned(),
+        };
+        TurnPlan { shape, token: token.to_owned(), text, echo }
+    }
+
+    /// The answer, when this is what the last tool said.
+    pub fn answer(&self, last_result: &str) -> String {
+        answer(&self.echo, if self.shape.tells_tool() { last_result } else { "" })
+    }
+}
+
+/// What a call does to the world, in this order.
+pub fn effects_of(token: &str, key: &str) -> [String; 2] {
+    [format!("{token}.{key}.begin"), format!("{token}.{key}.end")]
+}
+
+/// What a tool prints.
+pub fn did(token: &str, key: &str) -> String {
+    format!("did {token}.{key}\n")
+}
+
+fn answer(to: &str, said: &str) -> String {
+    format!("This is the answer to {to}, at some length, so that it comes in pieces. {said}")
+}
+
+fn commands(shape: Shape, token: &str, tool_line: &str, rng: &mut Rng) -> String {
+    let mut text = format!("{} {token}", shape.word());
+    for calls in shape.steps() {
+        for (place, call) in calls.iter().enumerate() {
+            let word = if place == 0 { "tool" } else { "and" };
+            text.push_str(&format!(" [[{word}:{}|{}]]", call.tool.name(), call.args(tool_line, token)));
+        }
+    }
+    if shape.streams() {
+        text.push_str(&format!(" [[chunks:{CHUNKS}:{CHUNK_MS}]]"));
+    }
+    let faults =
+        ["", "", "", "[[cut:1]]", "[[cut:3]]", "[[status-once:500]]", "[[garbage-once]]", "[[error-once]]"];
+    text.push_str(rng.pick::<&str>(&faults));
+    let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+    text.push_str(&format!("[[reply:{}]]", answer(token, said)));
+    text
+}
+
+/// The scripted model's file; JSON is YAML.
+pub fn script(tool_line: &str) -> Value {
+    let turns =
+        Shape::USUAL.into_iter().chain([Shape::SafeSlow, Shape::Long, Shape::LeaveDeaf]).map(|shape| {
+            let mut steps: Vec<Value> = shape
+                .steps()
+                .iter()
+                .map(|calls| {
+                    let calls: Vec<Value> = calls
+                    .iter()
+                    .map(|call| json!({"name": call.tool.name(), "args": call.args(tool_line, "{{input}}")}))
+                    .collect();
+                    json!({"calls": calls})
+                })
+                .collect();
+            let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+            let mut last = json!({"text": answer("{{input}}", said)});
+            if shape.streams() {
+                last["chunks"] = CHUNKS.into();
+                last["chunk-delay"] = format!("{CHUNK_MS}ms").into();
+            }
+            steps.push(last);
+            json!({"when": shape.word(), "steps": steps})
+        });
+    json!({"turns": turns.collect::<Vec<Value>>()})
+}

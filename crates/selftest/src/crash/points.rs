@@ -1,0 +1,311 @@
+//! Kills at named points: the daemon ends itself where `LODGED_CRASH_AT` says, a keeper where `LODGED_KEEPER_CRASH_AT`
+//! does.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use lodge_proto::client::ClientError;
+use serde_json::{Value, json};
+
+use super::Setup;
+use super::plan::Shape;
+use super::report::{Broken, Report};
+use super::strike::Fall;
+use super::world::{LOOK, World, through};
+use crate::clock::now_ms;
+use crate::lodge::PATIENCE;
+use crate::processes;
+use crate::trouble::{Trouble, refused};
+
+const AGENTS: usize = 2;
+/// Between two messages to a daemon that should die of them.
+const SEND_EVERY: Duration = Duration::from_millis(40);
+/// Messages to a keeper that should die of their tools.
+const TOOLS_MAX: u32 = 8;
+/// Where a keeper dies of one tool, whose end it has written down.
+const RECORDED: &str = "keeper.after_exit_record";
+
+/// A named point, and what makes a process pass it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Point {
+    pub name: &'static str,
+    act: Act,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// Nothing but the daemon's start, with agents alive.
+    Boot,
+    /// Turns.
+    Work,
+    /// A new agent.
+    Start,
+    /// The end of an agent.
+    Stop,
+    /// A tool, under a keeper that was started for it.
+    Tool,
+}
+
+const fn point(name: &'static str, act: Act) -> Point {
+    Point { name, act }
+}
+
+/// Every point that the daemon knows, and every one that a keeper knows, in their order.
+pub const POINTS: [Point; 19] = [
+    point("after_lock", Act::Boot),
+    point("after_load", Act::Boot),
+    point("during_adoption", Act::Boot),
+    point("after_adoption", Act::Boot),
+    point("before_commit", Act::Work),
+    point("after_accept", Act::Work),
+    point("after_intent", Act::Work),
+    point("during_effect", Act::Work),
+    point("before_outcome", Act::Work),
+    point("after_outcome", Act::Work),
+    point("during_model", Act::Work),
+    point("before_answer", Act::Work),
+    point("after_answer", Act::Work),
+    point("during_start", Act::Start),
+    point("during_stop", Act::Stop),
+    point("keeper.after_claim", Act::Tool),
+    point("keeper.after_spawn", Act::Tool),
+    point("keeper.before_exit_record", Act::Tool),
+    point("keeper.after_exit_record", Act::Tool),
+];
+
+/// Dies at every named point, `hits` times each. A point without a hit is a broken promise.
+pub async fn named_points(setup: &Setup, hits: u64) -> Report {
+    through(setup, AGENTS, async |world| {
+        for _ in 0..hits {
+            for point in POINTS {
+                world.die_at(point).await?;
+            }
+        }
+        for Point { name, .. } in POINTS {
+            if world.report.points.get(name).copied().unwrap_or(0) < hits {
+                world.report.add(Broken::Wrong, format!("nobody died at {name} {hits} times"));
+            }
+        }
+        Ok(())
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+/// Dies at one point, `times` times.
+pub async fn die_at(setup: &Setup, name: &str, times: u64) -> Report {
+    through(setup, AGENTS, async |world| {
+        for point in POINTS.iter().filter(|point| point.name == name) {
+            for _ in 0..times {
+                world.die_at(*point).await?;
+            }
+        }
+        Ok(())
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+impl World {
+    /// Ends what passes a point, lets the next one die there, and sees to it that one lives.
+    pub async fn die_at(&mut self, Point { name, act }: Point) -> Result<(), Trouble> {
+        // Every agent has its keeper, so that no start of another one passes the point first.
+        self.check_adoption().await?;
+        let extra = match act {
+            Act::Tool => return self.keeper_dies_at(name).await,
+            Act::Stop => Some(self.extra_agent().await?),
+            Act::Boot | Act::Work | Act::Start => None,
+        };
+        let nth = match (name, act) {
+            ("during_adoption" | "after_adoption", _) => {
+                let sure = self.rested_agents().await?;
+                1 + self.rng.below(sure)
+            }
+            ("before_commit", _) => 2 + self.rng.below(8),
+            (_, Act::Work) => 1 + self.rng.below(3),
+            (_, Act::Boot | Act::Start | Act::Stop | Act::Tool) => 1,
+        };
+        self.send_new();
+        self.gather().await;
+        self.kill("to arm a point")?;
+        self.lodge.set_env("LODGED_CRASH_AT", &format!("{name}:{nth}"));
+        self.lodge.spawn()?;
+        let died = match act {
+            Act::Boot => self.lodge.wait_ended(PATIENCE).await?,
+            Act::Work => self.work_to_death().await?,
+            Act::Start => self.start_to_death().await?,
+            Act::Stop => self.stop_to_death(extra.as_deref()).await?,
+            Act::Tool => None,
+        };
+        self.lodge.unset_env("LODGED_CRASH_AT");
+        self.gather().await;
+        if died.is_some_and(was_killed) {
+            self.note_kill("daemon");
+            *self.report.points.entry(name.to_owned()).or_default() += 1;
+        } else {
+            self.report.add(Broken::Wrong, format!("the daemon did not die at {name}:{nth}, but: {died:?}"));
+            self.lodge.kill9()?;
+        }
+        self.start_again().await?;
+        match act {
+            Act::Boot | Act::Work | Act::Tool => Ok(()),
+            Act::Start => self.check_started().await,
+            Act::Stop => self.check_stopped(extra.as_deref()).await,
+        }
+    }
+
+    /// Ends a daemon and a keeper, lets the next keeper die of a tool, and waits for the one after it.
+    async fn keeper_dies_at(&mut self, name: &str) -> Result<(), Trouble> {
+        let at = self.rested_agent().await?;
+        // With nothing left to do, the keeper lives until it is seen and sent its death.
+        self.settle().await?;
+        self.kill("to arm a point")?;
+        self.kill_keeper(at).await;
+        self.lodge.set_env("LODGED_KEEPER_CRASH_AT", name);
+        self.start_again().await?;
+        self.lodge.unset_env("LODGED_KEEPER_CRASH_AT");
+        // With a single tool at work, it is the one whose end is known.
+        let tools = if name == RECORDED { 1 } else { TOOLS_MAX };
+        let fall = self.send_to_death(at, tools).await;
+        self.gather().await;
+        match fall {
+            Some(_) if name == RECORDED => self.note_keeper(at),
+            Some(fall) => self.note_fall(fall),
+            None => self.report.add(Broken::Wrong, format!("no keeper died at {name}")),
+        }
+        *self.report.points.entry(name.to_owned()).or_default() += u64::from(fall.is_some());
+        self.check_adoption().await
+    }
+
+    /// Sends tools to an agent until its keeper is dead; tells when that was.
+    async fn send_to_death(&mut self, at: usize, tools: u32) -> Option<Fall> {
+        let (mut from_ms, until) = (now_ms(), Instant::now() + PATIENCE);
+        let mut next = Instant::now();
+        let mut left = tools;
+        while Instant::now() < until {
+            let looked_ms = now_ms();
+            let agent = &self.agents[at];
+            if processes::keeper(&self.lodge.home(), &agent.sandbox) != Some(agent.keeper) {
+                return Some(Fall { agent: at, from_ms, to_ms: now_ms() });
+            }
+            from_ms = looked_ms;
+            if left > 0 && Instant::now() >= next {
+                self.send_to(at, Shape::Tool);
+                (left, next) = (left - 1, Instant::now() + SEND_EVERY);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        None
+    }
+
+    /// An agent that has finished a turn since anything of it died.
+    async fn rested_agent(&mut self) -> Result<usize, Trouble> {
+        let at = usize::try_from(self.rng.below(self.agents.len() as u64)).unwrap_or(0);
+        if self.deaths(at) > 0 {
+            self.send_to(at, Shape::Plain);
+            self.settle().await?;
+            self.follower.wait_for(0, PATIENCE, self.agents[at].has_finished()).await;
+        }
+        Ok(at)
+    }
+
+    /// How many agents a daemon that starts now finds as they were.
+    async fn rested_agents(&mut self) -> Result<u64, Trouble> {
+        self.rested_agent().await?;
+        Ok((0..self.agents.len()).filter(|at| self.deaths(*at) == 0).count() as u64)
+    }
+
+    /// Sends messages of all kinds until the daemon is dead; tells how it ended.
+    async fn work_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
+        let until = Instant::now() + PATIENCE;
+        let mut shapes = [Shape::Chain, Shape::Stream, Shape::Pair, Shape::Tool].into_iter().cycle();
+        loop {
+            // A daemon that dies before it answers has died of work left over from the one before.
+            let died = self.lodge.wait_ended(SEND_EVERY).await?;
+            if died.is_some() || Instant::now() >= until {
+                return Ok(died);
+            }
+            if let Some(shape) = shapes.next() {
+                self.send_shape(shape);
+            }
+        }
+    }
+
+    async fn start_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
+        self.lodge.wait_ready().await?;
+        let params = self.agent_params()?;
+        let created = self.create_agent(&params).await;
+        self.extra = Some(params);
+        let died = self.lodge.wait_ended(PATIENCE).await?;
+        if let Err(error @ ClientError::Refused(_)) = created {
+            self.report.add(Broken::Wrong, format!("an agent was refused: {error}"));
+        }
+        Ok(died)
+    }
+
+    /// The agent whose start was cut short is one agent with one keeper, however often it is asked for.
+    async fn check_started(&mut self) -> Result<(), Trouble> {
+        let Some(params) = self.extra.take() else { return Ok(()) };
+        match self.create_agent(&params).await {
+            Ok(view) => {
+                self.wait_ready(&view.id).await?;
+                self.expect_keepers(self.agents.len() + 1).await;
+                self.remove_agent(&view.id).await?;
+            }
+            Err(error) => {
+                self.report.add(Broken::Lost, format!("the agent cannot be created again: {error}"))
+            }
+        }
+        self.expect_keepers(self.agents.len()).await;
+        Ok(())
+    }
+
+    async fn stop_to_death(&mut self, extra: Option<&str>) -> Result<Option<ExitStatus>, Trouble> {
+        self.lodge.wait_ready().await?;
+        let Some(extra) = extra else { return Ok(None) };
+        self.wait_ready(extra).await?;
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        let stopped: Result<Value, ClientError> = client.call("agent/stop", json!({"agent": extra})).await;
+        if let Ok(view) = stopped {
+            self.report.add(Broken::Wrong, format!("a stop was answered before it was done: {view}"));
+        }
+        self.lodge.wait_ended(PATIENCE).await
+    }
+
+    /// An agent whose stop was cut short is stopped, and its sandbox is gone.
+    async fn check_stopped(&mut self, extra: Option<&str>) -> Result<(), Trouble> {
+        let Some(extra) = extra else { return Ok(()) };
+        self.expect_keepers(self.agents.len()).await;
+        match self.agent(extra).await {
+            Ok(detail) if detail.agent.status == "stopped" => {}
+            other => self.report.add(Broken::Lost, format!("the stopped agent is {other:?}")),
+        }
+        self.remove_agent(extra).await
+    }
+}
+
+pub fn was_killed(status: ExitStatus) -> bool {
+    status.signal() == Some(libc::SIGKILL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the points are named.
+    const DAEMON: &str = include_str!("../../../daemon/src/crash.rs");
+    const KEEPER: [&str; 2] =
+        [include_str!("../../../keeper/src/commands.rs"), include_str!("../../../keeper/src/ends.rs")];
+
+    #[test]
+    fn the_points_are_those_of_the_daemon_and_of_the_keeper() {
+        let list = DAEMON.split_once("POINTS: &[&str] = &[").and_then(|(_, rest)| rest.split_once("];"));
+        let mut named: Vec<&str> = list.unwrap().0.split('"').skip(1).step_by(2).collect();
+        for source in KEEPER {
+            let calls = source.split("self.fail_at(\"").skip(1);
+            named.extend(calls.filter_map(|rest| rest.split('"').next()));
+        }
+        assert_eq!(POINTS.map(|point| point.name).to_vec(), named);
+    }
+}

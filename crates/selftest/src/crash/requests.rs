@@ -1,0 +1,141 @@
+//! The model's own log against what is stored, and against the deaths that were counted outside: no answer is asked for
+//! again once it is there, and none is asked for twice without a reason.
+
+use std::collections::BTreeMap;
+
+use lodge_proto::Event;
+
+use super::report::Broken;
+use super::talk::Sent;
+use super::time::ms_since_1970;
+use super::world::World;
+use crate::lodge::End;
+use crate::mock::{Outcome, RequestLine};
+
+/// How much later than its sender's death a request may be read: it lay in a socket, and the model has other callers.
+const READ_LATE_US: u64 = 250_000;
+
+impl World {
+    /// No request without a reason, by the log of the model's own process.
+    pub fn check_requests(&mut self) {
+        let Some(mock) = &self.mock else { return };
+        let requests = match mock.requests() {
+            Ok(requests) => requests,
+            Err(error) => return self.report.add(Broken::Wrong, format!("the model's log: {error}")),
+        };
+        self.report.requests += requests.len() as u64;
+        let stored = self.follower.with(stored_answers);
+        let mut unasked = stored.clone();
+        let texts: BTreeMap<&str, &Sent> =
+            self.sent.iter().map(|sent| (sent.plan.text.as_str(), sent)).collect();
+        let mut asked: BTreeMap<(&str, u64), Vec<&RequestLine>> = BTreeMap::new();
+        for request in &requests {
+            let Some(sent) = texts.get(request.user.as_str()) else {
+                let what = format!("a model request for a message that nobody sent: {}", request.user);
+                self.report.add(Broken::Wrong, what);
+                continue;
+            };
+            let step = request.step as u64 + 1;
+            asked.entry((&sent.plan.token, step)).or_default().push(request);
+            let place = (sent.turn.clone().unwrap_or_default(), step);
+            unasked.remove(&place);
+            let answered = stored.get(&place);
+            if answered.is_some_and(|at_ms| request.at_us / 1_000 > *at_ms) {
+                let what = format!("step {step} of {} was asked for after it was answered", sent.plan.token);
+                self.report.add(Broken::Duplicated, what);
+            }
+        }
+        for ((token, step), requests) in asked {
+            for (first, again) in asked_again(&requests, self.lodge.ends()) {
+                let what = format!(
+                    "step {step} of {token} was asked for at {} ({:?}) and again at {}, and nobody died between",
+                    first.at_us, first.outcome, again.at_us
+                );
+                self.report.add(Broken::Duplicated, what);
+            }
+        }
+        for (turn, step) in unasked.into_keys() {
+            let what = format!("step {step} of {turn} has an answer that the model never gave");
+            self.report.add(Broken::Wrong, what);
+        }
+    }
+}
+
+/// Requests for one step that were made again although the first was not refused and its daemon lived. The end of a
+/// daemon is the reason for one request.
+fn asked_again<'a>(requests: &[&'a RequestLine], ends: &[End]) -> Vec<(&'a RequestLine, &'a RequestLine)> {
+    let mut ends = ends.iter().peekable();
+    let mut again = Vec::new();
+    for pair in requests.windows(2) {
+        let &[first, second] = pair else { continue };
+        if first.outcome == Some(Outcome::Failed) {
+            continue;
+        }
+        while ends.next_if(|end| end.to_us + READ_LATE_US < first.at_us).is_some() {}
+        if ends.next_if(|end| end.from_us <= second.at_us).is_none() {
+            again.push((first, second));
+        }
+    }
+    again
+}
+
+/// When each model step's answer was stored, by turn and step.
+fn stored_answers(events: &[Event]) -> BTreeMap<(String, u64), u64> {
+    let stored = events.iter().filter(|event| event.kind == "turn.step_finished").filter_map(|event| {
+        let word = |key: &str| event.data.get(key)?.as_str();
+        let done = word("kind") == Some("model") && word("status") == Some("done");
+        let step = event.data.get("step")?.as_u64()?;
+        done.then_some(((word("turn")?.to_owned(), step), ms_since_1970(&event.at)?))
+    });
+    stored.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn request(at_us: u64, outcome: Outcome) -> RequestLine {
+        RequestLine {
+            number: at_us,
+            connection: 1,
+            at_us,
+            model: String::new(),
+            user: String::new(),
+            step: 0,
+            messages: 1,
+            lengths: Vec::new(),
+            digest: String::new(),
+            key_ok: None,
+            outcome: Some(outcome),
+            done_at_us: None,
+        }
+    }
+
+    #[track_caller]
+    fn check(requests: &[(u64, Outcome)], ends: &[(u64, u64)], unexplained: usize) {
+        let requests: Vec<RequestLine> =
+            requests.iter().map(|(at_s, outcome)| request(at_s * SECOND, *outcome)).collect();
+        let ends: Vec<End> = ends
+            .iter()
+            .map(|(from_s, to_s)| End { from_us: from_s * SECOND, to_us: to_s * SECOND })
+            .collect();
+        assert_eq!(asked_again(&requests.iter().collect::<Vec<_>>(), &ends).len(), unexplained);
+    }
+
+    #[test]
+    fn a_daemon_that_asks_twice_is_noticed_although_daemons_died_before_and_after() {
+        check(&[(5, Outcome::Done), (6, Outcome::Done)], &[(3, 4), (7, 8)], 1);
+        check(&[(5, Outcome::Gone), (5, Outcome::Done)], &[], 1);
+    }
+
+    #[test]
+    fn a_refusal_explains_one_request_more_and_a_death_one_more() {
+        check(&[(5, Outcome::Failed), (6, Outcome::Done)], &[], 0);
+        check(&[(5, Outcome::Gone), (7, Outcome::Done)], &[(6, 6)], 0);
+        check(&[(5, Outcome::Gone), (7, Outcome::Done), (8, Outcome::Done)], &[(6, 6)], 1);
+        check(&[(5, Outcome::Failed), (7, Outcome::Gone), (9, Outcome::Done)], &[(8, 8)], 0);
+        check(&[(5, Outcome::Gone), (9, Outcome::Gone), (12, Outcome::Done)], &[(6, 7), (10, 11)], 0);
+    }
+}

@@ -1,0 +1,94 @@
+//! One death with a tool at work: what goes on goes on, what a keeper wrote down counts, and what nobody knows is said
+//! and not done again.
+
+use std::time::Instant;
+
+use super::Setup;
+use super::plan::{Shape, effects_of};
+use super::report::{Broken, Report};
+use super::strike::Victim;
+use super::world::{LOOK, World, through};
+use crate::lodge::PATIENCE;
+use crate::trouble::Trouble;
+
+/// The tool that is at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtWork {
+    /// It ends soon.
+    Short,
+    /// It is at work when its keeper dies.
+    Long,
+    /// As long, and declared safe.
+    Safe,
+}
+
+/// Kills somebody while the tool of an agent is at work. The report tells whether its outcome is known, unknown or made
+/// again.
+pub async fn struck(setup: &Setup, victim: Victim, tool: AtWork) -> Report {
+    through(setup, 1, async |world| {
+        let shape = match tool {
+            AtWork::Short => Shape::Slow,
+            AtWork::Long => Shape::Long,
+            AtWork::Safe => Shape::SafeSlow,
+        };
+        world.work_on(shape).await;
+        world.strike(victim, "with a tool at work").await?;
+        world.come_back().await
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+/// Kills a keeper whose tool has ended while there was no daemon to hear of it.
+pub async fn struck_after_the_end(setup: &Setup) -> Report {
+    through(setup, 1, async |world| {
+        world.work_on(Shape::Slow).await;
+        world.kill("with a tool at work")?;
+        world.wait_exit_record().await;
+        world.kill_keeper(0).await;
+        world.come_back().await
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+impl World {
+    /// Sends a message and waits until its tool is at work.
+    async fn work_on(&mut self, shape: Shape) {
+        self.send_shape(shape);
+        self.gather().await;
+        let [begin, _] = effects_of(&self.sent[0].plan.token, "a");
+        self.wait_effect(&begin).await;
+    }
+
+    async fn come_back(&mut self) -> Result<(), Trouble> {
+        if self.lodge.pid().is_none() { self.start_again().await } else { self.check_adoption().await }
+    }
+
+    pub async fn wait_effect(&mut self, effect: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.effects.seen().iter().any(|seen| seen == effect) {
+            if Instant::now() >= until {
+                return self.report.add(Broken::Lost, format!("effect {effect} never happened"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until the keeper wrote down how the only tool ended.
+    async fn wait_exit_record(&mut self) {
+        let run = self.lodge.home().join("run");
+        let is_there = || {
+            let boxes = std::fs::read_dir(&run).ok()?.flatten();
+            let execs = boxes.filter_map(|entry| std::fs::read_dir(entry.path().join("exec")).ok()).flatten();
+            execs.flatten().find(|exec| exec.path().join("exit").exists())
+        };
+        let until = Instant::now() + PATIENCE;
+        while is_there().is_none() {
+            if Instant::now() >= until {
+                return self.report.add(Broken::Lost, "the keeper did not write down how the tool ended");
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

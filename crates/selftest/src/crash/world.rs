@@ -1,0 +1,157 @@
+//! A daemon with agents at work, and everything outside Lodge that counts what they do.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lodge_proto::client::ClientError;
+use lodge_proto::{AgentCreateParams, ProviderAddParams, TurnView};
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use super::agents::Agent;
+use super::effects::EffectCounter;
+use super::follow::Follower;
+use super::plan::Model;
+use super::report::{Failed, Report};
+use super::rng::Rng;
+use super::strike::Fall;
+use super::talk::Sent;
+use super::{Remains, Setup};
+use crate::lodge::Lodge;
+use crate::mock::MockLlm;
+use crate::processes::Cgroups;
+use crate::role;
+use crate::trouble::{Trouble, refused, system};
+
+/// Between two looks at a condition.
+pub const LOOK: Duration = Duration::from_millis(2);
+/// Agents are brought back, and quickly: a run has many deaths, and the pause between them proves nothing.
+const SETTINGS: [(&str, &str); 3] =
+    [("LODGED_REVIVAL_POLICY", "revive"), ("LODGED_BACKOFF_BASE", "20ms"), ("LODGED_BACKOFF_CAP", "100ms")];
+
+#[derive(Debug)]
+pub struct World {
+    pub setup: Setup,
+    pub mock: Option<MockLlm>,
+    pub effects: EffectCounter,
+    pub follower: Follower,
+    pub agents: Vec<Agent>,
+    pub sent: Vec<Sent>,
+    pub rng: Rng,
+    pub report: Report,
+    /// Keepers that were killed, in order.
+    pub falls: Vec<Fall>,
+    /// What creates an agent whose start was cut short.
+    pub extra: Option<AgentCreateParams>,
+    /// Effects and turns that were checked already, and are of no message in `sent`.
+    pub unasked: Vec<String>,
+    pub settled: BTreeSet<String>,
+    /// Known once a keeper noted its own one.
+    pub cgroups: Option<Cgroups>,
+    pub sending: JoinSet<(usize, Result<TurnView, ClientError>)>,
+    /// Agents that were ever made.
+    pub made: u64,
+    // The last to go: everything above speaks with it.
+    pub lodge: Lodge,
+}
+
+impl World {
+    /// Starts everything: the counters, the daemon, the agents.
+    pub async fn start(setup: &Setup, agents: usize) -> Result<World, Trouble> {
+        let programs = &setup.programs;
+        let mut lodge = Lodge::new(&programs.lodged).map_err(system("make a throw-away directory"))?;
+        for (key, value) in SETTINGS {
+            lodge.set_env(key, value);
+        }
+        for (key, value) in &setup.env {
+            lodge.set_env(key, value);
+        }
+        let effects = EffectCounter::spawn(programs, lodge.dir().join("effects.log"))
+            .map_err(|cause| Trouble::NoProgram { program: programs.lodge.clone(), cause })?;
+        let mock = match setup.model {
+            Model::Script => None,
+            Model::OpenAi => {
+                let mut command = programs.role(role::MODEL);
+                command.args(["--threads", "1"]);
+                let started = MockLlm::start(command, lodge.dir());
+                Some(started.map_err(|cause| Trouble::NoProgram { program: programs.lodge.clone(), cause })?)
+            }
+        };
+        lodge.start().await?;
+        let follower = Follower::start(lodge.target(), lodge.bearer());
+        let mut world = World {
+            setup: setup.clone(),
+            mock,
+            effects,
+            follower,
+            agents: Vec::new(),
+            sent: Vec::new(),
+            rng: Rng::new(setup.seed),
+            report: Report::default(),
+            falls: Vec::new(),
+            extra: None,
+            unasked: Vec::new(),
+            settled: BTreeSet::new(),
+            cgroups: None,
+            sending: JoinSet::new(),
+            made: 0,
+            lodge,
+        };
+        world.add_provider().await?;
+        for _ in 0..agents {
+            let params = world.agent_params()?;
+            let view = world.create_agent(&params).await.map_err(refused("create an agent"))?;
+            let agent = world.wait_ready(&view.id).await?;
+            world.cgroups = world.cgroups.or_else(|| Cgroups::noted(&world.lodge.home(), &agent.sandbox));
+            world.agents.push(agent);
+        }
+        Ok(world)
+    }
+
+    async fn add_provider(&self) -> Result<(), Trouble> {
+        let Some(mock) = &self.mock else { return Ok(()) };
+        let params = ProviderAddParams {
+            name: "mock".into(),
+            kind: "openai".into(),
+            base_url: Some(mock.base_url()),
+            api_key: Some("not-a-key".into()),
+            models: vec!["m".into()],
+            ..ProviderAddParams::default()
+        };
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        client.call::<_, Value>("provider/add", params).await.map_err(refused("add a provider"))?;
+        Ok(())
+    }
+
+    /// Lets everything come to its end, checks it against what was planned, and takes it down.
+    pub async fn finish(mut self) -> Report {
+        if let Err(trouble) = self.check().await {
+            self.report.stopped_by(&trouble);
+        }
+        self.close()
+    }
+
+    /// Ends a run in which something went wrong on the way, or nothing is left to be checked.
+    pub fn close(mut self) -> Report {
+        if !self.report.is_clean() && self.setup.remains == Remains::Kept {
+            let kept = self.lodge.keep();
+            let (seed, kills) = (self.setup.seed, self.report.kills);
+            self.report.failed.push(Failed { seed, kills, kept });
+        }
+        self.report
+    }
+}
+
+/// Runs what a world has to go through, and finishes it. What stops it on the way is told in the report; an error is a
+/// world that did not even begin.
+pub async fn through<F>(setup: &Setup, agents: usize, course: F) -> Result<Report, Trouble>
+where
+    F: AsyncFnOnce(&mut World) -> Result<(), Trouble>,
+{
+    let mut world = World::start(setup, agents).await?;
+    if let Err(trouble) = course(&mut world).await {
+        world.report.stopped_by(&trouble);
+        return Ok(world.close());
+    }
+    Ok(world.finish().await)
+}
