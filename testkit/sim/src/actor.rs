@@ -1,0 +1,469 @@
+//! One agent's task, simulated: effects in order, one thing at a time, observations out.
+//!
+//! Owns: the mirror of the daemon's own task for an agent. What it may do to a sandbox is in `keeper.rs`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use lodge_core::agent::AgentState;
+use lodge_core::ledger::Repeat;
+use lodge_core::liveness::{Liveness, Silence};
+use lodge_core::record::{AgentRow, ExecRequest};
+use lodge_core::{AgentId, ExecId, SandboxId};
+use lodge_daemon::engine::{Effect, ExecHow, Part, Seen, Up};
+
+use crate::keeper::{Command, Ended, Known, Told};
+use crate::plan::{Mutation, Point};
+use crate::pulse::{Pulse, THRESHOLDS};
+use crate::runtime::{Line, Said};
+use crate::world::{Next, World};
+
+/// What the ids of execs that are runtimes begin with.
+const RUNTIME_EXEC: &str = "exe-runtime-";
+const PROBE_MS: u64 = 60_000;
+const LOST_MS: u64 = 200;
+/// How often a keeper that holds its lock and does not answer is called.
+const CALL_MS: u64 = 5_000;
+
+#[derive(Debug, Default)]
+pub struct Actor {
+    pub effects: VecDeque<Effect>,
+    heard: VecDeque<(u64, Told)>,
+    pub up: Option<Linked>,
+    busy: Option<(u64, Busy)>,
+    pub pulse: Option<Pulse>,
+}
+
+/// A sandbox whose keeper is connected.
+#[derive(Debug)]
+pub struct Linked {
+    pub row: AgentRow,
+    link: u64,
+    pub probe: Option<u32>,
+    probes: u32,
+    adopted: bool,
+    pub open: BTreeMap<String, (ExecRequest, Repeat)>,
+}
+
+/// What takes a while, and keeps the task from everything else.
+#[derive(Debug)]
+pub enum Busy {
+    /// A keeper holds its lock, and is called until it answers.
+    Calling {
+        row: Box<AgentRow>,
+        how: Up,
+        silence: Silence,
+        level: Liveness,
+    },
+    Starting {
+        row: Box<AgentRow>,
+        how: Up,
+    },
+    /// An earlier incarnation has to end before there is another.
+    Replacing {
+        row: Box<AgentRow>,
+        how: Up,
+    },
+    Ending {
+        sandbox: SandboxId,
+        run: u32,
+    },
+    Killing {
+        sandbox: SandboxId,
+        run: u32,
+    },
+    /// The link broke: is the keeper gone?
+    Losing {
+        row: Box<AgentRow>,
+    },
+    Clearing,
+}
+
+impl World {
+    pub fn actor(&mut self, agent: &AgentId) -> Option<&mut Actor> {
+        self.daemon.as_mut()?.actors.get_mut(agent)
+    }
+
+    pub fn linked(&mut self, agent: &AgentId) -> Option<&mut Linked> {
+        self.actor(agent)?.up.as_mut()
+    }
+
+    /// Takes effects and words of the keeper, in any order between the two, until it is busy or there are none.
+    pub fn actor_runs(&mut self, agent: &AgentId) {
+        loop {
+            let coin = self.rng.chance(500);
+            let Some(actor) = self.actor(agent) else { return };
+            if actor.busy.is_some() {
+                return;
+            }
+            let hears = actor.effects.is_empty() || (coin && !actor.heard.is_empty());
+            match (hears, actor.heard.pop_front_if(|_| hears)) {
+                (_, Some((link, told))) => {
+                    if actor.up.as_ref().is_some_and(|up| up.link == link) {
+                        self.keeper_told(agent, told);
+                    }
+                }
+                (true, None) => return,
+                (false, None) => {
+                    let Some(effect) = actor.effects.pop_front() else { return };
+                    self.effect(agent, effect);
+                }
+            }
+        }
+    }
+
+    pub fn busy(&mut self, agent: &AgentId, typical_ms: u64, what: Busy) {
+        let pause = self.rng.delay(typical_ms);
+        self.busy_for(agent, pause, what);
+    }
+
+    fn busy_for(&mut self, agent: &AgentId, pause: u64, what: Busy) {
+        let serial = self.serial();
+        let Some(actor) = self.actor(agent) else { return };
+        actor.busy = Some((serial, what));
+        let life = self.life;
+        self.after(pause, Next::Go { life, agent: agent.clone(), busy: serial });
+    }
+
+    pub fn actor_goes(&mut self, agent: &AgentId, serial: u64) {
+        let Some(actor) = self.actor(agent) else { return };
+        let Some((_, busy)) = actor.busy.take_if(|(known, _)| *known == serial) else { return };
+        match busy {
+            Busy::Calling { row, how, silence, level } => self.call(agent, *row, how, (silence, level)),
+            Busy::Starting { row, how } => self.spawn(agent, *row, how),
+            Busy::Killing { sandbox, run } => self.killed(agent, &sandbox, run),
+            Busy::Replacing { row, how } => {
+                if self.machine.is_held(&row.sandbox) {
+                    self.keeper_dies(&row.sandbox.clone(), "another incarnation is to come");
+                }
+                self.spawn(agent, *row, how);
+            }
+            Busy::Ending { sandbox, run } => self.ended(agent, &sandbox, run),
+            Busy::Losing { row } => {
+                if self.machine.is_held(&row.sandbox) {
+                    self.bring_up(agent, *row, Up::Adopt);
+                } else {
+                    self.tell_died(agent, row.runs, Part::Sandbox);
+                }
+            }
+            Busy::Clearing => self.clear(agent),
+        }
+        self.actor_runs(agent);
+    }
+
+    fn effect(&mut self, agent: &AgentId, effect: Effect) {
+        match effect {
+            Effect::Up { row, how } => self.bring_up(agent, *row, how),
+            Effect::Down { sandbox, run, .. } => self.bring_down(agent, sandbox, run),
+            Effect::Clear { .. } => self.busy(agent, 5, Busy::Clearing),
+            Effect::KillRuntime { run, .. } => self.kill_runtime(agent, run),
+            Effect::KillSandbox { sandbox, run, .. } => self.kill_sandbox(agent, sandbox, run),
+            Effect::RunTurn { turn, step, calls, .. } => {
+                self.watch(agent);
+                self.line(agent, Line::Run { turn, step, calls });
+            }
+            Effect::DropTurn { turn, .. } => self.line(agent, Line::Interrupt { turn }),
+            Effect::Answer { id, answer, .. } => self.line(agent, Line::Answer { id, answer }),
+            Effect::StartExec { exec, request, safe, resumed, .. } => {
+                let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
+                self.start_exec(agent, exec.as_str(), request, repeat, resumed);
+            }
+            Effect::KillExec { exec, .. } => self.send(agent, Command::Kill { exec: exec.to_string() }),
+            Effect::ForgetExec { exec, .. } => self.send(agent, Command::Forget { exec: exec.to_string() }),
+            // These have tasks of their own.
+            Effect::CallModel(_) | Effect::CancelModel { .. } | Effect::ReviveLater { .. } => {}
+        }
+    }
+
+    fn bring_up(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+        let Some(actor) = self.actor(agent) else { return };
+        (actor.up, actor.pulse) = (None, None);
+        let row = Box::new(row);
+        if self.machine.is_held(&row.sandbox) {
+            let (silence, level) = (Silence::default(), Liveness::Active);
+            self.busy(agent, 5, Busy::Calling { row, how, silence, level });
+        } else if how == Up::Adopt && row.state == AgentState::Ready {
+            self.tell_died(agent, row.runs, Part::Sandbox);
+        } else {
+            self.busy(agent, 10, Busy::Starting { row, how });
+        }
+    }
+
+    fn call(&mut self, agent: &AgentId, row: AgentRow, how: Up, (mut silence, was): (Silence, Liveness)) {
+        match self.machine.keeper(&row.sandbox).map(|keeper| (keeper.incarnation, keeper.hung)) {
+            None => self.bring_up(agent, row, how),
+            Some((_, true)) => {
+                let level = silence.look(Duration::from_millis(CALL_MS), THRESHOLDS);
+                if level != was {
+                    let (agent, run) = (agent.clone(), row.runs);
+                    self.tell(Seen::Silent { agent, run, level, part: Part::Sandbox });
+                }
+                if level != Liveness::Crashed {
+                    let row = Box::new(row);
+                    self.busy_for(agent, CALL_MS, Busy::Calling { row, how, silence, level });
+                }
+            }
+            Some((found, false)) if found == row.incarnation => self.connected(agent, row, how),
+            Some((_, false)) => {
+                self.keeper_asked_to_end(&row.sandbox.clone());
+                self.busy(agent, 50, Busy::Replacing { row: Box::new(row), how });
+            }
+        }
+    }
+
+    fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+        let sandbox = self.machine.sandbox(&row.sandbox, agent);
+        if sandbox.spawn_fails > 0 {
+            sandbox.spawn_fails -= 1;
+            return self.spawn_failed(agent, &row, "it cannot be spawned");
+        }
+        self.keeper_starts(&row.sandbox, agent, row.incarnation);
+        self.connected(agent, row, how);
+    }
+
+    fn spawn_failed(&mut self, agent: &AgentId, row: &AgentRow, why: &str) {
+        let (agent, run, detail) = (agent.clone(), row.runs, why.to_owned());
+        self.tell(Seen::SpawnFailed { agent, run, detail });
+    }
+
+    fn connected(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+        let life = self.life;
+        self.machine.links += 1;
+        let link = self.machine.links;
+        let runtime = runtime_exec(row.runs);
+        let Some(sandbox) = self.machine.sandboxes.get_mut(&row.sandbox) else { return };
+        let known: Vec<(String, Known)> =
+            sandbox.shelf.keys().map(|exec| (exec.clone(), sandbox.known(exec))).collect();
+        let Some(keeper) = &mut sandbox.keeper else { return };
+        (keeper.link, keeper.life) = (Some(link), life);
+        let state = known.iter().find(|(exec, _)| *exec == runtime).map(|(_, state)| *state);
+        let runs = state == Some(Known::Running);
+        let up = Linked {
+            row,
+            link,
+            probe: None,
+            probes: 0,
+            adopted: runs && how == Up::Adopt,
+            open: BTreeMap::new(),
+        };
+        if let Some(actor) = self.actor(agent) {
+            actor.up = Some(up);
+        }
+        if runs && self.die_at == Some(Point::Adopted) {
+            return self.daemon_dies("in the middle of an adoption");
+        }
+        let execs = |wanted: fn(&Known) -> bool| -> Vec<ExecId> {
+            known
+                .iter()
+                .filter(|(_, state)| wanted(state))
+                .filter_map(|(exec, _)| exec.parse().ok())
+                .collect()
+        };
+        let (running, ended) =
+            (execs(|state| *state == Known::Running), execs(|state| *state != Known::Running));
+        if !running.is_empty() || !ended.is_empty() {
+            self.tell(Seen::ExecsFound { agent: agent.clone(), running, ended });
+        }
+        let earlier = known.iter().filter(|(exec, state)| {
+            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state != Known::Running
+        });
+        for exec in earlier.map(|(exec, _)| exec.clone()).collect::<Vec<_>>() {
+            self.send(agent, Command::Forget { exec });
+        }
+        if let Some(Known::Exited(ended)) = state {
+            return self.runtime_ended(agent, ended);
+        }
+        self.send(agent, Command::StartRuntime { exec: runtime });
+        self.probe(agent);
+    }
+
+    fn probe(&mut self, agent: &AgentId) {
+        let (epoch, life) = (self.disk.epoch(), self.life);
+        let Some(up) = self.linked(agent) else { return };
+        up.probes += 1;
+        up.probe = Some(up.probes);
+        let (link, probe, was_ready) = (up.link, up.probes, up.row.state == AgentState::Ready);
+        // One that was ready before has no deadline: its silence is counted.
+        if was_ready {
+            self.watch(agent);
+        } else {
+            self.after(PROBE_MS, Next::ProbeOver { life, agent: agent.clone(), link, probe });
+        }
+        self.line(agent, Line::Initialize { probe: (link, probe), epoch });
+    }
+
+    pub fn probe_over(&mut self, agent: &AgentId, link: u64, probe: u32) {
+        let Some(up) = self.linked(agent).filter(|up| up.link == link && up.probe == Some(probe)) else {
+            return;
+        };
+        up.probe = None;
+        let (agent, run) = (agent.clone(), up.row.runs);
+        self.tell(Seen::ProbeTimedOut { agent, run });
+    }
+
+    fn bring_down(&mut self, agent: &AgentId, sandbox: SandboxId, run: u32) {
+        let Some(actor) = self.actor(agent) else { return };
+        (actor.up, actor.pulse) = (None, None);
+        if self.machine.is_held(&sandbox) {
+            self.keeper_asked_to_end(&sandbox);
+            self.busy(agent, 50, Busy::Ending { sandbox, run });
+        } else {
+            self.gone(agent, &sandbox, run);
+        }
+    }
+
+    /// The patience with a sandbox that was asked to end is over.
+    fn ended(&mut self, agent: &AgentId, sandbox: &SandboxId, run: u32) {
+        let found = self.machine.sandbox(sandbox, agent);
+        if found.keeper.is_some() && found.sticks > 0 {
+            found.sticks -= 1;
+            found.given_up = true;
+            let detail = "it could not be killed".to_owned();
+            return self.tell(Seen::NotDown { agent: agent.clone(), run, detail });
+        }
+        if found.keeper.is_some() {
+            self.keeper_dies(sandbox, "its grace is over");
+        }
+        self.gone(agent, sandbox, run);
+    }
+
+    fn gone(&mut self, agent: &AgentId, sandbox: &SandboxId, run: u32) {
+        // The directory goes, unless a turn is open that may ask what is in it.
+        if !self.disk.live_turns().any(|turn| turn.row.agent == *agent)
+            && let Some(found) = self.machine.sandboxes.get_mut(sandbox)
+        {
+            found.shelf.clear();
+        }
+        self.tell(Seen::Down { agent: agent.clone(), run });
+    }
+
+    fn clear(&mut self, agent: &AgentId) {
+        let Some(row) = self.disk.agent(agent).filter(|row| row.state.codes().0 < 7) else { return };
+        let id = row.sandbox.clone();
+        let sandbox = self.machine.sandbox(&id, agent);
+        if sandbox.keeper.is_some() || sandbox.files_stick > 0 {
+            sandbox.files_stick = sandbox.files_stick.saturating_sub(1);
+            let detail = "something is still there".to_owned();
+            return self.tell(Seen::NotCleared { agent: agent.clone(), detail });
+        }
+        self.machine.sandboxes.remove(&id);
+        self.tell(Seen::Cleared { agent: agent.clone() });
+    }
+
+    pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: Told) {
+        let Some(actor) = self.actor(agent) else { return };
+        actor.heard.push_back((link, told));
+        self.actor_runs(agent);
+    }
+
+    fn keeper_told(&mut self, agent: &AgentId, told: Told) {
+        match told {
+            Told::Said(said) => self.runtime_said(agent, said),
+            Told::Exited { exec, ended } => {
+                let Some(up) = self.linked(agent) else { return };
+                if exec == runtime_exec(up.row.runs) {
+                    return self.runtime_ended(agent, ended);
+                }
+                if up.open.remove(&exec).is_some() && self.mutation != Mutation::DeafActor {
+                    self.tell_end(&exec, how(ended));
+                }
+            }
+            Told::Refused { exec } => {
+                let Some(up) = self.linked(agent) else { return };
+                if exec == runtime_exec(up.row.runs) {
+                    let row = up.row.clone();
+                    return self.spawn_failed(agent, &row, "its runtime cannot be started");
+                }
+                if up.open.remove(&exec).is_some() {
+                    self.tell_end(&exec, ExecHow::NotStarted);
+                }
+            }
+            Told::Lost { exec } => self.lost(agent, &exec),
+            Told::Closed => {
+                let Some(actor) = self.actor(agent) else { return };
+                actor.pulse = None;
+                let Some(up) = actor.up.take() else { return };
+                self.busy(agent, LOST_MS / 20, Busy::Losing { row: Box::new(up.row) });
+            }
+        }
+    }
+
+    fn runtime_said(&mut self, agent: &AgentId, said: Said) {
+        let Some(up) = self.linked(agent) else { return };
+        let waited = up.probe.map(|probe| (up.link, probe));
+        let run = up.row.runs;
+        match said {
+            Said::Ready { probe, running } if waited == Some(probe) => {
+                up.probe = None;
+                up.row.state = AgentState::Ready;
+                let (agent, adopted) = (agent.clone(), std::mem::take(&mut up.adopted));
+                self.tell(Seen::RuntimeReady { agent, run, adopted, running });
+            }
+            Said::Stale { probe } if waited == Some(probe) => {
+                up.probe = None;
+                let row = up.row.clone();
+                self.spawn_failed(agent, &row, "epoch.stale");
+            }
+            Said::Ready { .. } | Said::Stale { .. } => {}
+            Said::Refused { turn } => {
+                self.tell(Seen::TurnRefused { agent: agent.clone(), turn, why: "it does not want to".into() })
+            }
+            // Until it has answered the probe, what it says is for a daemon that is gone.
+            Said::Asked { .. } if waited.is_some() => {}
+            Said::Asked { id, ask } => self.tell(Seen::Asked { agent: agent.clone(), id, ask }),
+        }
+    }
+
+    fn runtime_ended(&mut self, agent: &AgentId, ended: Ended) {
+        let Some(actor) = self.actor(agent) else { return };
+        actor.pulse = None;
+        let Some(up) = &mut actor.up else { return };
+        up.probe = None;
+        let (run, row) = (up.row.runs, up.row.clone());
+        self.send(agent, Command::Kill { exec: runtime_exec(run) });
+        match ended {
+            Ended::Code(code) => {
+                let (agent, detail) = (agent.clone(), "it left".to_owned());
+                self.tell(Seen::Exited { agent, run, code, detail });
+            }
+            Ended::Signal(_) => self.tell_died(agent, run, Part::Runtime),
+            Ended::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
+        }
+    }
+
+    pub fn tell_died(&mut self, agent: &AgentId, run: u32, part: Part) {
+        let (agent, detail) = (agent.clone(), "it ended".to_owned());
+        self.tell(Seen::Died { agent, run, part, detail });
+    }
+
+    fn line(&mut self, agent: &AgentId, line: Line) {
+        self.send(agent, Command::Line(line));
+    }
+
+    /// Without a link what is sent is lost on purpose: everything open is handed out again.
+    pub fn send(&mut self, agent: &AgentId, command: Command) {
+        let pause = self.rng.delay(self.plan.link_ms);
+        let Some(up) = self.linked(agent) else { return };
+        let (link, sandbox) = (up.link, up.row.sandbox.clone());
+        let now = self.now;
+        let Some(keeper) = self.machine.keeper(&sandbox).filter(|keeper| keeper.link == Some(link)) else {
+            return;
+        };
+        keeper.down_at = keeper.down_at.max(now + pause);
+        let at = keeper.down_at;
+        self.at(at, Next::Down { sandbox, link, command: Box::new(command) });
+    }
+}
+
+fn how(ended: Ended) -> ExecHow {
+    match ended {
+        Ended::Code(code) => ExecHow::Exited { code },
+        Ended::Signal(signal) => ExecHow::Killed { signal },
+        Ended::NotStarted => ExecHow::NotStarted,
+    }
+}
+
+/// The exec that is the runtime: one per run, so that asking for it twice starts it once.
+pub fn runtime_exec(run: u32) -> String {
+    format!("{RUNTIME_EXEC}{run}")
+}

@@ -1,0 +1,271 @@
+//! What has to be true after every step, after every commit, and when everything has come to rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::agent::AgentState;
+use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
+use lodge_core::record::{EventRow, Role, Write};
+use lodge_core::turn::TurnState;
+use lodge_core::{EventKind, ExecId, IdSource};
+use lodge_daemon::engine::{Engine, Facts};
+
+use crate::world::World;
+
+/// The whole of an engine's memory is looked at every so many steps; its sizes after each.
+const AUDIT_EVERY: u64 = 61;
+/// How often, in a thousand steps, an engine is compared with its restart.
+const REBUILD_PER_MILLE: u64 = 20;
+/// Tool calls of one turn at a time, as many as this world's model ever asks for.
+const CALLS_MAX: usize = 4;
+/// Requests that may be decided and not on disk yet: all batches that wait, each full.
+const UNSETTLED_MAX: usize = 2 * 64 * 128;
+
+impl World {
+    pub fn check_step(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let sizes = daemon.engine.sizes();
+        let bounded = sizes.turns <= LIVE_TURNS_MAX
+            && sizes.idle_sessions <= IDLE_SESSIONS_MAX
+            && sizes.sessions <= sizes.turns + IDLE_SESSIONS_MAX
+            && sizes.execs <= sizes.turns * CALLS_MAX
+            && sizes.requests <= RECENT_REQUESTS_MAX + UNSETTLED_MAX;
+        if !bounded {
+            return self.fail(format!("the engine holds more than its limits: {sizes:?}"));
+        }
+        if self.tally.steps.is_multiple_of(AUDIT_EVERY)
+            && let Err(broken) = agrees(&daemon.engine.facts())
+        {
+            self.fail(broken);
+        }
+    }
+
+    /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
+    pub fn check_rebuild(&mut self) {
+        let settled = self.daemon.as_ref().is_some_and(crate::daemon::Daemon::is_settled);
+        if settled && self.rng.chance(REBUILD_PER_MILLE) {
+            self.rebuild();
+        }
+    }
+
+    fn rebuild(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let facts = daemon.engine.facts();
+        // A boot does not wait for the pause before a revival to be over.
+        if facts.agents.values().any(|agent| agent.row.state == AgentState::Pulling) {
+            return;
+        }
+        self.tally.rebuilt += 1;
+        let (loaded, ids) = (self.disk.peek(), IdSource::new(1));
+        let (engine, _) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        let mut found = engine.facts();
+        // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
+        found.seq -= 1;
+        found.streams.entry(lodge_daemon::engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
+        found.streams.retain(|stream, _| facts.streams.contains_key(stream));
+        if found != facts {
+            self.fail(difference(&facts, &found));
+        }
+    }
+
+    pub fn check_commit(&mut self, writes: &[Write]) {
+        for write in writes {
+            match write {
+                Write::Message(row) if row.role == Role::User => self.check_once(&row.body.text),
+                Write::Agent(row) => self.check_once(&row.image),
+                Write::Event(row) => self.count(row),
+                Write::TurnState { id, failure: Some(failure), .. } => {
+                    let lied = failure.code == "runtime.refused" && !self.clients.refused.contains(id);
+                    if lied {
+                        self.fail(format!("{id} failed because another agent's runtime said so"));
+                    }
+                }
+                Write::Image { .. }
+                | Write::AgentState { .. }
+                | Write::Lineage(_)
+                | Write::Session(_)
+                | Write::Turn(_)
+                | Write::TurnState { .. }
+                | Write::Step(_)
+                | Write::StepState { .. }
+                | Write::Message(_)
+                | Write::Request(_) => {}
+            }
+        }
+    }
+
+    fn count(&mut self, row: &EventRow) {
+        self.tally.events += 1;
+        self.tally.revived += u64::from(row.kind == EventKind::LineageRevived);
+        self.tally.ended += u64::from(row.kind == EventKind::LineageEnded);
+    }
+
+    /// A subscriber reads on: every event once, in order, and as it stays.
+    pub fn publish<'e>(&mut self, events: impl Iterator<Item = &'e EventRow>) {
+        for event in events {
+            if event.seq <= self.cursor {
+                return self.fail(format!("event {} was published twice", event.seq));
+            }
+            // What was committed and not published by a daemon that died is read from the store.
+            for seq in self.cursor + 1..event.seq {
+                match self.disk.print(seq) {
+                    Some(print) => self.prints.push(print),
+                    None => return self.fail(format!("event {seq} is missing")),
+                }
+            }
+            self.cursor = event.seq;
+            self.prints.push((event.stream_seq, event.kind.code(), event.at.ms()));
+        }
+    }
+
+    /// Whatever was published is there, and is the same.
+    pub fn check_published(&mut self) {
+        for at in 0..self.prints.len() {
+            let seq = at as u64 + 1;
+            if self.disk.print(seq) != Some(self.prints[at]) {
+                return self.fail(format!("event {seq} changed or vanished after it was published"));
+            }
+        }
+    }
+
+    /// After faults ceased and everything that was under way has happened.
+    pub fn check_rest(&mut self) {
+        self.check_published();
+        let Some(daemon) = &self.daemon else { return self.fail("at rest, and there is no daemon") };
+        if !daemon.is_settled() || !daemon.inputs.is_empty() {
+            return self.fail("at rest, and the daemon has something to do");
+        }
+        if self.clients.is_waiting() || daemon.engine.waiting_callers() > 0 {
+            let waiting = daemon.engine.waiting_callers();
+            let asks: Vec<_> =
+                self.clients.callers.iter().filter_map(|caller| caller.asks.as_ref()).collect();
+            let what = format!("at rest, and callers wait: {asks:?}, {waiting} of them in the engine");
+            return self.fail(what);
+        }
+        self.rebuild();
+        if let Err(broken) = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind()) {
+            self.fail(broken);
+        }
+    }
+
+    fn turns_wait_for_a_reason(&self) -> Result<(), String> {
+        for row in self.disk.agents() {
+            match row.state {
+                AgentState::Pulling | AgentState::Starting => {
+                    return Err(format!("at rest, and {} is {}", row.id, row.state));
+                }
+                AgentState::Ready
+                | AgentState::Stopped
+                | AgentState::Failed(_)
+                | AgentState::Removing
+                | AgentState::Removed => {}
+            }
+        }
+        for turn in self.disk.live_turns() {
+            let agent = self.disk.agent(&turn.row.agent).map(|row| row.state);
+            match agent {
+                // Its agent does not run: it goes on when that is started.
+                Some(AgentState::Stopped | AgentState::Failed(_)) => {}
+                Some(
+                    AgentState::Pulling
+                    | AgentState::Starting
+                    | AgentState::Ready
+                    | AgentState::Removing
+                    | AgentState::Removed,
+                )
+                | None => {
+                    let (id, word) = (&turn.row.id, turn.row.state.word());
+                    return Err(format!("at rest, and {id} is {word} while its agent is {agent:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// No sandbox of an agent that should have none, and no program that nobody waits for.
+    fn nothing_is_left_behind(&self) -> Result<(), String> {
+        let states: BTreeMap<_, _> = self.disk.agents().iter().map(|row| (&row.id, row.state)).collect();
+        for (id, sandbox) in &self.machine.sandboxes {
+            let Some(keeper) = &sandbox.keeper else { continue };
+            let state = states.get(&sandbox.agent).copied();
+            if state != Some(AgentState::Ready) && !sandbox.given_up {
+                return Err(format!("at rest, and {id} lives while its agent is {state:?}"));
+            }
+            for exec in keeper.running.keys().filter_map(|exec| exec.parse::<ExecId>().ok()) {
+                let waits = self.disk.intent(&exec).and_then(|(turn, _, _)| self.disk.turn(turn));
+                if waits.is_none_or(|turn| !turn.row.state.is_live()) {
+                    return Err(format!("at rest, and {exec} runs for nobody"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every index of the engine's memory tells the same story.
+fn agrees(facts: &Facts) -> Result<(), String> {
+    let mut running = BTreeMap::new();
+    let mut open = BTreeSet::new();
+    for (id, turn) in &facts.turns {
+        let session = facts.sessions.get(&turn.row.session);
+        if session.is_none_or(|session| !session.live.contains(id)) {
+            return Err(format!("{id} is live, and its session does not know"));
+        }
+        match turn.row.state {
+            TurnState::Running | TurnState::Waiting => {
+                *running.entry(&turn.row.agent).or_insert(0) += 1;
+                if session.and_then(|session| session.live.first()) != Some(id) {
+                    return Err(format!("{id} runs out of order"));
+                }
+            }
+            TurnState::Queued => {}
+            TurnState::Done | TurnState::Interrupted | TurnState::Failed => {
+                return Err(format!("{id} is over, and the engine holds it"));
+            }
+        }
+        open.extend(turn.open.iter().filter_map(|(_, exec)| Some((exec.clone()?, id.clone()))));
+    }
+    if !open.iter().map(|(exec, turn)| (exec, turn)).eq(facts.execs.iter()) {
+        return Err(format!("open calls are {open:?}, and known execs {:?}", facts.execs));
+    }
+    for (id, agent) in &facts.agents {
+        let count = running.get(id).copied().unwrap_or(0);
+        if agent.running != count || facts.names.get(&agent.row.name) != Some(id) {
+            return Err(format!("{id} counts {} running turns, and has {count}", agent.running));
+        }
+    }
+    let live: usize = facts.sessions.values().map(|session| session.live.len()).sum();
+    if live != facts.turns.len() || facts.names.len() != facts.agents.len() {
+        return Err("sessions or names hold something that is not there".to_owned());
+    }
+    Ok(())
+}
+
+/// Where an engine and its restart differ, in as few words as will do.
+fn difference(held: &Facts, found: &Facts) -> String {
+    let mut words = vec!["a restart would find something else".to_owned()];
+    for (id, turn) in &held.turns {
+        if found.turns.get(id) != Some(turn) {
+            words.push(format!("held {turn:?}, found {:?}", found.turns.get(id)));
+        }
+    }
+    for id in found.turns.keys().filter(|id| !held.turns.contains_key(id)) {
+        words.push(format!("{id} is not held"));
+    }
+    for (id, agent) in &held.agents {
+        if found.agents.get(id) != Some(agent) {
+            words.push(format!("held {agent:?}, found {:?}", found.agents.get(id)));
+        }
+    }
+    for (id, session) in &held.sessions {
+        if found.sessions.get(id) != Some(session) {
+            words.push(format!("held {session:?}, found {:?}", found.sessions.get(id)));
+        }
+    }
+    if held.streams != found.streams || held.seq != found.seq {
+        words.push(format!("held {} {:?}, found {} {:?}", held.seq, held.streams, found.seq, found.streams));
+    }
+    if held.execs != found.execs {
+        words.push(format!("held {:?}, found {:?}", held.execs, found.execs));
+    }
+    words.join("\n  ")
+}

@@ -1,0 +1,402 @@
+//! The shell around the engine, simulated: its queue, its writer, its death.
+//!
+//! Owns: the order of decide, commit, release. It mirrors the daemon's own shell and writer; the engine is the real one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use lodge_core::record::{StepKind, Write};
+use lodge_core::retry::Backoff;
+use lodge_core::{AgentId, IdSource, TurnId};
+use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Ticket};
+
+use crate::actor::Actor;
+use crate::model::Call;
+use crate::plan::{Mutation, Point};
+use crate::room::Lost;
+use crate::words;
+use crate::world::{Group, Next, World};
+
+/// As in the daemon: batches that may wait for the disk, inputs in one step, and how long nobody's writes wait.
+const BATCHES_MAX: usize = 64;
+const STEP_MAX: u64 = 128;
+const ENGINE_QUEUE_MAX: usize = 1_024;
+const LAZY_MS: u64 = 250;
+const TELL_EVERY: u64 = 128;
+
+#[derive(Debug)]
+pub struct Daemon {
+    pub life: u64,
+    pub engine: Engine,
+    pub inputs: VecDeque<Input>,
+    pub deciding: bool,
+    pub channel: VecDeque<Batch>,
+    pub writer: Writer,
+    pub actors: BTreeMap<AgentId, Actor>,
+    /// The call that a cancellation would reach.
+    pub models: BTreeMap<TurnId, u64>,
+    pub calls: BTreeMap<u64, Call>,
+    /// Which caller waits, and with which of its requests.
+    pub tickets: BTreeMap<Ticket, (usize, u64)>,
+    /// Set while nothing can be recorded.
+    pub halted: Option<Lost>,
+}
+
+#[derive(Debug, Default)]
+pub struct Writer {
+    pub waiting: Vec<Batch>,
+    pub doing: Doing,
+    oldest: Option<u64>,
+    /// Names the newest wait, so that an earlier timer means nothing.
+    wait: u64,
+    asleep: bool,
+    pub requests: u64,
+    told: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    #[default]
+    Waiting,
+    Writing,
+    Releasing,
+}
+
+impl Daemon {
+    /// Whether everything that was decided is on disk and has left.
+    pub fn is_settled(&self) -> bool {
+        self.halted.is_none()
+            && self.writer.doing == Doing::Waiting
+            && self.writer.waiting.is_empty()
+            && self.channel.is_empty()
+    }
+}
+
+impl World {
+    pub fn daemon_starts(&mut self) {
+        if self.daemon.is_some() {
+            return;
+        }
+        self.life += 1;
+        self.tally.lives += 1;
+        let loaded = self.disk.load();
+        if let Some(kept) = &mut self.kept {
+            kept.push(Group::Opened);
+        }
+        let (life, epoch) = (self.life, loaded.epoch);
+        self.say(|| format!("daemon {life} starts, epoch {epoch}"));
+        let ids = IdSource::new(self.rng.next());
+        let (engine, first) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        if !first.now.is_empty() {
+            self.fail("a boot asks for effects before its commit");
+        }
+        self.daemon = Some(Daemon {
+            life,
+            engine,
+            inputs: VecDeque::new(),
+            deciding: false,
+            channel: VecDeque::from([first]),
+            writer: Writer::default(),
+            actors: BTreeMap::new(),
+            models: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            halted: None,
+        });
+        self.bring_down_strays();
+        self.writer_goes();
+    }
+
+    pub fn host(&self) -> Host {
+        let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
+        let boot = format!("boot-{}", self.machine.boot);
+        Host { boot, own_uids: true, policy: self.plan.policy, backoff }
+    }
+
+    fn bring_down_strays(&mut self) {
+        let strays: Vec<Effect> = self
+            .disk
+            .agents()
+            .iter()
+            .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox())
+            .filter(|row| self.machine.is_held(&row.sandbox))
+            .map(|row| Effect::Down { agent: row.id.clone(), sandbox: row.sandbox.clone(), run: row.runs })
+            .collect();
+        strays.into_iter().for_each(|stray| self.act(stray));
+    }
+
+    /// Killed, at this very moment.
+    pub fn daemon_dies(&mut self, why: &str) {
+        if self.daemon.take().is_none() {
+            return;
+        }
+        let life = self.life;
+        self.say(|| format!("daemon {life} dies: {why}"));
+        (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
+        self.asked.clear();
+        self.callers_lose_daemon();
+        let pause = self.rng.delay(20);
+        self.after(pause, Next::DaemonStarts);
+    }
+
+    /// Tells the engine, as soon as it listens.
+    pub fn tell(&mut self, seen: Seen) {
+        self.input(Input::Seen(seen));
+    }
+
+    pub fn input(&mut self, input: Input) {
+        let Some(daemon) = &mut self.daemon else { return };
+        if daemon.halted.is_some() && matches!(input, Input::Api { .. }) {
+            return self.refuse_input(&input);
+        }
+        if daemon.inputs.len() >= ENGINE_QUEUE_MAX && matches!(input, Input::Api { .. }) {
+            return self.refuse_input(&input);
+        }
+        daemon.inputs.push_back(input);
+        self.engine_wakes();
+    }
+
+    fn engine_wakes(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let full = daemon.channel.len() >= BATCHES_MAX;
+        if daemon.deciding || daemon.inputs.is_empty() || full || daemon.halted.is_some() {
+            return;
+        }
+        daemon.deciding = true;
+        let life = daemon.life;
+        let pause = if self.rng.chance(200) { self.rng.delay(1) } else { 0 };
+        self.after(pause, Next::Decide { life });
+    }
+
+    pub fn decide(&mut self) {
+        self.check_rebuild();
+        let now = self.wall();
+        let most = if self.rng.chance(self.plan.crowd) { self.rng.between(1, STEP_MAX) } else { 1 };
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.deciding = false;
+        if daemon.halted.is_some() {
+            return;
+        }
+        let count = daemon.inputs.len().min(usize::try_from(most).unwrap_or(1));
+        let inputs: Vec<Input> = daemon.inputs.drain(..count).collect();
+        self.trace.say(self.now, || {
+            inputs.iter().map(words::input).fold("step:".to_owned(), |all, one| all + " " + &one)
+        });
+        let batch = daemon.engine.step(inputs, now);
+        self.tally.steps += 1;
+        self.check_step();
+        if self.die_at == Some(Point::Decided) {
+            return self.daemon_dies("right after a decision");
+        }
+        self.pass_on(batch);
+    }
+
+    /// Does at once what may be done at once, and hands the rest to the writer.
+    pub fn pass_on(&mut self, mut batch: Batch) {
+        for effect in std::mem::take(&mut batch.now) {
+            self.act(effect);
+        }
+        self.mutate(&mut batch);
+        if let Some(daemon) = &mut self.daemon
+            && !(batch.writes.is_empty() && batch.after.is_empty())
+        {
+            daemon.channel.push_back(batch);
+        }
+        self.writer_goes();
+        self.engine_wakes();
+    }
+
+    fn mutate(&mut self, batch: &mut Batch) {
+        match self.mutation {
+            Mutation::EarlyRelease => {
+                let early = std::mem::take(&mut batch.after);
+                self.release_outs(early);
+            }
+            Mutation::LostIntent => {
+                let starts = |out: &Out| matches!(out, Out::Act(Effect::StartExec { resumed: false, .. }));
+                if batch.after.iter().any(starts) {
+                    let is_tool =
+                        |write: &Write| matches!(write, Write::Step(step) if step.kind == StepKind::Tool);
+                    batch.writes.retain(|write| !is_tool(write));
+                }
+            }
+            Mutation::None
+            | Mutation::NoResend
+            | Mutation::BlindRerun
+            | Mutation::DeafActor
+            | Mutation::HastyDeath
+            | Mutation::LostClaims => {}
+        }
+    }
+
+    /// The writer takes what waits, if it is free.
+    fn writer_goes(&mut self) {
+        let now = self.now;
+        let Some(daemon) = &mut self.daemon else { return };
+        let (life, writer) = (daemon.life, &mut daemon.writer);
+        while writer.doing == Doing::Waiting {
+            let Some(batch) = daemon.channel.pop_front() else { break };
+            let urgent = batch.urgent;
+            writer.waiting.push(batch);
+            if urgent {
+                return self.write_group();
+            }
+            if writer.oldest.is_none() {
+                writer.oldest = Some(now);
+                writer.wait += 1;
+                let wait = writer.wait;
+                return self.after_and_go(LAZY_MS, Next::LazyOver { life, wait });
+            }
+        }
+        let rests = writer.doing == Doing::Waiting && writer.oldest.is_none() && !writer.asleep;
+        if rests {
+            writer.wait += 1;
+            let wait = writer.wait;
+            let pause = self.plan.rest_ms;
+            self.after(pause, Next::Rest { life, wait });
+        }
+    }
+
+    fn after_and_go(&mut self, delay_ms: u64, next: Next) {
+        self.after(delay_ms, next);
+        self.writer_goes();
+    }
+
+    pub fn lazy_over(&mut self, wait: u64) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let writer = &daemon.writer;
+        if writer.wait == wait && writer.oldest.is_some() && writer.doing == Doing::Waiting {
+            self.write_group();
+        }
+    }
+
+    pub fn rest(&mut self, wait: u64) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let writer = &mut daemon.writer;
+        if writer.wait != wait || writer.doing != Doing::Waiting || writer.oldest.is_some() {
+            return;
+        }
+        writer.asleep = true;
+        let requests = writer.requests;
+        self.tell(Seen::Settled { requests, rest: true });
+    }
+
+    fn write_group(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let writer = &mut daemon.writer;
+        while writer.waiting.len() < BATCHES_MAX
+            && let Some(batch) = daemon.channel.pop_front()
+        {
+            writer.waiting.push(batch);
+        }
+        (writer.oldest, writer.asleep) = (None, false);
+        writer.wait += 1;
+        let written = writer.waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
+        writer.requests += written;
+        let life = daemon.life;
+        if writer.waiting.iter().all(|batch| batch.writes.is_empty()) {
+            writer.doing = Doing::Releasing;
+            self.after(0, Next::Release { life });
+        } else {
+            writer.doing = Doing::Writing;
+            let pause = self.rng.delay(self.plan.disk_ms);
+            self.after(pause, Next::Written { life });
+        }
+        self.engine_wakes();
+    }
+
+    /// The moment of truth: the whole group is on disk, or nothing of it.
+    pub fn written(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        if self.disk_full {
+            return self.no_room();
+        }
+        let fails = std::mem::take(&mut self.disk_fails);
+        // After an error nobody knows whether the group is there: either may be found.
+        if fails && self.rng.chance(500) {
+            return self.daemon_dies("the disk failed, and wrote nothing");
+        }
+        let writes: Vec<Write> =
+            daemon.writer.waiting.iter_mut().flat_map(|batch| std::mem::take(&mut batch.writes)).collect();
+        let life = daemon.life;
+        daemon.writer.doing = Doing::Releasing;
+        self.tally.commits += 1;
+        self.trace.say(self.now, || format!("committed {} writes", writes.len()));
+        if let Err(broken) = self.disk.commit(&writes) {
+            self.fail(broken);
+        }
+        self.check_commit(&writes);
+        if let Some(kept) = &mut self.kept {
+            kept.push(Group::Writes(writes.clone()));
+        }
+        if fails {
+            return self.daemon_dies("the disk failed, after it wrote");
+        }
+        if self.die_at == Some(Point::Committed) {
+            return self.daemon_dies("between commit and reply");
+        }
+        if let Some(first) = self.daemon.as_mut().and_then(|daemon| daemon.writer.waiting.first_mut()) {
+            first.writes = writes;
+        }
+        self.after(0, Next::Release { life });
+    }
+
+    pub fn release(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let group = std::mem::take(&mut daemon.writer.waiting);
+        let mut outs = Vec::new();
+        for batch in group {
+            self.publish(batch.events());
+            outs.extend(batch.after);
+        }
+        if self.die_at == Some(Point::HalfReleased) && !outs.is_empty() {
+            outs.truncate(self.rng.index(outs.len()));
+            self.release_outs(outs);
+            return self.daemon_dies("in the middle of a release");
+        }
+        self.release_outs(outs);
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.writer.doing = Doing::Waiting;
+        let (requests, told) = (daemon.writer.requests, daemon.writer.told);
+        if requests - told >= TELL_EVERY {
+            daemon.writer.told = requests;
+            self.tell(Seen::Settled { requests, rest: false });
+        }
+        self.writer_goes();
+    }
+
+    fn release_outs(&mut self, outs: Vec<Out>) {
+        for out in outs {
+            match out {
+                Out::Reply { ticket, reply } => self.answer(ticket, reply),
+                Out::Act(effect) => self.act(effect),
+            }
+        }
+    }
+
+    fn act(&mut self, effect: Effect) {
+        let agent = match &effect {
+            Effect::CallModel(order) => return self.call_model(order.as_ref().clone()),
+            Effect::CancelModel { turn } => return self.cancel_model(turn),
+            Effect::ReviveLater { agent, run, delay_ms } => {
+                let (life, agent, run) = (self.life, agent.clone(), *run);
+                return self.after(*delay_ms, Next::Revival { life, agent, run });
+            }
+            Effect::Up { row, .. } => row.id.clone(),
+            Effect::Down { agent, .. }
+            | Effect::KillRuntime { agent, .. }
+            | Effect::KillSandbox { agent, .. }
+            | Effect::Clear { agent, .. }
+            | Effect::RunTurn { agent, .. }
+            | Effect::DropTurn { agent, .. }
+            | Effect::Answer { agent, .. }
+            | Effect::StartExec { agent, .. }
+            | Effect::KillExec { agent, .. }
+            | Effect::ForgetExec { agent, .. } => agent.clone(),
+        };
+        self.trace.say(self.now, || format!("act {}", words::effect(&effect)));
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.actors.entry(agent.clone()).or_default().effects.push_back(effect);
+        self.actor_runs(&agent);
+    }
+}

@@ -1,0 +1,333 @@
+//! The simulated store: what was committed, and what a restart reads back from it.
+//!
+//! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
+//! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use lodge_core::record::{
+    AgentRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact, SessionRow, StepRow,
+    TurnRow, Write,
+};
+use lodge_core::{AgentId, ExecId, LineageId, SessionId, TurnId};
+
+use crate::laws::{self, Broken};
+
+#[derive(Debug, Default)]
+pub struct Disk {
+    epoch: u64,
+    seq: u64,
+    streams: BTreeMap<String, u64>,
+    /// In the order of their creation, as the table has them.
+    agents: Vec<AgentRow>,
+    agent_at: HashMap<AgentId, usize>,
+    images: BTreeSet<String>,
+    lineages: HashMap<LineageId, LineageRow>,
+    lineage_order: Vec<LineageId>,
+    sessions: HashMap<SessionId, SessionFact>,
+    turns: HashMap<TurnId, Kept>,
+    live: BTreeSet<(SessionId, u32, TurnId)>,
+    execs: HashMap<ExecId, (TurnId, u32, u32)>,
+    requests: HashMap<(String, String), RequestRow>,
+    /// How often each text was accepted as a turn, and each image became an agent.
+    accepted: HashMap<String, u32>,
+    /// A short print of every event, by its place in the log.
+    prints: Vec<Print>,
+}
+
+/// A turn with what belongs to it.
+#[derive(Debug, Clone)]
+pub struct Kept {
+    pub row: TurnRow,
+    pub steps: Vec<StepRow>,
+    pub messages: Vec<MessageRow>,
+}
+
+/// Enough of an event to notice that it changed.
+pub type Print = (u64, i64, i64);
+
+impl Disk {
+    /// Applies one group as one transaction. A write that breaks a law is reported; nothing of the group counts then.
+    pub fn commit<'w>(&mut self, writes: impl IntoIterator<Item = &'w Write>) -> Result<(), Broken> {
+        for write in writes {
+            self.apply(write)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, write: &Write) -> Result<(), Broken> {
+        match write {
+            Write::Image { digest, .. } => {
+                self.images.insert(digest.clone());
+            }
+            Write::Agent(row) => self.insert_agent(row)?,
+            Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at } => {
+                self.lineage_may_follow(id, lineage)?;
+                let row = self.agent_row(id)?;
+                laws::agent_moves(row, *state, *incarnation, *runs)?;
+                row.state = *state;
+                row.failure_detail.clone_from(detail);
+                row.lineage = lineage.clone();
+                (row.incarnation, row.runs) = (*incarnation, *runs);
+                row.started_at = *started_at;
+            }
+            Write::Lineage(row) => {
+                laws::lineage_moves(self.lineages.get(&row.id), row)?;
+                if self.lineages.insert(row.id.clone(), row.clone()).is_none() {
+                    self.lineage_order.push(row.id.clone());
+                }
+            }
+            Write::Session(row) => self.insert_session(row)?,
+            Write::Turn(row) => self.insert_turn(row)?,
+            Write::TurnState { id, state, ended_at, usage, failure } => {
+                self.check_order(id, *state)?;
+                let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
+                laws::turn_moves(kept, *state)?;
+                kept.row.state = *state;
+                kept.row.ended_at = *ended_at;
+                kept.row.usage = *usage;
+                kept.row.failure.clone_from(failure);
+                if !state.is_live() {
+                    self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
+                }
+            }
+            Write::Step(row) => self.insert_step(row)?,
+            Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, ended_at } => {
+                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
+                let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
+                let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
+                laws::step_moves(row, *state, *attempt)?;
+                (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
+                (row.signal, row.ended_at) = (*signal, *ended_at);
+            }
+            Write::Message(row) => self.insert_message(row)?,
+            Write::Event(row) => {
+                let head = self.streams.entry(row.stream.clone()).or_insert(0);
+                if row.seq != self.seq + 1 || row.stream_seq != *head + 1 {
+                    let (seq, at) = (self.seq, *head);
+                    return Err(format!("event {row:?} does not follow {seq}, nor {at} of its stream"));
+                }
+                (self.seq, *head) = (row.seq, row.stream_seq);
+                self.prints.push((row.stream_seq, row.kind.code(), row.at.ms()));
+            }
+            Write::Request(row) => {
+                let key = (row.caller.clone(), row.request_id.clone());
+                if let Some(known) = self.requests.get(&key)
+                    && known.digest != row.digest
+                {
+                    return Err(format!("request {} has two meanings", row.request_id));
+                }
+                self.requests.insert(key, row.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn insert_agent(&mut self, row: &AgentRow) -> Result<(), Broken> {
+        let taken = self.agents.iter().any(|known| known.name == row.name && known.state.codes().0 < 7);
+        if taken || self.agent_at.contains_key(&row.id) || !self.images.contains(&row.image_digest) {
+            return Err(format!("agent {row:?} cannot be inserted"));
+        }
+        self.agent_at.insert(row.id.clone(), self.agents.len());
+        self.agents.push(row.clone());
+        *self.accepted.entry(row.image.clone()).or_insert(0) += 1;
+        Ok(())
+    }
+
+    fn insert_session(&mut self, row: &SessionRow) -> Result<(), Broken> {
+        let fact = SessionFact { row: row.clone(), turns: 0, messages: 0 };
+        match self.sessions.insert(row.id.clone(), fact) {
+            Some(_) => Err(format!("session {} was stored before", row.id)),
+            None if self.agent_at.contains_key(&row.agent) => Ok(()),
+            None => Err(format!("session {} has no agent", row.id)),
+        }
+    }
+
+    fn insert_turn(&mut self, row: &TurnRow) -> Result<(), Broken> {
+        let session = self.sessions.get_mut(&row.session);
+        let session = session.ok_or_else(|| format!("{} has no session", row.id))?;
+        if row.number != session.turns + 1 || session.row.agent != row.agent {
+            return Err(format!("{} is not the next turn of {}", row.id, row.session));
+        }
+        session.turns = row.number;
+        self.live.insert((row.session.clone(), row.number, row.id.clone()));
+        let kept = Kept { row: row.clone(), steps: Vec::new(), messages: Vec::new() };
+        match self.turns.insert(row.id.clone(), kept) {
+            Some(_) => Err(format!("{} was stored before", row.id)),
+            None => Ok(()),
+        }
+    }
+
+    fn insert_step(&mut self, row: &StepRow) -> Result<(), Broken> {
+        let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
+        laws::step_begins(kept, row)?;
+        let at = kept.steps.partition_point(|known| (known.step, known.ordinal) < (row.step, row.ordinal));
+        kept.steps.insert(at, row.clone());
+        match &row.exec {
+            Some(exec) => match self.execs.insert(exec.clone(), (row.turn.clone(), row.step, row.ordinal)) {
+                Some(_) => Err(format!("{exec} is the exec of two calls")),
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    fn insert_message(&mut self, row: &MessageRow) -> Result<(), Broken> {
+        let session = self.sessions.get_mut(&row.session);
+        let session = session.ok_or_else(|| format!("a message without a session: {row:?}"))?;
+        if row.seq != session.messages + 1 {
+            return Err(format!("message {row:?} does not follow {}", session.messages));
+        }
+        session.messages = row.seq;
+        let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
+        laws::message_fits(kept, row)?;
+        kept.messages.push(row.clone());
+        if row.role == Role::User {
+            *self.accepted.entry(row.body.text.clone()).or_insert(0) += 1;
+        }
+        Ok(())
+    }
+
+    /// Turns of one session never interleave and stay in order.
+    fn check_order(&self, id: &TurnId, next: lodge_core::turn::TurnState) -> Result<(), Broken> {
+        let Some(kept) = self.turns.get(id) else { return Ok(()) };
+        if next != lodge_core::turn::TurnState::Running {
+            return Ok(());
+        }
+        let first = self.live.range((kept.row.session.clone(), 0, id.clone())..).next();
+        match first {
+            Some((session, number, _)) if *session == kept.row.session && *number < kept.row.number => {
+                Err(format!("{id} runs before turn {number} of {session} ended"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What a boot reads. Raises the epoch, as opening the real store does.
+    pub fn load(&mut self) -> Loaded {
+        self.epoch += 1;
+        self.peek()
+    }
+
+    /// What a boot would read now.
+    pub fn peek(&self) -> Loaded {
+        let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
+        let mut turns = Vec::new();
+        for (session, _, id) in &self.live {
+            if let Some(fact) = self.sessions.get(session) {
+                sessions.insert(session.to_string(), fact.clone());
+            }
+            turns.extend(self.turns.get(id).map(live_turn));
+        }
+        Loaded {
+            epoch: self.epoch,
+            seq: self.seq,
+            streams: self.streams.clone(),
+            agents: self.agents.iter().filter(|row| row.state.codes().0 < 7).cloned().collect(),
+            lineages: self.lineages_of_agents(),
+            last_uid: self.agents.iter().filter_map(|row| row.uid).max(),
+            sessions: sessions.into_values().collect(),
+            turns,
+        }
+    }
+
+    /// What is recorded, for an engine that goes on in the same daemon and remembers these sessions.
+    pub fn reload(&self, sessions: &[SessionId]) -> Loaded {
+        let mut loaded = self.peek();
+        for id in sessions {
+            if !loaded.sessions.iter().any(|fact| fact.row.id == *id) {
+                loaded.sessions.extend(self.sessions.get(id).cloned());
+            }
+        }
+        loaded
+    }
+
+    /// Those of agents that are there, in the order of the table.
+    fn lineages_of_agents(&self) -> Vec<LineageRow> {
+        let there = self.agents.iter().filter(|row| row.state.codes().0 < 7);
+        let named: BTreeSet<_> = there.map(|row| &row.lineage).collect();
+        self.lineage_order
+            .iter()
+            .filter(|id| named.contains(id))
+            .filter_map(|id| self.lineages.get(id))
+            .cloned()
+            .collect()
+    }
+
+    /// A start begins another lineage only when the last one is over.
+    fn lineage_may_follow(&self, agent: &AgentId, lineage: &LineageId) -> Result<(), Broken> {
+        let before = self.agent(agent).and_then(|row| self.lineages.get(&row.lineage));
+        match before {
+            Some(before) if before.id != *lineage && !before.state.is_over() => {
+                Err(format!("{agent} has lineage {lineage}, and {} is {}", before.id, before.state))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    pub fn lineage(&self, agent: &AgentId) -> Option<&LineageRow> {
+        self.lineages.get(&self.agent(agent)?.lineage)
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub fn agents(&self) -> &[AgentRow] {
+        &self.agents
+    }
+
+    pub fn agent(&self, id: &AgentId) -> Option<&AgentRow> {
+        self.agent_at.get(id).map(|at| &self.agents[*at])
+    }
+
+    fn agent_row(&mut self, id: &AgentId) -> Result<&mut AgentRow, Broken> {
+        let at = self.agent_at.get(id).ok_or_else(|| format!("{id} is not stored"))?;
+        Ok(&mut self.agents[*at])
+    }
+
+    pub fn session(&self, id: &SessionId) -> Option<&SessionFact> {
+        self.sessions.get(id)
+    }
+
+    pub fn turn(&self, id: &TurnId) -> Option<&Kept> {
+        self.turns.get(id)
+    }
+
+    pub fn request(&self, caller: &str, request_id: &str) -> Option<&RequestRow> {
+        self.requests.get(&(caller.to_owned(), request_id.to_owned()))
+    }
+
+    /// The intent behind an exec: turn, step and place.
+    pub fn intent(&self, exec: &ExecId) -> Option<&(TurnId, u32, u32)> {
+        self.execs.get(exec)
+    }
+
+    pub fn live_turns(&self) -> impl Iterator<Item = &Kept> {
+        self.live.iter().filter_map(|(_, _, id)| self.turns.get(id))
+    }
+
+    pub fn accepted(&self, text: &str) -> u32 {
+        self.accepted.get(text).copied().unwrap_or(0)
+    }
+
+    pub fn print(&self, seq: u64) -> Option<Print> {
+        self.prints.get(usize::try_from(seq).ok()?.checked_sub(1)?).copied()
+    }
+
+    pub fn head(&self) -> u64 {
+        self.seq
+    }
+}
+
+fn live_turn(kept: &Kept) -> LiveTurn {
+    let newest = kept.messages.iter().rposition(|message| message.role == Role::Assistant);
+    let calls = newest.map(|at| kept.messages[at].body.calls.clone()).unwrap_or_default();
+    let after = newest.map_or(&kept.messages[..], |at| &kept.messages[at..]);
+    LiveTurn {
+        row: kept.row.clone(),
+        steps: kept.steps.clone(),
+        calls,
+        answered: after.iter().filter_map(|message| message.body.call.clone()).collect(),
+    }
+}

@@ -1,0 +1,413 @@
+//! Sandboxes: keepers, their claims and records, the programs that run, and what those do to the world.
+//!
+//! Owns: everything that outlives a daemon. Effects are counted here, outside of everything that the engine knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::record::StepKind;
+use lodge_core::{AgentId, ExecId, SandboxId};
+
+use crate::plan::Mutation;
+use crate::runtime::{Line, Runtime, Said};
+use crate::world::{Next, World};
+
+/// Between asking a program to end and killing it.
+pub const GRACE_MS: u64 = 5_000;
+/// How often the end of a program under a stopped keeper is looked at.
+const HUNG_MS: u64 = 1_000;
+
+#[derive(Debug, Default)]
+pub struct Machine {
+    /// Another number after every start of the machine.
+    pub boot: u64,
+    pub sandboxes: BTreeMap<SandboxId, Sandbox>,
+    pub links: u64,
+}
+
+#[derive(Debug)]
+pub struct Sandbox {
+    pub agent: AgentId,
+    /// Claimed execs, with their record once they ended. Outlives its keepers.
+    pub shelf: BTreeMap<String, Option<Ended>>,
+    pub keeper: Option<Keeper>,
+    /// How often the next attempts to end it, to clear it and to start in it fail.
+    pub sticks: u32,
+    pub files_stick: u32,
+    pub spawn_fails: u32,
+    /// An attempt to end it failed, and whoever asked was told so.
+    pub given_up: bool,
+}
+
+#[derive(Debug)]
+pub struct Keeper {
+    pub serial: u64,
+    pub incarnation: u32,
+    /// The connection that it listens to.
+    pub link: Option<u64>,
+    /// To which daemon, and not before when its next word arrives there: a link keeps its order.
+    pub life: u64,
+    pub up_at: u64,
+    pub down_at: u64,
+    pub running: BTreeMap<String, Running>,
+    /// Execs that ended under this very keeper: whatever they left behind can still be killed.
+    pub ended: BTreeSet<String>,
+    pub runtime: Option<Runtime>,
+    pub ending: bool,
+    /// Stopped: it reads nothing and records nothing until it wakes.
+    pub hung: bool,
+    unread: Vec<(u64, Command)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
+    pub run: u64,
+    pub doomed: bool,
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Code(i32),
+    Signal(i32),
+    NotStarted,
+}
+
+/// What a daemon tells a keeper.
+#[derive(Debug)]
+pub enum Command {
+    StartRuntime { exec: String },
+    Start { exec: String },
+    Kill { exec: String },
+    Forget { exec: String },
+    Line(Line),
+}
+
+/// What a keeper tells a daemon.
+#[derive(Debug)]
+pub enum Told {
+    Said(Said),
+    Exited {
+        exec: String,
+        ended: Ended,
+    },
+    Refused {
+        exec: String,
+    },
+    Lost {
+        exec: String,
+    },
+    /// Nothing more comes on this link.
+    Closed,
+}
+
+/// A claimed exec as a keeper that is met tells of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    Running,
+    Exited(Ended),
+    Lost,
+}
+
+impl Machine {
+    pub fn is_held(&self, sandbox: &SandboxId) -> bool {
+        self.sandboxes.get(sandbox).is_some_and(|sandbox| sandbox.keeper.is_some())
+    }
+
+    pub fn keeper(&mut self, sandbox: &SandboxId) -> Option<&mut Keeper> {
+        self.sandboxes.get_mut(sandbox)?.keeper.as_mut()
+    }
+
+    pub fn sandbox(&mut self, id: &SandboxId, agent: &AgentId) -> &mut Sandbox {
+        self.sandboxes.entry(id.clone()).or_insert_with(|| Sandbox {
+            agent: agent.clone(),
+            shelf: BTreeMap::new(),
+            keeper: None,
+            sticks: 0,
+            files_stick: 0,
+            spawn_fails: 0,
+            given_up: false,
+        })
+    }
+}
+
+impl Sandbox {
+    pub fn known(&self, exec: &str) -> Known {
+        let runs = self.keeper.as_ref().is_some_and(|keeper| keeper.running.contains_key(exec));
+        match self.shelf.get(exec) {
+            _ if runs => Known::Running,
+            Some(Some(ended)) => Known::Exited(*ended),
+            Some(None) | None => Known::Lost,
+        }
+    }
+}
+
+impl World {
+    /// Starts a keeper in a sandbox that has none.
+    pub fn keeper_starts(&mut self, id: &SandboxId, agent: &AgentId, incarnation: u32) {
+        let serial = self.serial();
+        let forgets = self.mutation == Mutation::LostClaims;
+        let sandbox = self.machine.sandbox(id, agent);
+        if forgets {
+            sandbox.shelf.clear();
+        }
+        let double = sandbox.keeper.is_some();
+        sandbox.given_up = false;
+        sandbox.keeper = Some(Keeper {
+            serial,
+            incarnation,
+            link: None,
+            life: 0,
+            up_at: 0,
+            down_at: 0,
+            running: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            runtime: None,
+            ending: false,
+            hung: false,
+            unread: Vec::new(),
+        });
+        self.say(|| format!("keeper {serial} of {id} starts, incarnation {incarnation}"));
+        if double {
+            self.fail(format!("{id} got a second keeper"));
+        }
+    }
+
+    /// A keeper says something to whoever is connected. Without a daemon it is lost, as are the words of a runtime.
+    pub fn keeper_tells(&mut self, id: &SandboxId, told: Told) {
+        let pause = self.rng.delay(self.plan.link_ms);
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let agent = sandbox.agent.clone();
+        let Some(keeper) = &mut sandbox.keeper else { return };
+        let Some(link) = keeper.link else { return };
+        keeper.up_at = keeper.up_at.max(self.now + pause);
+        let (life, at) = (keeper.life, keeper.up_at);
+        self.at(at, Next::Up { life, agent, link, told: Box::new(told) });
+    }
+
+    pub fn keeper_obeys(&mut self, id: &SandboxId, link: u64, command: Command) {
+        // A newer connection drops what an older one still had to say.
+        let Some(keeper) = self.machine.keeper(id).filter(|keeper| keeper.link == Some(link)) else { return };
+        let (ending, serial) = (keeper.ending, keeper.serial);
+        if keeper.hung {
+            return keeper.unread.push((link, command));
+        }
+        self.trace.say(self.now, || format!("keeper {serial} hears {}", crate::words::heard(&command)));
+        match command {
+            Command::Line(line) => self.runtime_hears(id, line),
+            Command::StartRuntime { exec } | Command::Start { exec } if ending => {
+                self.keeper_tells(id, Told::Refused { exec });
+            }
+            Command::StartRuntime { exec } => {
+                if self.claim(id, &exec) {
+                    self.runtime_starts(id, exec);
+                }
+            }
+            Command::Start { exec } => {
+                if self.claim(id, &exec) {
+                    self.tool_starts(id, exec);
+                }
+            }
+            Command::Kill { exec } => self.kill(id, exec),
+            Command::Forget { exec } => {
+                let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+                if sandbox.known(&exec) != Known::Running {
+                    sandbox.shelf.remove(&exec);
+                }
+            }
+        }
+    }
+
+    /// True when the exec is this call's to start. Otherwise how it stands was told.
+    fn claim(&mut self, id: &SandboxId, exec: &str) -> bool {
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return false };
+        if !sandbox.shelf.contains_key(exec) {
+            sandbox.shelf.insert(exec.to_owned(), None);
+            return true;
+        }
+        self.tell_state(id, exec);
+        false
+    }
+
+    fn tell_state(&mut self, id: &SandboxId, exec: &str) {
+        let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
+        let exec = exec.to_owned();
+        let told = match sandbox.known(&exec) {
+            Known::Running => return,
+            Known::Exited(ended) => Told::Exited { exec, ended },
+            Known::Lost if sandbox.shelf.contains_key(&exec) => Told::Lost { exec },
+            Known::Lost => Told::Refused { exec },
+        };
+        self.keeper_tells(id, told);
+    }
+
+    fn tool_starts(&mut self, id: &SandboxId, exec: String) {
+        self.check_intent(&exec);
+        if self.rng.chance(20) {
+            let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+            sandbox.shelf.insert(exec.clone(), Some(Ended::NotStarted));
+            return self.keeper_tells(id, Told::Refused { exec });
+        }
+        let run = self.serial();
+        let acts = self.rng.delay(self.plan.tool_ms);
+        let ends = acts + self.rng.delay(self.plan.tool_ms);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        keeper.running.insert(exec.clone(), Running { run, doomed: false });
+        let (keeper, sandbox) = (keeper.serial, id.clone());
+        self.after(acts, Next::ToolActs { sandbox: sandbox.clone(), keeper, exec: exec.clone(), run });
+        self.after(ends, Next::ToolEnds { sandbox, keeper, exec, run });
+    }
+
+    fn running(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) -> Option<&mut Running> {
+        let keeper = self.machine.keeper(id).filter(|found| found.serial == keeper)?;
+        keeper.running.get_mut(exec).filter(|running| running.run == run)
+    }
+
+    /// The effect on the world: it cannot be taken back, and may not happen twice.
+    pub fn tool_acts(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
+        if self.running(id, keeper, exec, run).is_none() {
+            return;
+        }
+        self.trace.say(self.now, || format!("{exec} has its effect"));
+        self.tally.effects += 1;
+        self.check_effect(exec);
+    }
+
+    pub fn tool_ends(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
+        if self.machine.keeper(id).is_some_and(|found| found.serial == keeper && found.hung) {
+            let (sandbox, exec) = (id.clone(), exec.to_owned());
+            return self.after(HUNG_MS, Next::ToolEnds { sandbox, keeper, exec, run });
+        }
+        let Some(running) = self.running(id, keeper, exec, run).copied() else { return };
+        let ended = match (running.doomed, self.rng.below(10)) {
+            (true, _) => Ended::Signal(15),
+            (false, 0) => Ended::Code(1),
+            (false, 1) => Ended::Signal(9),
+            (false, _) => Ended::Code(0),
+        };
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let runtime = sandbox.keeper.as_ref().and_then(|keeper| keeper.runtime.as_ref());
+        if runtime.is_some_and(|runtime| runtime.exec == exec) {
+            return self.runtime_ends(id, ended);
+        }
+        sandbox.shelf.insert(exec.to_owned(), Some(ended));
+        if let Some(keeper) = &mut sandbox.keeper {
+            keeper.running.remove(exec);
+            keeper.ended.insert(exec.to_owned());
+        }
+        self.keeper_tells(id, Told::Exited { exec: exec.to_owned(), ended });
+    }
+
+    fn kill(&mut self, id: &SandboxId, exec: String) {
+        let pause = self.rng.delay(GRACE_MS / 100);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        match keeper.running.get_mut(&exec) {
+            Some(running) => {
+                running.doomed = true;
+                let (keeper, run, sandbox) = (keeper.serial, running.run, id.clone());
+                self.after(pause, Next::ToolEnds { sandbox, keeper, exec, run });
+            }
+            None if keeper.ended.contains(&exec) => {}
+            None => self.tell_state(id, &exec),
+        }
+    }
+
+    /// Begins the end of a sandbox.
+    pub fn keeper_asked_to_end(&mut self, id: &SandboxId) {
+        let pause = self.rng.delay(GRACE_MS / 100).min(2 * GRACE_MS);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        keeper.ending = true;
+        let (serial, execs) = (keeper.serial, keeper.running.keys().cloned().collect::<Vec<_>>());
+        for exec in execs {
+            self.kill(id, exec);
+        }
+        self.after(pause, Next::KeeperEnds { sandbox: id.clone(), keeper: serial });
+    }
+
+    pub fn keeper_ends(&mut self, id: &SandboxId, serial: u64) {
+        if self.machine.keeper(id).is_some_and(|keeper| keeper.serial == serial) {
+            self.keeper_dies(id, "it was asked to end");
+        }
+    }
+
+    /// The keeper is gone, and the kernel ends everything that it kept.
+    pub fn keeper_dies(&mut self, id: &SandboxId, why: &str) {
+        self.keeper_tells(id, Told::Closed);
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let Some(keeper) = sandbox.keeper.take() else { return };
+        let serial = keeper.serial;
+        self.say(|| format!("keeper {serial} of {id} dies: {why}"));
+    }
+
+    /// Stops a keeper for a while. What runs in its sandbox goes on.
+    pub fn keeper_hangs(&mut self, id: &SandboxId) {
+        let pause = self.rng.between(1_000, 200_000);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        keeper.hung = true;
+        let keeper = keeper.serial;
+        self.after(pause, Next::KeeperWakes { sandbox: id.clone(), keeper });
+    }
+
+    pub fn keeper_wakes(&mut self, id: &SandboxId, serial: u64) {
+        let Some(keeper) = self.machine.keeper(id).filter(|keeper| keeper.serial == serial) else { return };
+        keeper.hung = false;
+        for (link, command) in std::mem::take(&mut keeper.unread) {
+            self.keeper_obeys(id, link, command);
+        }
+    }
+
+    /// The link breaks; both ends live.
+    pub fn link_breaks(&mut self, id: &SandboxId) {
+        self.keeper_tells(id, Told::Closed);
+        if let Some(keeper) = self.machine.keeper(id) {
+            keeper.link = None;
+        }
+        self.say(|| format!("the link of {id} breaks"));
+    }
+
+    /// Everything dies at once, and files that nobody synced may be gone.
+    pub fn power_loss(&mut self) {
+        self.daemon_dies("the power went");
+        self.machine.boot += 1;
+        let ids: Vec<SandboxId> = self.machine.sandboxes.keys().cloned().collect();
+        for id in ids {
+            let Some(sandbox) = self.machine.sandboxes.get_mut(&id) else { continue };
+            sandbox.keeper = None;
+            let execs: Vec<String> = sandbox.shelf.keys().cloned().collect();
+            for exec in execs {
+                match self.rng.below(3) {
+                    0 => drop(sandbox.shelf.remove(&exec)),
+                    1 => drop(sandbox.shelf.insert(exec, None)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// A tool runs only when its intent was committed before.
+    fn check_intent(&mut self, exec: &str) {
+        let known = exec.parse::<ExecId>().is_ok_and(|exec| self.disk.intent(&exec).is_some());
+        if !known {
+            self.fail(format!("{exec} runs, and its intent is not on disk"));
+        }
+    }
+
+    /// No unsafe effect happens twice.
+    fn check_effect(&mut self, exec: &str) {
+        let Some((turn, step, ordinal)) = exec.parse().ok().and_then(|exec: ExecId| self.disk.intent(&exec))
+        else {
+            return;
+        };
+        let (turn, step, ordinal) = (turn.clone(), *step, *ordinal);
+        let Some(kept) = self.disk.turn(&turn) else { return };
+        let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
+        let Some(row) = row.filter(|row| row.kind == StepKind::Tool) else { return };
+        let tools = self.disk.agent(&kept.row.agent).map(|row| row.spec.tools.as_slice()).unwrap_or_default();
+        let is_safe = tools.iter().any(|tool| tool.name == row.name && tool.safe);
+        let name = row.name.clone();
+        let count = self.clients.effects.entry((turn.clone(), step, ordinal)).or_insert(0);
+        *count += 1;
+        if *count > 1 && !is_safe {
+            self.fail(format!("`{name}` had its effect twice, in {turn} step {step}.{ordinal}"));
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The engine in a simulated world: disk, host, model, callers and clock, chosen by a seed.
+//!
+//! Owns: everything around the engine, which is the one that the daemon links. The same seed makes the same world, so
+//! whatever fails can be seen again. What is simulated mirrors `commit.rs`, `shell.rs` and `act/` of the daemon, and
+//! the keeper and the runtime behind them.
+
+mod actor;
+mod checks;
+mod client;
+mod daemon;
+mod disk;
+mod fault;
+mod keeper;
+mod laws;
+mod model;
+mod plan;
+mod pulse;
+mod rng;
+mod room;
+mod run;
+mod runtime;
+mod tools;
+mod trace;
+mod words;
+mod world;
+
+pub use disk::Disk;
+pub use plan::Mutation;
+pub use run::{Failure, run, storms};
+pub use trace::Trace;
+pub use world::{Group, Tally, World};

@@ -1,0 +1,163 @@
+//! The provider of models: slow, talkative, fallible, and counting.
+
+use lodge_core::TurnId;
+use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
+use lodge_daemon::engine::{ModelAnswer, ModelFailure, ModelOrder, Seen};
+
+use crate::laws;
+use crate::world::{Next, World};
+
+/// One call that the daemon makes.
+#[derive(Debug)]
+pub struct Call {
+    order: ModelOrder,
+    /// What is still to come, the last first; `None` until the provider was asked.
+    rest: Option<Vec<Piece>>,
+    offset: u64,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Text(String),
+    Answer(ModelAnswer),
+    Failure(ModelFailure),
+}
+
+impl World {
+    pub fn call_model(&mut self, order: ModelOrder) {
+        let call = self.serial();
+        let (life, delay) = (self.life, order.delay_ms);
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.models.insert(order.turn.clone(), call);
+        daemon.calls.insert(call, Call { order, rest: None, offset: 0 });
+        self.after(delay, Next::ModelGoes { life, call });
+    }
+
+    pub fn cancel_model(&mut self, turn: &TurnId) {
+        let Some(daemon) = &mut self.daemon else { return };
+        if let Some(call) = daemon.models.remove(turn) {
+            daemon.calls.remove(&call);
+            self.asked.remove(turn);
+        }
+    }
+
+    /// The call is made, or its next piece arrives.
+    pub fn model_goes(&mut self, id: u64) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let Some(mut call) = daemon.calls.remove(&id) else { return };
+        let life = daemon.life;
+        let pause = self.rng.delay(self.plan.model_ms);
+        let (turn, step, attempt) = (call.order.turn.clone(), call.order.step, call.order.attempt);
+        let piece = match &mut call.rest {
+            None => {
+                self.check_request(&call.order);
+                call.rest = Some(self.answer_pieces());
+                None
+            }
+            Some(rest) => rest.pop(),
+        };
+        let end = match piece {
+            None => None,
+            Some(Piece::Text(text)) => {
+                let offset = call.offset;
+                call.offset += text.len() as u64;
+                self.tell(Seen::ModelText { turn: turn.clone(), step, attempt, offset, text });
+                None
+            }
+            Some(Piece::Answer(answer)) => {
+                Some(Seen::ModelAnswered { turn: turn.clone(), step, attempt, answer })
+            }
+            Some(Piece::Failure(failure)) => {
+                Some(Seen::ModelFailed { turn: turn.clone(), step, attempt, failure })
+            }
+        };
+        let Some(daemon) = &mut self.daemon else { return };
+        match end {
+            None => {
+                daemon.calls.insert(id, call);
+                self.after(pause, Next::ModelGoes { life, call: id });
+            }
+            Some(seen) => {
+                daemon.models.remove(&turn);
+                self.asked.remove(&turn);
+                self.tell(seen);
+            }
+        }
+    }
+
+    /// What the provider will say, the last first.
+    fn answer_pieces(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut whole = String::new();
+        for _ in 0..self.rng.below(4) {
+            // Letters of several bytes, so that offsets are of bytes and cuts are not anywhere.
+            let text =
+                (*self.rng.pick(&["a word ", "ein Wort, größer ", "言葉 ", "…"]).unwrap_or(&"")).to_owned();
+            whole.push_str(&text);
+            if self.rng.chance(700) {
+                pieces.push(Piece::Text(text));
+            } else {
+                // The rest was shown and not stored before the end.
+                break;
+            }
+        }
+        let end = if self.rng.chance(self.plan.model_fails) {
+            let retryable = self.rng.chance(800);
+            let after_ms = if self.rng.chance(200) { Some(self.rng.below(10_000)) } else { None };
+            let record = FailureRecord {
+                code: "model.failed".into(),
+                message: "it does not answer".into(),
+                hint: None,
+            };
+            Piece::Failure(ModelFailure { record, retryable, after_ms })
+        } else {
+            let calls = if self.rng.chance(self.plan.tools) { self.tool_calls() } else { Vec::new() };
+            let usage = Usage { input_tokens: self.rng.below(100), output_tokens: self.rng.below(100) };
+            Piece::Answer(ModelAnswer { text: whole, calls, usage })
+        };
+        pieces.push(end);
+        pieces.reverse();
+        pieces
+    }
+
+    fn tool_calls(&mut self) -> Vec<CallRecord> {
+        let count = self.rng.between(1, 4);
+        let mut calls = Vec::new();
+        for at in 0..count {
+            let name = *self.rng.pick(&["sh", "sh", "date", "date", "nope"]).unwrap_or(&"sh");
+            let arguments = if self.rng.chance(900) { "{}" } else { "not json" };
+            // The same ids in every answer: some models do that.
+            let at = if self.rng.chance(self.plan.twins) { 0 } else { at };
+            calls.push(CallRecord { id: format!("c{at}"), name: name.into(), arguments: arguments.into() });
+        }
+        calls
+    }
+
+    /// A stored answer is never asked for again, one call of a turn is made at a time, and what the model reads is
+    /// whole: every call has its result.
+    fn check_request(&mut self, order: &ModelOrder) {
+        self.tally.model_requests += 1;
+        let (turn, step) = (&order.turn, order.step);
+        self.trace
+            .say(self.now, || format!("the provider is asked: {turn} step {step} attempt {}", order.attempt));
+        if self.asked.insert(turn.clone(), self.life).is_some() {
+            self.fail(format!("{turn} has two model calls at a time"));
+        }
+        let Some(kept) = self.disk.turn(turn) else {
+            return self.fail(format!("a model is asked about {turn}, which is not on disk"));
+        };
+        let answers: Vec<u32> = kept
+            .messages
+            .iter()
+            .filter(|message| message.role == Role::Assistant)
+            .map(|message| message.step)
+            .collect();
+        if answers.contains(&step) {
+            self.fail(format!("{turn} has an answer for step {step}, and it is asked for again"));
+        } else if answers.len() != step as usize - 1 {
+            self.fail(format!("{turn} asks for step {step}, and has {} answers on disk", answers.len()));
+        } else if let Some(call) = laws::open_calls(kept).first() {
+            self.fail(format!("{turn} asks for step {step}, and its call {call} has no result on disk"));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What kind of world a seed makes: how wide, how slow, and what goes wrong in it.
+
+use lodge_core::lineage::Policy;
+
+use crate::rng::Rng;
+
+/// A deliberate bug in the simulated shell: a simulation that finds none of them proves nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    None,
+    /// Replies and effects leave before their commit.
+    EarlyRelease,
+    /// A tool's intent is not written.
+    LostIntent,
+    /// A runtime does not ask again for what a dead daemon did not answer.
+    NoResend,
+    /// An exec of which nobody knows how it ended runs again, safe or not.
+    BlindRerun,
+    /// The end of a program is not told to the engine.
+    DeafActor,
+    /// A runtime that gives no sign of life is told to be dead before it is.
+    HastyDeath,
+    /// A keeper that takes over a sandbox does not know what its predecessor claimed.
+    LostClaims,
+}
+
+/// What can go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    DaemonDies,
+    /// At the next moment of this kind.
+    DaemonDiesAt(Point),
+    DiskFails,
+    DiskFull,
+    KeeperDies,
+    RuntimeDies,
+    RuntimeExits,
+    RuntimeHangs,
+    KeeperHangs,
+    LinkCut,
+    PowerLoss,
+    ClockJumps,
+    SpawnFails,
+    SandboxSticks,
+    FilesStick,
+}
+
+/// Moments of the one path at which dying is most interesting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    Decided,
+    Committed,
+    HalfReleased,
+    Adopted,
+}
+
+const FAULTS: [Fault; 18] = [
+    Fault::DaemonDies,
+    Fault::DaemonDiesAt(Point::Decided),
+    Fault::DaemonDiesAt(Point::Committed),
+    Fault::DaemonDiesAt(Point::HalfReleased),
+    Fault::DaemonDiesAt(Point::Adopted),
+    Fault::DiskFails,
+    Fault::DiskFull,
+    Fault::KeeperDies,
+    Fault::RuntimeDies,
+    Fault::RuntimeExits,
+    Fault::RuntimeHangs,
+    Fault::KeeperHangs,
+    Fault::LinkCut,
+    Fault::PowerLoss,
+    Fault::ClockJumps,
+    Fault::SpawnFails,
+    Fault::SandboxSticks,
+    Fault::FilesStick,
+];
+
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub agents_max: usize,
+    /// Sessions of each agent.
+    pub sessions: u64,
+    pub callers: usize,
+    pub link_ms: u64,
+    pub disk_ms: u64,
+    pub model_ms: u64,
+    pub tool_ms: u64,
+    pub pause_ms: u64,
+    /// After how long without work the writer rests; the daemon's second is long in a world this quick.
+    pub rest_ms: u64,
+    pub fault_every_ms: u64,
+    pub faults: Vec<Fault>,
+    /// What the daemon is set to do about work whose process died.
+    pub policy: Policy,
+    /// How often, in a thousand, a step takes several inputs.
+    pub crowd: u64,
+    /// How often, in a thousand, an answer asks for tools.
+    pub tools: u64,
+    /// How often, in a thousand, a model call fails.
+    pub model_fails: u64,
+    /// How often, in a thousand, a caller asks again without need.
+    pub impatient: u64,
+    /// How often, in a thousand, a runtime says something that is not so.
+    pub lies: u64,
+    /// How often, in a thousand, two calls of an answer have the same id.
+    pub twins: u64,
+}
+
+impl Plan {
+    /// Every seed gets its own mixture, so that rare combinations are common in some world.
+    pub fn new(rng: &mut Rng) -> Plan {
+        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.chance(500)).collect();
+        if faults.is_empty() {
+            faults.push(Fault::DaemonDies);
+        }
+        // Now and then one agent with more sessions than it works on at a time.
+        let wide = rng.chance(30);
+        let pick = |rng: &mut Rng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
+        Plan {
+            agents_max: if wide { 1 } else { rng.between(1, 6) as usize },
+            sessions: if wide { 300 } else { rng.between(1, 4) },
+            callers: if wide { 300 } else { rng.between(1, 8) as usize },
+            link_ms: pick(rng, &[1, 3, 20]),
+            disk_ms: pick(rng, &[0, 1, 4, 40]),
+            model_ms: pick(rng, &[1, 10, 100]),
+            tool_ms: pick(rng, &[1, 10, 200]),
+            pause_ms: pick(rng, &[1, 10, 100]),
+            rest_ms: pick(rng, &[20, 1_000]),
+            fault_every_ms: pick(rng, &[50, 200, 1_000, 5_000]),
+            faults,
+            policy: rng.pick(&Policy::ALL).copied().unwrap_or(Policy::Revive),
+            crowd: pick(rng, &[0, 100, 900]),
+            tools: pick(rng, &[100, 500, 800]),
+            model_fails: pick(rng, &[0, 50, 300]),
+            impatient: pick(rng, &[0, 50, 300]),
+            lies: pick(rng, &[0, 0, 0, 20]),
+            twins: pick(rng, &[0, 0, 20]),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A run: storms and calms until enough steps were made, or a law did not hold.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use lodge_core::lineage::{LineageState, Policy};
+
+use crate::client::What;
+use crate::plan::Mutation;
+use crate::trace::Trace;
+use crate::world::{Tally, World};
+
+/// Engine steps between two calms.
+const STORM_STEPS: u64 = 1_500;
+/// Moments in a storm without a step of the engine.
+const IDLE_MOMENTS_MAX: u64 = 200_000;
+/// How long everything that is under way may take once nothing goes wrong any more: longer than any wait there is.
+const CALM_MS_MAX: u64 = 3_600_000;
+/// Moments within which a calm has to come to rest.
+const CALM_MOMENTS_MAX: u64 = 400_000;
+
+/// A law that did not hold, and how to see it again.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub seed: u64,
+    pub step: u64,
+    pub what: String,
+    /// The last things that happened.
+    pub trace: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for line in &self.trace {
+            writeln!(f, "{line}")?;
+        }
+        write!(f, "seed {} step {}: {}", self.seed, self.step, self.what)
+    }
+}
+
+/// Runs one seed for about so many steps of the engine. A failure is run again to tell how it came about.
+pub fn run(seed: u64, steps: u64, mutation: Mutation, trace: usize) -> Result<Tally, Box<Failure>> {
+    let mut world = World::new(seed, mutation, Trace::new(0));
+    if storms(&mut world, steps).is_ok() {
+        return Ok(world.tally);
+    }
+    let mut again = World::new(seed, mutation, Trace::new(trace));
+    let what = storms(&mut again, steps).err();
+    Err(Box::new(Failure {
+        seed,
+        step: again.tally.steps,
+        what: what.unwrap_or_else(|| format!("it does not fail when run again: {:?}", world.broken)),
+        trace: again.trace.lines().map(str::to_owned).collect(),
+    }))
+}
+
+/// Storms and calms, and what went wrong first. A panic of the engine is a law that did not hold.
+pub fn storms(world: &mut World, steps: u64) -> Result<(), String> {
+    while world.tally.steps < steps && world.broken.is_none() {
+        let until = (world.tally.steps + STORM_STEPS).min(steps);
+        let round = catch_unwind(AssertUnwindSafe(|| round(world, until)));
+        if let Err(panic) = round {
+            let words = panic.downcast_ref::<String>().cloned();
+            let words = words.or_else(|| panic.downcast_ref::<&str>().map(|words| (*words).to_owned()));
+            world.fail(format!("panic: {}", words.unwrap_or_default()));
+        }
+    }
+    match world.broken.take() {
+        None => Ok(()),
+        Some(what) => Err(what),
+    }
+}
+
+fn round(world: &mut World, until: u64) {
+    world.storm_begins();
+    let mut idle = (world.tally.steps, 0);
+    while world.tally.steps < until && world.broken.is_none() && world.tick() {
+        idle = if idle.0 == world.tally.steps { (idle.0, idle.1 + 1) } else { (world.tally.steps, 0) };
+        if idle.1 > IDLE_MOMENTS_MAX {
+            world.fail("a storm goes on, and nothing reaches the engine");
+        }
+    }
+    world.calm_down();
+    let harmed = world.disk.live_turns().map(|turn| turn.row.id.clone());
+    let harmed = harmed.filter(|turn| world.clients.harmed.contains(turn));
+    let errands = harmed.map(What::Interrupt).collect();
+    send(world, errands);
+    come_to_rest(world);
+    // Agents that failed or stopped are started, so that every turn that waits for one can end.
+    let waiting: std::collections::BTreeSet<_> =
+        world.disk.live_turns().map(|turn| turn.row.agent.clone()).collect();
+    if world.broken.is_some() || waiting.is_empty() {
+        return;
+    }
+    let errands = waiting.into_iter().map(|agent| match world.disk.lineage(&agent) {
+        Some(row) if row.state == LineageState::AskPending => {
+            let (lineage, policy) = (row.id.clone(), Policy::Revive);
+            What::Settle { agent, lineage, policy }
+        }
+        Some(_) | None => What::Start(agent),
+    });
+    let errands = errands.collect();
+    send(world, errands);
+    come_to_rest(world);
+    let open = world.disk.live_turns().next().map(|turn| turn.row.id.clone());
+    if let Some(turn) = open {
+        world.fail(format!("every agent runs, and {turn} does not end"));
+    }
+}
+
+/// Lets callers do something certain before they rest.
+fn send(world: &mut World, errands: Vec<What>) {
+    world.clients.errands = errands;
+    let idle = (0..world.clients.callers.len()).filter(|at| world.clients.callers[*at].asks.is_none());
+    for caller in idle.collect::<Vec<_>>() {
+        world.caller_later(caller, 0);
+    }
+}
+
+/// Lets everything that is under way happen. What still waits after a long time waits for ever.
+fn come_to_rest(world: &mut World) {
+    let (mut moments, until) = (0, world.now + CALM_MS_MAX);
+    while world.broken.is_none() && moments < CALM_MOMENTS_MAX && world.now < until && world.tick() {
+        moments += 1;
+    }
+    if world.broken.is_none() {
+        world.check_rest();
+    }
+    if moments == CALM_MOMENTS_MAX {
+        world.fail("it does not come to rest");
+    }
+}

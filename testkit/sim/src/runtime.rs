@@ -1,0 +1,264 @@
+//! The agent loop, as the runtime protocol describes it: it asks, it asks again after a new `initialize`, it forgets.
+
+use lodge_core::record::{CallRecord, FailureRecord};
+use lodge_core::{SandboxId, TurnId};
+use lodge_daemon::engine::Ask;
+use serde_json::{Value, json};
+
+use crate::keeper::{Ended, Running, Told};
+use crate::plan::Mutation;
+use crate::world::{Next, World};
+
+/// Model calls in one turn.
+const ITERATIONS_MAX: u32 = 20;
+
+/// A line to a runtime.
+#[derive(Debug)]
+pub enum Line {
+    Initialize { probe: (u64, u32), epoch: u64 },
+    Run { turn: TurnId, step: u32, calls: Vec<CallRecord> },
+    Interrupt { turn: TurnId },
+    Answer { id: Value, answer: Result<Value, FailureRecord> },
+}
+
+/// A line from a runtime.
+#[derive(Debug)]
+pub enum Said {
+    Ready { probe: (u64, u32), running: Vec<TurnId> },
+    Stale { probe: (u64, u32) },
+    Asked { id: Value, ask: Ask },
+    Refused { turn: TurnId },
+}
+
+#[derive(Debug, Default)]
+pub struct Runtime {
+    pub exec: String,
+    epoch: u64,
+    turns: Vec<Turn>,
+    unanswered: Vec<(String, Ask)>,
+    /// Stopped: it reads nothing until it wakes.
+    pub hung: bool,
+    unread: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    id: TurnId,
+    step: u32,
+}
+
+impl World {
+    pub fn runtime_starts(&mut self, id: &SandboxId, exec: String) {
+        let run = self.serial();
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        if keeper.runtime.is_some() {
+            return self.fail(format!("{id} was to have two runtimes at once: {exec} is the second"));
+        }
+        keeper.running.insert(exec.clone(), Running { run, doomed: false });
+        keeper.runtime = Some(Runtime { exec, ..Runtime::default() });
+    }
+
+    /// The runtime's process ends; its keeper lives and records it.
+    pub fn runtime_ends(&mut self, id: &SandboxId, ended: Ended) {
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let Some(keeper) = &mut sandbox.keeper else { return };
+        let Some(runtime) = keeper.runtime.take() else { return };
+        keeper.running.remove(&runtime.exec);
+        keeper.ended.insert(runtime.exec.clone());
+        sandbox.shelf.insert(runtime.exec.clone(), Some(ended));
+        self.say(|| format!("the runtime of {id} ends: {ended:?}"));
+        self.keeper_tells(id, Told::Exited { exec: runtime.exec, ended });
+    }
+
+    /// A stopped process reads on from where it was.
+    pub fn runtime_wakes(&mut self, id: &SandboxId, serial: u64) {
+        let keeper = self.machine.keeper(id).filter(|keeper| keeper.serial == serial);
+        let Some(runtime) = keeper.and_then(|keeper| keeper.runtime.as_mut()) else { return };
+        runtime.hung = false;
+        for line in std::mem::take(&mut runtime.unread) {
+            self.runtime_hears(id, line);
+        }
+    }
+
+    pub fn runtime_hears(&mut self, id: &SandboxId, line: Line) {
+        let odd = self.rng.below(1_000);
+        let resends = self.mutation != Mutation::NoResend;
+        let Some(runtime) = self.machine.keeper(id).and_then(|keeper| keeper.runtime.as_mut()) else {
+            return;
+        };
+        if runtime.hung {
+            runtime.unread.push(line);
+            return;
+        }
+        let mut said = Vec::new();
+        match line {
+            Line::Initialize { probe, epoch } if epoch < runtime.epoch => said.push(Said::Stale { probe }),
+            Line::Initialize { probe, epoch } => {
+                runtime.epoch = epoch;
+                let running = runtime.turns.iter().map(|turn| turn.id.clone()).collect();
+                said.push(Said::Ready { probe, running });
+                if resends {
+                    said.extend(runtime.unanswered.iter().map(|(id, ask)| asked(id, ask)));
+                }
+            }
+            Line::Run { turn, .. } if odd < 3 => said.push(Said::Refused { turn }),
+            Line::Run { turn, step, calls } => {
+                if !runtime.turns.iter().any(|known| known.id == turn) {
+                    runtime.turns.push(Turn { id: turn.clone(), step });
+                    runtime.call_tools(&turn, step.saturating_sub(1), calls, odd, &mut said);
+                    runtime.go_on(&turn, &mut said);
+                }
+            }
+            Line::Interrupt { turn } => runtime.forget(&turn),
+            Line::Answer { id, answer } => runtime.answered(&id, answer, odd, &mut said),
+        }
+        if !self.calm && self.rng.chance(self.plan.lies) {
+            said.extend(self.lie());
+        }
+        self.note_refusals(id, &said);
+        for one in said {
+            self.keeper_tells(id, Told::Said(one));
+        }
+    }
+
+    fn note_refusals(&mut self, id: &SandboxId, said: &[Said]) {
+        let Some(agent) = self.machine.sandboxes.get(id).map(|sandbox| sandbox.agent.clone()) else { return };
+        for one in said {
+            if let Said::Refused { turn } = one
+                && self.disk.turn(turn).is_some_and(|kept| kept.row.agent == agent)
+            {
+                self.clients.refused.insert(turn.clone());
+            }
+        }
+    }
+
+    /// Something that is not so, about any turn that anybody heard of: at worst another agent's.
+    fn lie(&mut self) -> Option<Said> {
+        let turn = self.rng.pick(&self.clients.turns)?.clone();
+        // It may harm its own: such a turn need not end by itself.
+        self.clients.harmed.insert(turn.clone());
+        let step = u32::try_from(self.rng.below(4)).unwrap_or(0);
+        let call = format!("c{}", self.rng.below(5));
+        let ask = match self.rng.below(5) {
+            0 => return Some(Said::Refused { turn }),
+            1 => Ask::Model { turn, step, context: "c".to_owned(), from_turn: 1 },
+            2 => {
+                let (bin, args, stdin) = ("sh".to_owned(), Vec::new(), Vec::new());
+                Ask::Exec { turn, step, call, bin, args, stdin }
+            }
+            3 => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
+            _ => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
+        };
+        Some(Said::Asked { id: json!("lie"), ask })
+    }
+
+    /// Stops a runtime for a while.
+    pub fn runtime_hangs(&mut self, id: &SandboxId) {
+        let pause = self.rng.between(1_000, 120_000);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        let serial = keeper.serial;
+        let Some(runtime) = &mut keeper.runtime else { return };
+        runtime.hung = true;
+        self.after(pause, Next::RuntimeWakes { sandbox: id.clone(), keeper: serial });
+    }
+}
+
+impl Runtime {
+    fn forget(&mut self, turn: &TurnId) {
+        self.turns.retain(|known| known.id != *turn);
+        self.unanswered.retain(|(_, ask)| ask.turn() != turn);
+    }
+
+    fn ask(&mut self, id: String, ask: Ask, said: &mut Vec<Said>) {
+        said.push(asked(&id, &ask));
+        self.unanswered.push((id, ask));
+    }
+
+    fn answered(&mut self, id: &Value, answer: Result<Value, FailureRecord>, odd: u64, said: &mut Vec<Said>) {
+        let Some(at) = self.unanswered.iter().position(|(known, _)| Some(known.as_str()) == id.as_str())
+        else {
+            return;
+        };
+        let (_, ask) = self.unanswered.remove(at);
+        let turn = ask.turn().clone();
+        match (ask, answer) {
+            (Ask::Finish { .. }, _) => self.forget(&turn),
+            (Ask::Model { step, .. }, Ok(answer)) => self.model_answered(&turn, step, &answer, odd, said),
+            (Ask::Exec { .. } | Ask::Answer { .. }, Ok(_)) => self.go_on(&turn, said),
+            (Ask::Model { .. } | Ask::Exec { .. } | Ask::Answer { .. }, Err(failure)) => {
+                if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
+                    return self.forget(&turn);
+                }
+                self.unanswered.retain(|(_, ask)| *ask.turn() != turn);
+                let FailureRecord { code, message, .. } = failure;
+                self.ask(format!("{turn}:f"), Ask::Finish { turn, code, message }, said);
+            }
+        }
+    }
+
+    fn model_answered(&mut self, turn: &TurnId, step: u32, answer: &Value, odd: u64, said: &mut Vec<Said>) {
+        if answer["finished"] == json!(true) {
+            return self.forget(turn);
+        }
+        if let Some(running) = self.turns.iter_mut().find(|known| known.id == *turn) {
+            running.step = step + 1;
+        }
+        let text = |call: &Value, key: &str| call[key].as_str().unwrap_or_default().to_owned();
+        let calls = answer["calls"].as_array().into_iter().flatten().map(|call| CallRecord {
+            id: text(call, "id"),
+            name: text(call, "name"),
+            arguments: text(call, "arguments"),
+        });
+        self.call_tools(turn, step, calls.collect(), odd, said);
+        self.go_on(turn, said);
+    }
+
+    fn call_tools(
+        &mut self,
+        turn: &TurnId,
+        step: u32,
+        calls: Vec<CallRecord>,
+        odd: u64,
+        said: &mut Vec<Said>,
+    ) {
+        for (at, call) in calls.iter().enumerate() {
+            // The same id twice is one call.
+            if calls[..at].iter().any(|before| before.id == call.id) {
+                continue;
+            }
+            let (turn, bin) = (turn.clone(), call.name.clone());
+            // A careless runtime asks for a tool that its agent does not have.
+            let knows = bin != "nope" || odd.is_multiple_of(50);
+            let ask = if call.arguments == "{}" && knows {
+                let (args, stdin) = (vec!["x".to_owned()], Vec::new());
+                Ask::Exec { turn: turn.clone(), step, call: call.id.clone(), bin, args, stdin }
+            } else {
+                let text = "not run".to_owned();
+                Ask::Answer { turn: turn.clone(), step, call: call.id.clone(), text, error: true }
+            };
+            self.ask(format!("{turn}:t{step}.{}", call.id), ask, said);
+        }
+    }
+
+    /// Asks the model again once nothing of the turn is unanswered.
+    fn go_on(&mut self, turn: &TurnId, said: &mut Vec<Said>) {
+        if self.unanswered.iter().any(|(_, ask)| ask.turn() == turn) {
+            return;
+        }
+        let Some(step) = self.turns.iter().find(|known| known.id == *turn).map(|known| known.step) else {
+            return;
+        };
+        let turn = turn.clone();
+        if step > ITERATIONS_MAX {
+            let (code, message) = ("turn.max_iterations".to_owned(), "too many".to_owned());
+            self.ask(format!("{turn}:f"), Ask::Finish { turn, code, message }, said);
+        } else {
+            let ask = Ask::Model { turn: turn.clone(), step, context: "c".to_owned(), from_turn: 1 };
+            self.ask(format!("{turn}:m{step}"), ask, said);
+        }
+    }
+}
+
+fn asked(id: &str, ask: &Ask) -> Said {
+    Said::Asked { id: json!(id), ask: ask.clone() }
+}

@@ -1,0 +1,64 @@
+//! An agent's tool calls, as its task handles them: asked of the keeper, settled by the ledger, told to the engine.
+
+use lodge_core::AgentId;
+use lodge_core::ledger::{self, Doubt, Repeat, Settle};
+use lodge_core::record::ExecRequest;
+use lodge_daemon::engine::{ExecEnd, ExecHow, Part, Seen};
+
+use crate::actor::runtime_exec;
+use crate::keeper::Command;
+use crate::plan::Mutation;
+use crate::world::World;
+
+impl World {
+    pub fn start_exec(
+        &mut self,
+        agent: &AgentId,
+        exec: &str,
+        request: ExecRequest,
+        repeat: Repeat,
+        resumed: bool,
+    ) {
+        let boot = self.host().boot;
+        let Some(up) = self.linked(agent) else { return };
+        let (other_boot, sandbox) = (request.boot != boot, up.row.sandbox.clone());
+        up.open.insert(exec.to_owned(), (request, repeat));
+        let claimed =
+            self.machine.sandboxes.get(&sandbox).is_some_and(|found| found.shelf.contains_key(exec));
+        if resumed && other_boot && !claimed && ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
+            return self.tell_lost(agent, exec);
+        }
+        self.send(agent, Command::Start { exec: exec.to_owned() });
+    }
+
+    /// Claimed by a keeper that died, without an outcome.
+    pub fn lost(&mut self, agent: &AgentId, exec: &str) {
+        let blind = self.mutation == Mutation::BlindRerun;
+        let Some(up) = self.linked(agent) else { return };
+        if exec == runtime_exec(up.row.runs) {
+            let run = up.row.runs;
+            return self.tell_died(agent, run, Part::Runtime);
+        }
+        let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
+        match ledger::settle(Doubt::ClaimedOnly, repeat) {
+            Settle::Unknown if !blind => self.tell_lost(agent, exec),
+            Settle::Rerun | Settle::Unknown => {
+                self.send(agent, Command::Forget { exec: exec.to_owned() });
+                self.start_exec(agent, exec, request, repeat, false);
+            }
+        }
+    }
+
+    fn tell_lost(&mut self, agent: &AgentId, exec: &str) {
+        self.linked(agent).into_iter().for_each(|up| drop(up.open.remove(exec)));
+        self.tally.unknown += 1;
+        self.tell_end(exec, ExecHow::Lost);
+    }
+
+    pub fn tell_end(&mut self, exec: &str, how: ExecHow) {
+        if let Ok(exec) = exec.parse() {
+            let end = ExecEnd { how, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
+            self.tell(Seen::ExecEnded { exec, end });
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What happened, in few enough words to read a page of it.
+
+use lodge_core::record::FailureRecord;
+use lodge_daemon::engine::{Command, Effect, Input, Seen, SessionChoice};
+use lodge_proto::ErrorBody;
+use serde_json::Value;
+
+use crate::keeper;
+use crate::runtime::Line;
+
+pub fn input(input: &Input) -> String {
+    match input {
+        Input::Api { ticket, request, command } => {
+            let id = request.as_ref().map_or("-", |request| request.request_id.as_str());
+            format!("ticket {ticket} {id} {}", self::command(command))
+        }
+        Input::Seen(Seen::Asked { ask, .. }) => format!("{ask:?}"),
+        Input::Seen(seen) => format!("{seen:?}"),
+    }
+}
+
+fn command(command: &Command) -> String {
+    match command {
+        Command::CreateAgent(new) => format!("CreateAgent {}", new.image),
+        Command::SendTurn(new) => {
+            let session = match &new.session {
+                SessionChoice::Fresh => "a new session",
+                SessionChoice::Named { id, .. } => id.as_str(),
+            };
+            format!("SendTurn {} to {} in {session}", new.text, new.agent)
+        }
+        Command::StartAgent { .. }
+        | Command::StopAgent { .. }
+        | Command::KillAgent { .. }
+        | Command::SettleLineage(_)
+        | Command::RemoveAgent { .. }
+        | Command::InterruptTurn { .. }
+        | Command::Again { .. }
+        | Command::Keep { .. } => format!("{command:?}"),
+    }
+}
+
+pub fn effect(effect: &Effect) -> String {
+    match effect {
+        Effect::Up { row, how } => {
+            format!(
+                "Up {} {} {how:?}, {} incarnation {} run {}",
+                row.id, row.sandbox, row.state, row.incarnation, row.runs
+            )
+        }
+        Effect::Answer { id, answer, .. } => answer_line(id, answer),
+        Effect::CallModel(order) => {
+            format!("CallModel {} step {} attempt {}", order.turn, order.step, order.attempt)
+        }
+        Effect::Down { .. }
+        | Effect::KillRuntime { .. }
+        | Effect::KillSandbox { .. }
+        | Effect::ReviveLater { .. }
+        | Effect::Clear { .. }
+        | Effect::RunTurn { .. }
+        | Effect::DropTurn { .. }
+        | Effect::CancelModel { .. }
+        | Effect::StartExec { .. }
+        | Effect::KillExec { .. }
+        | Effect::ForgetExec { .. } => format!("{effect:?}"),
+    }
+}
+
+pub fn heard(command: &keeper::Command) -> String {
+    match command {
+        keeper::Command::Line(Line::Answer { id, answer }) => answer_line(id, answer),
+        keeper::Command::Line(line) => format!("{line:?}"),
+        keeper::Command::StartRuntime { .. }
+        | keeper::Command::Start { .. }
+        | keeper::Command::Kill { .. }
+        | keeper::Command::Forget { .. } => format!("{command:?}"),
+    }
+}
+
+fn answer_line(id: &Value, answer: &Result<Value, FailureRecord>) -> String {
+    match answer {
+        Ok(answer) => format!("Answer {id} {answer}"),
+        Err(failure) => format!("Answer {id} {}", failure.code),
+    }
+}
+
+pub fn reply(reply: &Result<Value, ErrorBody>) -> String {
+    match reply {
+        Ok(answer) => format!("{} is {}", answer["id"], answer["status"]),
+        Err(refusal) => format!("{}: {}", refusal.data.code, refusal.message),
+    }
+}

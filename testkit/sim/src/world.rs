@@ -1,0 +1,343 @@
+//! Everything that is, and the order in which it happens.
+//!
+//! Owns: time, chance, and the queue of what is to come. Each happening is one atomic moment; what it leads to comes
+//! later, at a moment that the seed chooses.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
+use lodge_daemon::engine::Seen;
+
+use crate::client::Clients;
+use crate::daemon::Daemon;
+use crate::disk::Disk;
+use crate::keeper::{Command, Machine, Told};
+use crate::plan::{Mutation, Plan, Point};
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+/// The wall clock at the beginning.
+const DAWN_MS: i64 = 1_700_000_000_000;
+
+/// One thing that is to happen.
+#[derive(Debug)]
+pub enum Next {
+    /// The engine takes what waits.
+    Decide {
+        life: u64,
+    },
+    /// The writer has waited long enough for company.
+    LazyOver {
+        life: u64,
+        wait: u64,
+    },
+    /// The writer has had nothing to do for a while.
+    Rest {
+        life: u64,
+        wait: u64,
+    },
+    /// The disk is done with a group.
+    Written {
+        life: u64,
+    },
+    /// The pause before a revival is over.
+    Revival {
+        life: u64,
+        agent: AgentId,
+        run: u32,
+    },
+    /// A look at whether an agent gives signs of life.
+    Look {
+        life: u64,
+        agent: AgentId,
+        pulse: u64,
+    },
+    KeeperWakes {
+        sandbox: SandboxId,
+        keeper: u64,
+    },
+    /// There is room on the disk again.
+    Room {
+        life: u64,
+    },
+    /// What waited for the group goes out.
+    Release {
+        life: u64,
+    },
+    /// An agent's task goes on with what it was busy with.
+    Go {
+        life: u64,
+        agent: AgentId,
+        busy: u64,
+    },
+    ProbeOver {
+        life: u64,
+        agent: AgentId,
+        link: u64,
+        probe: u32,
+    },
+    /// A command reaches a keeper.
+    Down {
+        sandbox: SandboxId,
+        link: u64,
+        command: Box<Command>,
+    },
+    /// Something that a keeper said reaches the agent's task.
+    Up {
+        life: u64,
+        agent: AgentId,
+        link: u64,
+        told: Box<Told>,
+    },
+    ToolActs {
+        sandbox: SandboxId,
+        keeper: u64,
+        exec: String,
+        run: u64,
+    },
+    ToolEnds {
+        sandbox: SandboxId,
+        keeper: u64,
+        exec: String,
+        run: u64,
+    },
+    KeeperEnds {
+        sandbox: SandboxId,
+        keeper: u64,
+    },
+    RuntimeWakes {
+        sandbox: SandboxId,
+        keeper: u64,
+    },
+    ModelGoes {
+        life: u64,
+        call: u64,
+    },
+    Client {
+        caller: usize,
+        turn: u64,
+    },
+    DaemonStarts,
+    Fault {
+        storm: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Due {
+    at: u64,
+    serial: u64,
+    next: Next,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.serial == other.serial
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.serial).cmp(&(other.at, other.serial))
+    }
+}
+
+/// What a run amounted to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub steps: u64,
+    pub commits: u64,
+    pub events: u64,
+    pub lives: u64,
+    pub turns: u64,
+    pub effects: u64,
+    pub unknown: u64,
+    pub model_requests: u64,
+    pub told: u64,
+    pub faults: u64,
+    pub rebuilt: u64,
+    pub halts: u64,
+    pub revived: u64,
+    pub ended: u64,
+}
+
+impl Tally {
+    #[must_use]
+    pub fn plus(self, other: Tally) -> Tally {
+        Tally {
+            steps: self.steps + other.steps,
+            commits: self.commits + other.commits,
+            events: self.events + other.events,
+            lives: self.lives + other.lives,
+            turns: self.turns + other.turns,
+            effects: self.effects + other.effects,
+            unknown: self.unknown + other.unknown,
+            model_requests: self.model_requests + other.model_requests,
+            told: self.told + other.told,
+            faults: self.faults + other.faults,
+            rebuilt: self.rebuilt + other.rebuilt,
+            halts: self.halts + other.halts,
+            revived: self.revived + other.revived,
+            ended: self.ended + other.ended,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub plan: Plan,
+    pub mutation: Mutation,
+    pub rng: Rng,
+    pub now: u64,
+    pub skew: i64,
+    heap: BinaryHeap<Reverse<Due>>,
+    serial: u64,
+    pub disk: Disk,
+    pub daemon: Option<Daemon>,
+    /// Raised by every start of a daemon.
+    pub life: u64,
+    pub machine: Machine,
+    pub clients: Clients,
+    pub tally: Tally,
+    pub trace: Trace,
+    pub broken: Option<String>,
+    /// Raised by every storm; faults of an earlier one do not come any more.
+    pub storm: u64,
+    pub calm: bool,
+    pub die_at: Option<Point>,
+    pub disk_fails: bool,
+    pub disk_full: bool,
+    /// The newest event that a subscriber has read.
+    pub cursor: u64,
+    pub prints: Vec<crate::disk::Print>,
+    /// Turns whose model call is with the provider, in which life.
+    pub asked: std::collections::BTreeMap<TurnId, u64>,
+    /// Every group that was committed, for whoever wants to compare; empty unless asked for.
+    pub kept: Option<Vec<Group>>,
+}
+
+/// One transaction, or the opening of the store before a boot.
+#[derive(Debug)]
+pub enum Group {
+    Opened,
+    Writes(Vec<lodge_core::record::Write>),
+}
+
+impl World {
+    pub fn new(seed: u64, mutation: Mutation, trace: Trace) -> World {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(&mut rng);
+        let clients = Clients::new(plan.callers);
+        World {
+            plan,
+            mutation,
+            rng,
+            now: 0,
+            skew: 0,
+            heap: BinaryHeap::new(),
+            serial: 0,
+            disk: Disk::default(),
+            daemon: None,
+            life: 0,
+            machine: Machine::default(),
+            clients,
+            tally: Tally::default(),
+            trace,
+            broken: None,
+            storm: 0,
+            calm: true,
+            die_at: None,
+            disk_fails: false,
+            disk_full: false,
+            cursor: 0,
+            prints: Vec::new(),
+            asked: std::collections::BTreeMap::new(),
+            kept: None,
+        }
+    }
+
+    /// The wall clock, which may jump.
+    pub fn wall(&self) -> Timestamp {
+        Timestamp::from_ms(DAWN_MS + self.skew + self.now.cast_signed())
+    }
+
+    pub fn serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    pub fn after(&mut self, delay_ms: u64, next: Next) {
+        self.at(self.now + delay_ms, next);
+    }
+
+    pub fn at(&mut self, at: u64, next: Next) {
+        let serial = self.serial();
+        self.heap.push(Reverse(Due { at, serial, next }));
+    }
+
+    /// Remembers the first law that did not hold. The run ends there.
+    pub fn fail(&mut self, what: impl Into<String>) {
+        if self.broken.is_none() {
+            self.broken = Some(what.into());
+        }
+    }
+
+    pub fn say(&mut self, what: impl FnOnce() -> String) {
+        self.trace.say(self.now, what);
+    }
+
+    /// One moment. False: nothing is to come.
+    pub fn tick(&mut self) -> bool {
+        let Some(Reverse(due)) = self.heap.pop() else { return false };
+        self.now = due.at;
+        self.happen(due.next);
+        true
+    }
+
+    fn happen(&mut self, next: Next) {
+        match next {
+            Next::Decide { life } => self.in_life(life, World::decide),
+            Next::LazyOver { life, wait } => self.in_life(life, |world| world.lazy_over(wait)),
+            Next::Rest { life, wait } => self.in_life(life, |world| world.rest(wait)),
+            Next::Written { life } => self.in_life(life, World::written),
+            Next::Revival { life, agent, run } => {
+                self.in_life(life, |world| world.tell(Seen::RevivalDue { agent, run }));
+            }
+            Next::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
+            Next::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
+            Next::Room { life } => self.in_life(life, World::room),
+            Next::Release { life } => self.in_life(life, World::release),
+            Next::Go { life, agent, busy } => self.in_life(life, |world| world.actor_goes(&agent, busy)),
+            Next::ProbeOver { life, agent, link, probe } => {
+                self.in_life(life, |world| world.probe_over(&agent, link, probe));
+            }
+            Next::Up { life, agent, link, told } => {
+                self.in_life(life, |world| world.actor_hears(&agent, link, *told));
+            }
+            Next::Down { sandbox, link, command } => self.keeper_obeys(&sandbox, link, *command),
+            Next::ToolActs { sandbox, keeper, exec, run } => self.tool_acts(&sandbox, keeper, &exec, run),
+            Next::ToolEnds { sandbox, keeper, exec, run } => self.tool_ends(&sandbox, keeper, &exec, run),
+            Next::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
+            Next::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
+            Next::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
+            Next::Client { caller, turn } => self.client_acts(caller, turn),
+            Next::DaemonStarts => self.daemon_starts(),
+            Next::Fault { storm } => self.fault(storm),
+        }
+    }
+
+    fn in_life(&mut self, life: u64, then: impl FnOnce(&mut World)) {
+        if self.daemon.as_ref().is_some_and(|daemon| daemon.life == life) {
+            then(self);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The simulated store loads what the real one loads: the same groups, the same restarts, the same answer.
+
+use std::path::Path;
+
+use lodge_core::record::{Loaded, Write};
+use lodge_sim::{Disk, Group, Mutation, Trace, World, storms};
+use lodge_store::{Opened, open};
+
+fn opened(path: &Path) -> Opened {
+    open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// `Loaded` has no equality of its own, and its printed form has everything.
+fn assert_same(simulated: &Loaded, real: &Loaded, seed: u64, group: usize) {
+    let (simulated, real) = (format!("{simulated:#?}"), format!("{real:#?}"));
+    let differs = simulated.lines().zip(real.lines()).find(|(a, b)| a != b);
+    assert!(simulated == real, "seed {seed}, group {group}: {differs:?}");
+}
+
+#[test]
+fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_finds() {
+    let (mut restarts, mut groups) = (0, 0);
+    for seed in [1, 2, 3, 4] {
+        let mut world = World::new(seed, Mutation::None, Trace::new(0));
+        world.kept = Some(Vec::new());
+        storms(&mut world, 1_000).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.db");
+        let mut disk = Disk::default();
+        let mut real: Option<Opened> = None;
+        for (at, group) in world.kept.take().unwrap().into_iter().enumerate() {
+            match group {
+                Group::Opened => {
+                    // Closed before it is opened again, as a daemon that died has.
+                    drop(real.take());
+                    let again = opened(&path);
+                    assert_same(&disk.load(), &again.loaded, seed, at);
+                    real = Some(again);
+                    restarts += 1;
+                }
+                Group::Writes(writes) => {
+                    commit(&mut disk, real.as_mut().unwrap(), &writes);
+                    groups += 1;
+                }
+            }
+        }
+        drop(real);
+        assert_same(&disk.load(), &opened(&path).loaded, seed, usize::MAX);
+    }
+    println!("{restarts} restarts, {groups} groups");
+    assert!(restarts > 10 && groups > 1_000, "{restarts} restarts, {groups} groups");
+}
+
+fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
+    disk.commit(writes).unwrap_or_else(|broken| panic!("{broken}"));
+    real.writer.commit(writes, ()).unwrap_or_else(|error| panic!("{error:?}")).into_inner();
+    for write in writes {
+        match write {
+            Write::Request(row) => {
+                let found = real.reader.request(&row.caller, &row.request_id).unwrap();
+                assert_eq!(found.as_ref(), disk.request(&row.caller, &row.request_id));
+            }
+            Write::Session(row) => {
+                let found = real.reader.session_fact(&row.id).unwrap();
+                assert_eq!(found.as_ref(), disk.session(&row.id));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The simulation can fail: deliberate bugs in the simulated shell are found, each within a part of the budget.
+
+use lodge_sim::{Mutation, run};
+
+const SEEDS: u64 = 300;
+const STEPS: u64 = 3_000;
+
+/// The first seed in whose world the bug shows, and what it looks like there.
+fn find(mutation: Mutation) -> (u64, String) {
+    for seed in 1..=SEEDS {
+        if let Err(failure) = run(seed, STEPS, mutation, 0) {
+            return (seed, failure.what);
+        }
+    }
+    panic!("{mutation:?} was not found in {SEEDS} seeds of {STEPS} steps");
+}
+
+fn finds(mutation: Mutation, words: &str) {
+    let (seed, what) = find(mutation);
+    println!("{mutation:?} found with seed {seed}: {what}");
+    assert!(what.contains(words), "{mutation:?} was found as something else, with seed {seed}: {what}");
+}
+
+#[test]
+fn a_reply_that_leaves_before_its_commit_is_found() {
+    finds(Mutation::EarlyRelease, "not on disk");
+}
+
+#[test]
+fn a_tool_without_an_intent_is_found() {
+    finds(Mutation::LostIntent, "its intent is not on disk");
+}
+
+#[test]
+fn a_request_that_is_not_sent_again_is_found() {
+    finds(Mutation::NoResend, "at rest");
+}
+
+#[test]
+fn a_blind_second_run_is_found() {
+    finds(Mutation::BlindRerun, "had its effect twice");
+}
+
+#[test]
+fn an_end_that_is_not_told_is_found() {
+    finds(Mutation::DeafActor, "at rest");
+}
+
+#[test]
+fn a_revival_beside_a_living_process_is_found() {
+    finds(Mutation::HastyDeath, "two runtimes at once");
+}
+
+#[test]
+fn a_claim_that_is_forgotten_is_found() {
+    finds(Mutation::LostClaims, "had its effect twice");
+}

@@ -1,0 +1,54 @@
+//! Millions of steps: seeds that never change, and some that nobody tried before.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lodge_sim::{Mutation, Tally, run};
+
+const STEPS: u64 = 10_000;
+const FIXED: u64 = 160;
+const FRESH: u64 = 40;
+const TRACE_LINES: usize = 200;
+
+/// Runs seeds on every core. The first failure is told with what led to it.
+fn all(seeds: &[u64], steps: u64) -> Tally {
+    let next = AtomicU64::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let work = || {
+        let mut sum = Tally::default();
+        while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+            match run(*seed, steps, Mutation::None, TRACE_LINES) {
+                Ok(tally) => sum = sum.plus(tally),
+                Err(failure) => panic!("{failure}\nagain: lodge-sim --seed {seed} --steps {steps} --runs 1"),
+            }
+        }
+        sum
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        let sums = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|why| std::panic::resume_unwind(why)));
+        sums.fold(Tally::default(), Tally::plus)
+    })
+}
+
+#[test]
+fn every_law_holds_for_two_million_steps() {
+    let fresh = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    println!("fresh seeds from {fresh}");
+    let seeds: Vec<u64> = (1..=FIXED).chain(fresh..fresh + FRESH).collect();
+    let tally = all(&seeds, STEPS);
+    println!("{tally:?}");
+    assert!(tally.steps >= 2_000_000, "{tally:?}");
+    // A world in which nothing happens proves nothing.
+    assert!(tally.turns > 100_000 && tally.effects > 50_000 && tally.unknown > 100, "{tally:?}");
+    assert!(tally.lives > 5_000 && tally.rebuilt > 10_000 && tally.revived > 1_000, "{tally:?}");
+}
+
+#[test]
+fn the_same_seed_makes_the_same_world() {
+    for seed in [3, 5, 8, 13] {
+        assert_eq!(all(&[seed], 3_000), all(&[seed], 3_000), "seed {seed}");
+    }
+}
