@@ -1,30 +1,14 @@
-//! The crash scheduler: kills the daemon with agents at work, and checks that nothing was lost or happened twice.
-//!
-//! Owns: seeded runs against the real programs, with effects, model requests and events counted by other processes.
-//! Never: judges by panicking; a run returns a [`Report`], so that a deliberately broken daemon can be shown to be
-//! noticed.
+//! The crash scheduler on the programs under test.
 
-mod check;
-mod effects;
-mod follow;
-mod interrupt;
-mod keepers;
-mod kills;
-mod lives;
-mod plan;
-mod points;
-mod process;
-mod report;
-mod rng;
-mod world;
+use lodge_selftest::Programs;
+pub use lodge_selftest::crash::*;
 
-pub use self::interrupt::interrupted_tools;
-pub use self::keepers::{Tool, dead_keeper};
-pub use self::kills::random_kills;
-pub use self::lives::agents_lives;
-pub use self::plan::Model;
-pub use self::points::{mutated, named_points};
-pub use self::report::{Broken, Report};
+use crate::lodge::bin;
+
+/// A run on the programs under test.
+pub fn setup(model: Model, seed: u64) -> Setup {
+    Setup::new(Programs { lodge: bin("lodge"), lodged: bin("lodged") }, model, seed)
+}
 
 /// The seed of a run: `LODGE_CRASH_SEED`, or the test's own.
 pub fn seed_or(default: u64) -> u64 {

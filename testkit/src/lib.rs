@@ -1,3 +1,6 @@
+//! The harness of the tests and benchmarks: what `lodge selftest` is made of, in a form that panics when it cannot go
+//! on.
+
 pub mod crash;
 pub mod lodge;
 pub mod mock;

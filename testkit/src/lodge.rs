@@ -1,20 +1,17 @@
-//! A real daemon on a state directory of its own, for tests and benchmarks.
-//!
-//! Owns: the directory, the daemon's process, and everything it started; nothing is left when it is dropped.
+//! A real daemon on a state directory of its own, for tests and benchmarks: what cannot be done panics, with the log.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::ops::{Deref, DerefMut};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lodge_proto::client::{Client, ClientError, Target};
+use lodge_proto::client::Client;
+use lodge_selftest::Look;
+pub use lodge_selftest::{PATIENCE, is_alive, processes_of};
 use serde_json::{Value, json};
-
-/// How long anything may take before a test gives up on it.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where the programs under test are: `LODGE_BIN_DIR`, or beside the running test.
 pub fn bin(name: &str) -> PathBuf {
@@ -41,10 +38,20 @@ pub fn bin(name: &str) -> PathBuf {
 
 /// One state directory and, most of the time, one daemon.
 #[derive(Debug)]
-pub struct Lodge {
-    dir: tempfile::TempDir,
-    child: Option<Child>,
-    env: Vec<(String, String)>,
+pub struct Lodge(lodge_selftest::Lodge);
+
+impl Deref for Lodge {
+    type Target = lodge_selftest::Lodge;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Lodge {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
 }
 
 impl Default for Lodge {
@@ -56,9 +63,12 @@ impl Default for Lodge {
 impl Lodge {
     /// A state directory without a daemon.
     pub fn new() -> Lodge {
-        let dir =
-            tempfile::Builder::new().prefix("lodge-").tempdir().expect("a temporary directory can be made");
-        Lodge { dir, child: None, env: Vec::new() }
+        Lodge::of(bin("lodged"))
+    }
+
+    /// The same, for daemons of this program.
+    pub fn of(lodged: PathBuf) -> Lodge {
+        Lodge(lodge_selftest::Lodge::new(lodged).expect("a temporary directory can be made"))
     }
 
     /// A state directory with a daemon that answers.
@@ -66,39 +76,6 @@ impl Lodge {
         let mut lodge = Lodge::new();
         lodge.start();
         lodge
-    }
-
-    /// The temporary directory that holds the state directory; files of the test's own go here.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    pub fn home(&self) -> PathBuf {
-        self.dir.path().join("home")
-    }
-
-    /// Sets a variable for every daemon started after.
-    pub fn set_env(&mut self, key: &str, value: &str) {
-        self.unset_env(key);
-        self.env.push((key.to_owned(), value.to_owned()));
-    }
-
-    pub fn unset_env(&mut self, key: &str) {
-        self.env.retain(|(known, _)| known != key);
-    }
-
-    /// The daemon's command, with nothing inherited but what it needs.
-    pub fn daemon_command(&self) -> Command {
-        let mut command = Command::new(bin("lodged"));
-        command
-            .env_clear()
-            .env("LODGE_HOME", self.home())
-            .env("HOME", self.dir())
-            .env("LODGED_HTTP_ADDR", "127.0.0.1:0")
-            .env("LODGED_LOG_LEVEL", "debug")
-            .envs(self.env.iter().map(|(key, value)| (key, value)))
-            .stdin(Stdio::null());
-        command
     }
 
     /// Starts the daemon and waits until it answers. Panics with its log when it does not.
@@ -109,39 +86,20 @@ impl Lodge {
 
     /// Starts the daemon and does not wait.
     pub fn spawn(&mut self) {
-        assert!(self.child.is_none(), "a daemon is running already");
-        let log = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("the log can be opened");
-        let mut command = self.daemon_command();
-        command.stdout(Stdio::null()).stderr(log);
-        // SAFETY: prctl with PR_SET_PDEATHSIG only sets a property of the calling process; it is async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                // A test that is killed must not leave its daemon behind.
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
-        self.child = Some(command.spawn().expect("lodged runs"));
+        assert!(self.pid().is_none(), "a daemon is running already");
+        self.0.spawn().unwrap_or_else(|trouble| panic!("{}", trouble.whole()));
     }
 
     /// Waits until the daemon answers, or returns how it ended.
-    pub fn try_wait_ready(&mut self) -> Result<(), std::process::ExitStatus> {
-        let until = Instant::now() + PATIENCE;
+    pub fn try_wait_ready(&mut self) -> Result<(), ExitStatus> {
+        let end = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) =
-                self.child.as_mut().and_then(|child| child.try_wait().expect("a child can be waited for"))
-            {
-                self.child = None;
-                return Err(status);
+            match self.look().expect("a child can be looked at") {
+                Look::Answers => return Ok(()),
+                Look::Ended(status) => return Err(status),
+                Look::Starting => {}
             }
-            if std::os::unix::net::UnixStream::connect(self.home().join("lodge.sock")).is_ok() {
-                return Ok(());
-            }
-            assert!(Instant::now() < until, "the daemon did not answer:\n{}", self.log());
+            assert!(Instant::now() < end, "the daemon did not answer:\n{}", self.log());
             pause();
         }
     }
@@ -152,67 +110,47 @@ impl Lodge {
         }
     }
 
-    pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
-    }
-
     /// Ends the daemon as a power switch would, and waits until it is gone.
     pub fn kill9(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().expect("our child can be killed");
-            child.wait().expect("our child can be waited for");
-        }
+        self.0.kill9().expect("our child can be killed");
     }
 
     /// Waits until the daemon has ended by itself; true when SIGKILL ended it.
     pub fn wait_killed(&mut self, within: Duration) -> Option<bool> {
-        let until = Instant::now() + within;
-        loop {
-            let child = self.child.as_mut()?;
-            if let Some(status) = child.try_wait().expect("our child can be waited for") {
-                self.child = None;
+        let end = Instant::now() + within;
+        while self.pid().is_some() {
+            if let Some(status) = self.ended().expect("our child can be waited for") {
                 return Some(status.signal() == Some(libc::SIGKILL));
             }
-            if Instant::now() >= until {
+            if Instant::now() >= end {
                 return None;
             }
             pause();
         }
+        None
     }
 
-    pub fn log_path(&self) -> PathBuf {
-        self.dir.path().join("lodged.log")
-    }
-
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.log_path()).unwrap_or_default()
+    fn credential(&self, key: &str) -> String {
+        let known = self.credentials().expect("the daemon writes its credentials");
+        known[key].as_str().expect("credentials are whole").to_owned()
     }
 
     pub fn token(&self) -> String {
-        let bytes =
-            fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
-        let value: Value = serde_json::from_slice(&bytes).expect("credentials are JSON");
-        value["token"].as_str().expect("credentials have a token").to_owned()
+        self.credential("token")
     }
 
     /// `host:port` of the TCP listener.
     pub fn http_addr(&self) -> String {
-        let bytes =
-            fs::read(self.home().join("credentials.json")).expect("the daemon writes its credentials");
-        let value: Value = serde_json::from_slice(&bytes).expect("credentials are JSON");
-        value["http"].as_str().expect("credentials have an address").trim_start_matches("http://").to_owned()
-    }
-
-    pub fn target(&self) -> Target {
-        Target::Unix(self.home().join("lodge.sock"))
+        self.credential("http").trim_start_matches("http://").to_owned()
     }
 
     pub async fn client(&self) -> Client {
         self.try_client().await.unwrap_or_else(|error| panic!("{error:?}\n{}", self.log()))
     }
 
-    pub async fn try_client(&self) -> Result<Client, ClientError> {
-        Client::connect(&self.target(), &self.token()).await
+    /// Writes an agent's directory: an Agentfile and the files beside it.
+    pub fn agent_dir(&self, name: &str, agentfile: &str, files: &[(&str, &str)]) -> PathBuf {
+        self.write_agent(name, agentfile, files).expect("files can be written")
     }
 
     /// The CLI on this state directory, without autostart.
@@ -240,51 +178,6 @@ impl Lodge {
         assert!(output.status.success(), "{}\n{out}\n{err}\n{}", output.status, self.log());
         out.into_owned()
     }
-
-    /// Writes an agent's directory: an Agentfile and the files beside it.
-    pub fn agent_dir(&self, name: &str, agentfile: &str, files: &[(&str, &str)]) -> PathBuf {
-        let dir = self.dir.path().join(format!("src-{name}"));
-        fs::create_dir_all(&dir).expect("a directory can be made");
-        fs::write(dir.join("Agentfile"), agentfile).expect("a file can be written");
-        for (name, text) in files {
-            fs::write(dir.join(name), text).expect("a file can be written");
-        }
-        dir
-    }
-
-    /// Every process of this state directory's sandboxes that is still alive, by the keepers' own notes.
-    pub fn keepers(&self) -> Vec<i32> {
-        let Ok(boxes) = fs::read_dir(self.home().join("run")) else { return Vec::new() };
-        boxes
-            .flatten()
-            .filter_map(|entry| fs::read_to_string(entry.path().join("pid")).ok())
-            .filter_map(|text| text.split_whitespace().next()?.parse().ok())
-            .filter(|pid| is_alive(*pid))
-            .collect()
-    }
-}
-
-impl Drop for Lodge {
-    fn drop(&mut self) {
-        self.kill9();
-        for pid in self.keepers() {
-            // SAFETY: sending a signal touches no memory of ours; the pid is of a keeper of this directory, which
-            // nobody else starts or ends.
-            unsafe {
-                libc::kill(pid, libc::SIGKILL);
-            }
-        }
-        let until = Instant::now() + PATIENCE;
-        while !self.keepers().is_empty() && Instant::now() < until {
-            pause();
-        }
-    }
-}
-
-/// Whether a process is there and not a zombie.
-pub fn is_alive(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
 }
 
 /// Between two looks at a condition.

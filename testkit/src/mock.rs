@@ -1,34 +1,18 @@
-//! A scripted model server in a process of its own, so that model requests are counted outside Lodge.
-//!
-//! What it does is said by the last user message of each request, in commands such as `[[reply:hello]]`
-//! or `[[cut:3]]`; `command` has the list. Every request is written to a log before it is answered.
-
-mod command;
-mod connection;
-mod journal;
-mod reply;
-mod server;
+//! The scripted model server, as the program `mock-llm` beside the tests.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
+use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-pub use self::journal::{Outcome, RequestLine};
-pub use self::server::{Options, ScriptLine, serve};
+pub use lodge_selftest::mock::{Options, Outcome, RequestLine, ScriptLine, UNKNOWN_MODEL, run, serve};
 
 const PROGRAM: &str = "mock-llm";
-/// Asking for this model gives what a provider says of a model it does not have.
-pub const UNKNOWN_MODEL: &str = "no-such-model";
 
 /// A running `mock-llm`. Dropping it kills the process; it also ends when this process does.
 #[derive(Debug)]
-pub struct MockLlm {
-    child: Child,
-    address: SocketAddr,
-    log: PathBuf,
-}
+pub struct MockLlm(lodge_selftest::mock::MockLlm);
 
 impl MockLlm {
     /// Starts one that logs to `dir` and answers to any key.
@@ -38,63 +22,17 @@ impl MockLlm {
 
     /// Starts one with further arguments, such as `["--key", "k"]`.
     pub fn spawn_with(dir: &Path, arguments: &[&str]) -> io::Result<Self> {
-        let log = dir.join("mock-llm.log");
-        let mut child = Command::new(program()?)
-            .args(["--port", "0", "--until-stdin-closes", "--log"])
-            .arg(&log)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let address = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe.into()).and_then(|stdout| {
-            let mut line = String::new();
-            BufReader::new(stdout).read_line(&mut line)?;
-            let address = line.trim().strip_prefix("listening ").and_then(|text| text.parse().ok());
-            address.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it said {line:?}")))
-        });
-        match address {
-            Ok(address) => Ok(Self { child, address, log }),
-            Err(error) => {
-                child.kill()?;
-                child.wait()?;
-                Err(error)
-            }
-        }
-    }
-
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// For `base-url` in `providers.yaml`.
-    pub fn base_url(&self) -> String {
-        format!("http://{}/v1", self.address)
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub fn log(&self) -> &Path {
-        &self.log
-    }
-
-    /// Every request so far, in order of arrival.
-    pub fn requests(&self) -> io::Result<Vec<RequestLine>> {
-        journal::read(&self.log)
-    }
-
-    /// The requests so far whose last user message contains `part`.
-    pub fn requests_for(&self, part: &str) -> io::Result<Vec<RequestLine>> {
-        Ok(self.requests()?.into_iter().filter(|line| line.user.contains(part)).collect())
+        let mut command = Command::new(program()?);
+        command.args(arguments);
+        lodge_selftest::mock::MockLlm::start(command, dir).map(MockLlm)
     }
 }
 
-impl Drop for MockLlm {
-    fn drop(&mut self) {
-        // It may have ended by itself; there is nothing to do about that here.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl Deref for MockLlm {
+    type Target = lodge_selftest::mock::MockLlm;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 

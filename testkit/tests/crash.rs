@@ -1,16 +1,22 @@
 //! Kill -9, at any instant: what was acknowledged is there, what was running goes on, nothing happens twice.
 
-use lodge_testkit::crash::{self, Broken, Model, Report, Tool};
+use lodge_testkit::crash::{self, AtWork, Broken, Model, Report, Setup, Victim};
 
 const SCRIPT_SEED: u64 = 0x10d6e;
 const OPENAI_SEED: u64 = 0x0a1c5;
+const PARTS_SEED: u64 = 0xba475;
 const POINTS_SEED: u64 = 0x90147;
 const LIVES_SEED: u64 = 0x11fe5;
+const RESTART_SEED: u64 = 0x5e57;
 const INTERRUPT_SEED: u64 = 0x1a7e;
-const KEEPER_SEED: u64 = 0xdead;
+const STRUCK_SEED: u64 = 0xdead;
+const LEFT_SEED: u64 = 0x1ef7;
 const MUTATION_SEED: u64 = 0xb09;
-/// Of each of the two providers.
-const KILLS: u64 = 150;
+/// Of each of the three tests at random: with those of the others, more than a thousand.
+const KILLS: u64 = 320;
+/// For a test in which agents die more often than daemons.
+const PARTS: [Victim; 4] =
+    [Victim::Runtime, Victim::Keeper, Victim::DaemonAndRuntime, Victim::DaemonAndKeeper];
 
 fn run(what: &str, seed: u64, future: impl Future<Output = Report>) -> Report {
     println!("{what}: to repeat, set LODGE_CRASH_SEED={seed}");
@@ -18,6 +24,10 @@ fn run(what: &str, seed: u64, future: impl Future<Output = Report>) -> Report {
     let report = runtime.expect("a runtime").block_on(future);
     println!("{what}\n{report}");
     report
+}
+
+async fn rounds(setup: &Setup, kills: u64) -> Report {
+    crash::rounds(setup, kills).await.unwrap_or_else(Report::from)
 }
 
 #[track_caller]
@@ -28,61 +38,117 @@ fn assert_clean(report: &Report) {
 #[test]
 fn random_kills_lose_and_double_nothing_with_the_script_model() {
     let (seed, kills) = (crash::seed_or(SCRIPT_SEED), crash::kills_or(KILLS));
-    let report = run("script", seed, crash::random_kills(Model::Script, seed, kills));
+    let report = run("script", seed, rounds(&crash::setup(Model::Script, seed), kills));
     assert_clean(&report);
-    assert!(report.kills >= kills && report.busy_kills > kills / 2, "\n{report}");
+    assert!(report.kills >= kills && report.busy_kills >= kills / 4, "\n{report}");
 }
 
 #[test]
 fn random_kills_lose_and_double_nothing_with_an_openai_provider_whose_streams_are_cut() {
     let (seed, kills) = (crash::seed_or(OPENAI_SEED), crash::kills_or(KILLS));
-    let report = run("openai", seed, crash::random_kills(Model::OpenAi, seed, kills));
+    let report = run("openai", seed, rounds(&crash::setup(Model::OpenAi, seed), kills));
     assert_clean(&report);
-    assert!(report.kills >= kills && report.busy_kills > kills / 2, "\n{report}");
+    assert!(report.kills >= kills && report.busy_kills >= kills / 4, "\n{report}");
     assert!(report.requests > report.acknowledged, "\n{report}");
+}
+
+#[test]
+fn random_kills_of_runtimes_and_keepers_cost_no_turn_and_make_unknown_only_what_they_cut() {
+    let (seed, kills) = (crash::seed_or(PARTS_SEED), crash::kills_or(KILLS));
+    let setup = Setup { victims: &PARTS, ..crash::setup(Model::OpenAi, seed) };
+    let report = run("parts", seed, rounds(&setup, kills));
+    assert_clean(&report);
+    let died = |victim| report.victims.get(victim).copied().unwrap_or(0);
+    assert!(died("runtime") >= kills / 20 && died("keeper") >= kills / 20, "\n{report}");
+    assert!(report.replaced >= died("keeper") / 2, "\n{report}");
 }
 
 #[test]
 fn every_named_point_is_hit_and_survived_with_the_script_model() {
     let seed = crash::seed_or(POINTS_SEED);
-    assert_clean(&run("points, script", seed, crash::named_points(Model::Script, seed, 2)));
+    assert_clean(&run("points, script", seed, crash::named_points(&crash::setup(Model::Script, seed), 2)));
 }
 
 #[test]
 fn every_named_point_is_hit_and_survived_with_an_openai_provider() {
     let seed = crash::seed_or(POINTS_SEED + 1);
-    assert_clean(&run("points, openai", seed, crash::named_points(Model::OpenAi, seed, 2)));
+    assert_clean(&run("points, openai", seed, crash::named_points(&crash::setup(Model::OpenAi, seed), 2)));
+}
+
+#[test]
+fn a_daemon_that_is_restarted_under_load_fails_no_turn_and_loses_no_event() {
+    let seed = crash::seed_or(RESTART_SEED);
+    let report = run("restarts", seed, crash::restarts(&crash::setup(Model::OpenAi, seed), 20));
+    assert_clean(&report);
+    assert!((report.kills, report.restarts) == (0, 20) && report.acknowledged >= 20, "\n{report}");
 }
 
 #[test]
 fn agents_that_are_created_stopped_started_and_removed_through_kills_are_as_they_were_told_to_be() {
     let (seed, kills) = (crash::seed_or(LIVES_SEED), crash::kills_or(40));
-    assert_clean(&run("lives", seed, crash::agents_lives(Model::Script, seed, kills)));
+    assert_clean(&run("lives", seed, crash::agents_lives(&crash::setup(Model::Script, seed), kills)));
 }
 
 #[test]
 fn the_tool_of_an_interrupted_turn_is_ended_although_the_daemon_died_first() {
     let seed = crash::seed_or(INTERRUPT_SEED);
-    assert_clean(&run("interrupts", seed, crash::interrupted_tools(Model::Script, seed, 2)));
+    assert_clean(&run("interrupts", seed, crash::interrupted_tools(&crash::setup(Model::Script, seed), 2)));
 }
 
 #[test]
 fn a_tool_that_ended_before_its_keeper_died_is_not_run_again_and_its_result_is_used() {
-    let seed = crash::seed_or(KEEPER_SEED);
-    assert_clean(&run("keeper", seed, crash::dead_keeper(Model::OpenAi, seed, Tool::Ended)));
+    let seed = crash::seed_or(STRUCK_SEED);
+    let report = run("struck", seed, crash::struck_after_the_end(&crash::setup(Model::OpenAi, seed)));
+    assert_clean(&report);
+    assert_eq!((report.unknown, report.effects), (0, 2), "\n{report}");
+}
+
+fn struck(seed: u64, victim: Victim, tool: AtWork) -> Report {
+    let seed = crash::seed_or(STRUCK_SEED + seed);
+    let report = run("struck", seed, crash::struck(&crash::setup(Model::OpenAi, seed), victim, tool));
+    assert_clean(&report);
+    report
+}
+
+#[test]
+fn a_tool_goes_on_when_its_runtime_dies_and_the_turn_takes_its_result() {
+    for (seed, victim) in [(1, Victim::Runtime), (2, Victim::DaemonAndRuntime)] {
+        let report = struck(seed, victim, AtWork::Short);
+        assert_eq!((report.unknown, report.effects, report.replaced), (0, 2, 0), "{victim:?}\n{report}");
+        assert_eq!(report.victims.get("runtime"), Some(&1), "{victim:?}\n{report}");
+    }
 }
 
 #[test]
 fn a_tool_that_died_with_its_keeper_is_told_as_unknown_and_not_run_again() {
-    let seed = crash::seed_or(KEEPER_SEED + 1);
-    assert_clean(&run("keeper", seed, crash::dead_keeper(Model::Script, seed, Tool::Running)));
+    for (seed, victim) in [(3, Victim::Keeper), (4, Victim::DaemonAndKeeper)] {
+        let report = struck(seed, victim, AtWork::Long);
+        assert_eq!((report.unknown, report.effects, report.replaced), (1, 1, 1), "{victim:?}\n{report}");
+    }
+}
+
+#[test]
+fn a_safe_tool_that_died_with_its_keeper_runs_again() {
+    for (seed, victim) in [(5, Victim::Keeper), (6, Victim::DaemonAndKeeper)] {
+        let report = struck(seed, victim, AtWork::Safe);
+        assert_eq!((report.unknown, report.repeated, report.effects), (0, 1, 3), "{victim:?}\n{report}");
+    }
+}
+
+#[test]
+fn a_daemon_that_a_tool_left_behind_outlives_lodged_but_neither_its_keeper_nor_the_stop_of_its_agent() {
+    let seed = crash::seed_or(LEFT_SEED);
+    let report = run("left", seed, crash::left_daemons(&crash::setup(Model::OpenAi, seed)));
+    assert_clean(&report);
+    assert_eq!((report.kills, report.effects, report.replaced), (2, 4, 1), "\n{report}");
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn a_daemon_that_replies_before_the_commit_is_noticed() {
     let seed = crash::seed_or(MUTATION_SEED);
-    let report = run("mutation", seed, crash::mutated("reply-before-commit", "before_commit", seed, 4));
+    let setup = crash::setup(Model::Script, seed).broken_by("reply-before-commit");
+    let report = run("mutation", seed, crash::die_at(&setup, "before_commit", 4));
     assert!(report.count(Broken::Lost) > 0, "\n{report}");
 }
 
@@ -90,6 +156,16 @@ fn a_daemon_that_replies_before_the_commit_is_noticed() {
 #[test]
 fn a_daemon_that_starts_tools_without_an_intent_is_noticed() {
     let seed = crash::seed_or(MUTATION_SEED + 1);
-    let report = run("mutation", seed, crash::mutated("drop-intent", "during_effect", seed, 4));
+    let setup = crash::setup(Model::Script, seed).broken_by("drop-intent");
+    let report = run("mutation", seed, crash::die_at(&setup, "during_effect", 4));
+    assert!(report.count(Broken::Duplicated) > 0, "\n{report}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_daemon_that_repeats_what_may_have_happened_is_noticed() {
+    let seed = crash::seed_or(MUTATION_SEED + 2);
+    let setup = crash::setup(Model::Script, seed).broken_by("repeat-unsafe");
+    let report = run("mutation", seed, crash::struck(&setup, Victim::Keeper, AtWork::Long));
     assert!(report.count(Broken::Duplicated) > 0, "\n{report}");
 }

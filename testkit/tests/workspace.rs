@@ -15,7 +15,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("keeper", &["link"]),
     ("runtime", &["link"]),
     ("daemon", &["core", "proto", "store", "exec", "image", "model"]),
-    ("cli", &["proto"]),
+    ("selftest", &["proto"]),
+    ("cli", &["proto", "selftest"]),
 ];
 
 /// What crates with a promise of their own may take from outside.

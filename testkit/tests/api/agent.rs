@@ -7,15 +7,10 @@ use std::time::Instant;
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World, family, id, kill, sh};
+use crate::world::{AGENTFILE, World, family, id, sh};
 
 fn pid(view: &Value) -> i32 {
     i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid")
-}
-
-fn is_runtime(pid: &i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.contains("usr/local/bin/runtime"))
 }
 
 fn root(view: &Value) -> &Path {
@@ -138,57 +133,6 @@ async fn interrupting_a_turn_kills_its_tool_and_leaves_the_agent_ready() {
         pid(&view),
         "the sandbox was replaced"
     );
-}
-
-#[tokio::test]
-async fn a_runtime_or_a_keeper_that_is_killed_makes_the_agent_crashed_and_says_how() {
-    let world = World::new();
-    let mut api = world.checked().await;
-    let agent = world.agent(&mut api, "one").await;
-    let view = api.ok("agent/get", json!({"agent": agent})).await;
-    let runtime = family(pid(&view)).into_iter().find(is_runtime).expect("a runtime");
-    kill(runtime, libc::SIGKILL);
-    let failed = api.agent_is(&agent, "failed").await;
-    assert_eq!(failed["failure_reason"], "crashed");
-    assert!(failed["failure_detail"].as_str().expect("a detail").contains("signal 9"), "{failed:#}");
-    until("its keeper is gone", || world.lodge.keepers().is_empty().then_some(()));
-    let event = api.log().await.into_iter().find(|event| event["kind"] == "agent.failed").expect("an event");
-    assert_eq!(
-        (&event["data"]["reason"], &event["data"]["detail"]),
-        (&json!("crashed"), &failed["failure_detail"])
-    );
-    api.ok("agent/start", json!({"agent": agent})).await;
-    let view = api.agent_is(&agent, "ready").await;
-    assert_eq!((&view["failure_reason"], &view["failure_detail"]), (&json!(null), &json!(null)));
-    // The same for the whole sandbox.
-    kill(pid(&view), libc::SIGKILL);
-    let failed = api.agent_is(&agent, "failed").await;
-    assert_eq!(
-        (&failed["failure_reason"], &failed["pid"], &failed["liveness"]),
-        (&json!("crashed"), &json!(null), &json!(null))
-    );
-    api.ok("agent/start", json!({"agent": agent})).await;
-    api.agent_is(&agent, "ready").await;
-    assert_eq!(api.answer(&agent, "s", "[[reply:fine]]").await, "fine");
-}
-
-#[tokio::test]
-async fn a_runtime_that_is_ended_by_a_signal_is_crashed_and_its_turn_goes_on_after_a_start() {
-    let world = World::new();
-    let mut api = world.checked().await;
-    let agent = world.agent(&mut api, "one").await;
-    let view = api.ok("agent/get", json!({"agent": agent})).await;
-    let text = format!("{} [[reply:done]]", sh("echo begun > begun; sleep 600"));
-    let workspace = world.lodge.home().join("agents").join(&agent).join("workspace");
-    let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
-    until("the tool runs", || workspace.join("begun").exists().then_some(()));
-    kill(family(pid(&view)).into_iter().find(is_runtime).expect("a runtime"), libc::SIGTERM);
-    let view = api.agent_is(&agent, "failed").await;
-    assert_eq!(view["failure_reason"], "crashed", "{view:#}");
-    until("nothing is left of it", || world.lodge.keepers().is_empty().then_some(()));
-    assert_eq!(api.ok("turn/get", json!({"turn": id(&sent)})).await["status"], "running");
-    api.ok("agent/start", json!({"agent": agent})).await;
-    assert_eq!(api.ended(id(&sent)).await["status"], "done");
 }
 
 #[tokio::test]

@@ -112,6 +112,80 @@ fn a_prompt_whose_daemon_is_killed_starts_another_and_prints_the_answer_once() {
     assert_eq!(world.mock.requests().expect("a log").len(), 2);
 }
 
+/// An agent of this home that waits in a tool until there is a file `go` in the directory that is returned.
+fn waiting_agent(home: &Unattended) -> (std::path::PathBuf, String) {
+    let dir = home.0.lodge.agent_dir("one", AGENTFILE, &[]);
+    let run = home.command(&["--json", "run", dir.to_str().expect("UTF-8")]).output().expect("lodge runs");
+    let (code, out, err) = told(&run);
+    assert_eq!(code, 0, "{err}");
+    let agent: Value = serde_json::from_str(&out).expect("JSON");
+    let agents = home.0.lodge.home().join("agents");
+    let text =
+        format!("{} [[reply:the one answer]]", sh("echo run >> runs; until test -e go; do sleep 0.02; done"));
+    (agents.join(agent["id"].as_str().expect("an id")).join("workspace"), text)
+}
+
+fn spawn(home: &Unattended, args: &[&str]) -> std::process::Child {
+    home.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodge")
+}
+
+/// Reads until the follower has printed something: then it is attached.
+fn first_line(child: &mut std::process::Child) {
+    let mut stdout = std::io::BufReader::new(child.stdout.as_mut().expect("stdout"));
+    std::io::BufRead::read_line(&mut stdout, &mut String::new()).expect("a line");
+}
+
+#[test]
+fn a_shutdown_ends_who_only_follows_and_nobody_undoes_it() {
+    let home = Unattended(World::asleep());
+    let (workspace, text) = waiting_agent(&home);
+    let prompt = spawn(&home, &["prompt", "tester", &text]);
+    until("the tool runs", || workspace.join("runs").exists().then_some(()));
+    let mut events = spawn(&home, &["events", "-f", "--since", "0"]);
+    first_line(&mut events);
+    let told_logs = told(&home.command(&["--json", "agent", "logs", "tester"]).output().expect("lodge runs"));
+    let log: Value = serde_json::from_str(&told_logs.1).expect("JSON");
+    let log = std::fs::OpenOptions::new().append(true).open(log["path"].as_str().expect("a path"));
+    writeln!(log.expect("a log"), "a line").expect("a line");
+    let mut logs = spawn(&home, &["logs", "-f", "tester"]);
+    first_line(&mut logs);
+    let daemon = home.daemon().expect("a daemon");
+    let (code, _, err) = told(&home.command(&["shutdown"]).output().expect("lodge runs"));
+    assert_eq!(code, 0, "{err}");
+    let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
+    let words = "error: the daemon was shut down; the turn goes on with the next one\n";
+    assert_eq!((code, out.as_str(), err.as_str()), (3, "", words));
+    let (code, _, err) = told(&events.wait_with_output().expect("an end"));
+    assert_eq!((code, err.as_str()), (3, "error: the daemon was shut down\n"));
+    let (code, _, err) = told(&logs.wait_with_output().expect("an end"));
+    assert_eq!((code, err.as_str()), (3, "error: the daemon was shut down\n"));
+    assert!(!is_alive(daemon) && home.daemon().is_none(), "somebody brought it back");
+    std::fs::write(workspace.join("go"), "").expect("a file");
+    let (code, out, err) =
+        told(&home.command(&["prompt", "tester", "[[reply:and on]]"]).output().expect("lodge runs"));
+    assert_eq!((code, out.as_str()), (0, "and on\n"), "{err}");
+}
+
+#[test]
+fn a_daemon_that_is_replaced_at_once_is_followed_on() {
+    let home = Unattended(World::asleep());
+    let (workspace, text) = waiting_agent(&home);
+    let prompt = spawn(&home, &["prompt", "tester", &text]);
+    until("the tool runs", || workspace.join("runs").exists().then_some(()));
+    // It stands still until the next daemon is there, however slow that is to come.
+    let pid = prompt.id().cast_signed();
+    kill(pid, libc::SIGSTOP);
+    for args in [&["shutdown"][..], &["info"]] {
+        let (code, _, err) = told(&home.command(args).output().expect("lodge runs"));
+        assert_eq!(code, 0, "{args:?}: {err}");
+    }
+    kill(pid, libc::SIGCONT);
+    std::fs::write(workspace.join("go"), "").expect("a file");
+    let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
+    assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
+    assert_eq!(err, "the daemon was shut down; another took its place\n");
+}
+
 #[tokio::test]
 async fn providers_are_added_shown_masked_tested_and_removed() {
     let world = World::new();
@@ -212,6 +286,13 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
     assert_eq!(world.lodge.cli_ok(["start", "a"]), "a\n");
     assert_eq!(world.lodge.cli_ok(["rm", "b"]), "b\n");
     assert_eq!(world.lodge.cli_ok(["rm", "-f", "a", "c"]), "a\nc\n");
+    // A name that is taken is told; one that was asked for on the command line is not made up.
+    let (code, out, err) = world.cli(&["run", dir]);
+    assert!(code == 0 && out.starts_with("tester agt_") && err.is_empty(), "{out}{err}");
+    let (code, out, err) = world.cli(&["run", dir]);
+    assert!(code == 0 && out.starts_with("tester-2 agt_"), "{out}{err}");
+    assert_eq!(err, "`tester` is taken: this one is `tester-2`\n");
+    assert_eq!(world.lodge.cli_ok(["rm", "-f", "tester", "tester-2"]), "tester\ntester-2\n");
     // One that does not come up is told with its reason.
     let broken = world.lodge.agent_dir("broken", &format!("{AGENTFILE}EXEC [\"nonsense\"]\n"), &[]);
     let (code, _, err) = world.cli(&["run", broken.to_str().expect("UTF-8")]);

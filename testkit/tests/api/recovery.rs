@@ -11,18 +11,22 @@ use crate::world::{AGENTFILE, World, id, sh};
 async fn everything(api: &mut Checked) -> Map<String, Value> {
     let mut all = Map::new();
     let mut info = api.ok("info", json!({})).await;
-    for changed in ["epoch", "pid", "started_at", "http_addr"] {
+    for changed in ["epoch", "pid", "started_at", "http_addr", "storage"] {
         info.as_object_mut().expect("an object").remove(changed);
     }
     all.insert("info".to_owned(), info);
-    let agents = api.ok("agent/list", json!({"all": true})).await;
-    for agent in agents["agents"].as_array().expect("agents") {
+    let mut agents = api.ok("agent/list", json!({"all": true})).await;
+    for agent in agents["agents"].as_array_mut().expect("agents") {
         let params = json!({"agent": id(agent)});
-        all.insert(format!("agent {}", id(agent)), api.ok("agent/get", params.clone()).await);
-        all.insert(format!("log {}", id(agent)), api.ok("agent/logs", params).await["path"].clone());
+        let mut detail = api.ok("agent/get", params.clone()).await;
+        for view in [&mut detail, agent] {
+            view.as_object_mut().expect("an object").remove("last_heartbeat_at");
+        }
+        all.insert(format!("agent {}", id(&detail)), detail);
+        all.insert(format!("log {}", params["agent"]), api.ok("agent/logs", params).await["path"].clone());
     }
     all.insert("agents".to_owned(), agents);
-    all.insert("running".to_owned(), api.ok("agent/list", json!({})).await);
+    all.insert("lineages".to_owned(), api.ok("lineage/list", json!({})).await);
     let sessions = api.ok("session/list", json!({})).await;
     for session in sessions["sessions"].as_array().expect("sessions") {
         let params = json!({"session": id(session)});

@@ -30,7 +30,11 @@ pub struct World {
 impl World {
     /// Everything but the daemon.
     pub fn asleep() -> World {
-        let lodge = Lodge::new();
+        World::with(Lodge::new())
+    }
+
+    /// The same, around a state directory that is still empty.
+    pub fn with(lodge: Lodge) -> World {
         fs::DirBuilder::new().mode(0o700).create(lodge.home()).expect("a state directory");
         let mock = MockLlm::spawn_with(lodge.dir(), &["--key", KEY]).expect("a provider");
         let world = World { lodge, mock };

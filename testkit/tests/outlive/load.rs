@@ -1,0 +1,147 @@
+//! People who talk to agents without a pause, through every absence of the daemon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lodge_proto::client::{Client, ClientError, Target};
+use lodge_testkit::lodge::PATIENCE;
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::follow::Follower;
+use crate::world::sh;
+
+/// Between two attempts to send, and two looks for an end.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// What a turn is made of.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    Plain,
+    Streaming,
+    Tool,
+    /// Long enough to be at work when the daemon goes.
+    SlowTool,
+}
+
+const SHAPES: [Shape; 4] = [Shape::Plain, Shape::SlowTool, Shape::Streaming, Shape::Tool];
+
+/// A message that was accepted.
+#[derive(Debug)]
+pub struct Said {
+    pub turn: String,
+    /// What the answer must be.
+    pub answer: String,
+    /// Lines that its tool writes to `ran`, each once.
+    pub effects: Vec<String>,
+}
+
+/// One person in one session, who sends the next message when the answer to the last one was seen.
+#[derive(Debug)]
+pub struct Talker {
+    pub session: String,
+    enough: Arc<AtomicBool>,
+    task: JoinHandle<Vec<Said>>,
+}
+
+impl Talker {
+    pub fn start(
+        target: Target,
+        token: String,
+        agent: &str,
+        session: &str,
+        follower: Arc<Follower>,
+    ) -> Talker {
+        let enough: Arc<AtomicBool> = Arc::default();
+        let voice = Voice { target, token, agent: agent.to_owned(), session: session.to_owned(), follower };
+        let task = tokio::spawn(voice.talk(enough.clone()));
+        Talker { session: session.to_owned(), enough, task }
+    }
+
+    pub fn is_talking(&self) -> bool {
+        !self.task.is_finished()
+    }
+
+    /// Lets the last answer come, and returns everything that was said.
+    pub async fn finish(self) -> Vec<Said> {
+        self.enough.store(true, Ordering::SeqCst);
+        self.task.await.expect("nothing went wrong")
+    }
+}
+
+struct Voice {
+    target: Target,
+    token: String,
+    agent: String,
+    session: String,
+    follower: Arc<Follower>,
+}
+
+impl Voice {
+    async fn talk(self, enough: Arc<AtomicBool>) -> Vec<Said> {
+        let mut said = Vec::new();
+        while !enough.load(Ordering::SeqCst) {
+            let shape = SHAPES[said.len() % SHAPES.len()];
+            let word = format!("{}x{}", self.session, said.len());
+            let turn = self.send(&word, &shape.message(&word)).await;
+            let until = Instant::now() + PATIENCE;
+            while self.follower.end_of(&turn).is_none() {
+                assert!(Instant::now() < until, "turn {turn} ({word}) does not end");
+                tokio::time::sleep(AGAIN).await;
+            }
+            said.push(Said { turn, answer: shape.answer(&word), effects: shape.effects(&word) });
+        }
+        said
+    }
+
+    /// Sends until it is answered. The request's id makes it one message, however often it is sent.
+    async fn send(&self, word: &str, text: &str) -> String {
+        let message = json!({"agent": self.agent, "session": self.session, "text": text, "request_id": word});
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let answer = async {
+                let mut client = Client::connect(&self.target, &self.token).await?;
+                client.call_value("turn/send", message.clone()).await
+            };
+            match answer.await {
+                Ok(view) => return view["id"].as_str().expect("an id").to_owned(),
+                Err(ClientError::Refused(body)) if body.data.code != "daemon.shutting_down" => {
+                    panic!("{word} was refused: {body:?}")
+                }
+                Err(error) => assert!(Instant::now() < until, "{word} was not accepted: {error:?}"),
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+impl Shape {
+    fn message(self, word: &str) -> String {
+        let tool = |script: &str| format!("{} [[reply:{{{{tool}}}}]]", sh(script));
+        match self {
+            Shape::Plain => format!("[[reply:{}]]", self.answer(word)),
+            Shape::Streaming => format!("[[chunks:8:20]] [[reply:{}]]", self.answer(word)),
+            Shape::Tool => tool(&format!("echo {word} >> ran; echo did {word}")),
+            Shape::SlowTool => {
+                tool(&format!("echo {word}.begin >> ran; sleep 0.3; echo {word}.end >> ran; echo did {word}"))
+            }
+        }
+    }
+
+    fn answer(self, word: &str) -> String {
+        match self {
+            Shape::Plain => word.to_owned(),
+            Shape::Streaming => format!("{word} in several pieces"),
+            Shape::Tool | Shape::SlowTool => format!("did {word}\n"),
+        }
+    }
+
+    fn effects(self, word: &str) -> Vec<String> {
+        match self {
+            Shape::Plain | Shape::Streaming => Vec::new(),
+            Shape::Tool => vec![word.to_owned()],
+            Shape::SlowTool => vec![format!("{word}.begin"), format!("{word}.end")],
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Releases of lodged, put in the place of the running one by rename.
+//!
+//! A release is the program under test with other bytes: its keeper and its runtime have another number in the padding
+//! of their ELF headers, which nothing reads, and the digests that name them follow. So they are other programs, under
+//! other names in `bin/`, that do the same.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lodge_testkit::lodge::bin;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+/// The last byte of an ELF header's identification: padding.
+const PADDING: usize = 15;
+/// How much of a digest is in a program's name.
+const DIGEST_BYTES: usize = 12;
+
+/// Where a daemon's program lies, to be replaced.
+#[derive(Debug)]
+pub struct Place {
+    dir: TempDir,
+    original: Vec<u8>,
+}
+
+impl Place {
+    /// With the program under test as it is.
+    pub fn new() -> Place {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let place = Place { dir, original: fs::read(bin("lodged")).expect("the program under test") };
+        place.put(&place.original);
+        place
+    }
+
+    pub fn lodged(&self) -> PathBuf {
+        self.dir.path().join("lodged")
+    }
+
+    /// Replaces the program by the release of this number, whatever runs from the old one.
+    ///
+    /// What the program carries is read from where a daemon of it stored that.
+    pub fn install(&self, number: u8, home: &Path) {
+        let mut release = self.original.clone();
+        for name in ["keeper", "runtime"] {
+            let (stored, digest) = first_stored(home, name);
+            let at = find(&release, &stored, 0).expect("the daemon carries what it stored");
+            release[at + PADDING] = number;
+            let other = digest_of(&release[at..at + stored.len()]);
+            let mut told = 0;
+            while let Some(at) = find(&release, &digest, told) {
+                release[at..at + DIGEST_BYTES].copy_from_slice(&other);
+                told = at + DIGEST_BYTES;
+            }
+            assert!(told > 0, "the digest of the {name} is nowhere");
+        }
+        release.push(number);
+        self.put(&release);
+    }
+
+    fn put(&self, bytes: &[u8]) {
+        let new = self.dir.path().join("lodged.new");
+        // Written by another process: one of ours that is started meanwhile would inherit the open file, and what is
+        // open for writing cannot be run.
+        let mut writer = Command::new("sh")
+            .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(&new)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        writer.stdin.take().expect("a pipe").write_all(bytes).expect("a written program");
+        assert!(writer.wait().expect("a child").success());
+        fs::rename(new, self.lodged()).expect("a renamed file");
+    }
+}
+
+/// What the first release stored under this name, and the digest in its name.
+fn first_stored(home: &Path, name: &str) -> (Vec<u8>, [u8; DIGEST_BYTES]) {
+    let bytes = |path: PathBuf| fs::read(path).expect("a stored program");
+    let mut found = stored(home, name).into_iter().map(bytes).filter(|bytes| bytes[PADDING] == 0);
+    let first = found.next().expect("a program that was started");
+    let digest = digest_of(&first);
+    (first, digest)
+}
+
+/// The programs of this name in a state directory.
+pub fn stored(home: &Path, name: &str) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(home.join("bin")).expect("programs").map(|entry| entry.expect("an entry").path());
+    let prefix = format!("{name}-");
+    entries
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)))
+        .collect()
+}
+
+fn digest_of(program: &[u8]) -> [u8; DIGEST_BYTES] {
+    let whole = Sha256::digest(program);
+    whole[..DIGEST_BYTES].try_into().expect("a digest is longer")
+}
+
+/// Where `part` is in `whole`, from `from` on.
+fn find(whole: &[u8], part: &[u8], from: usize) -> Option<usize> {
+    let rest = &whole[from..];
+    // SAFETY: both are given with their lengths, and only read.
+    let found = unsafe { libc::memmem(rest.as_ptr().cast(), rest.len(), part.as_ptr().cast(), part.len()) };
+    (!found.is_null()).then(|| from + (found.addr() - rest.as_ptr().addr()))
+}
