@@ -22,27 +22,46 @@ pub(crate) fn filled(agents: u32, events: u32) -> Lodge {
     // A thread of its own, as the caller runs within a runtime already.
     std::thread::scope(|scope| scope.spawn(|| seed(&lodge)).join()).expect("an agent that did one turn");
     lodge.kill9();
+    add(&lodge, agents, events);
+    lodge
+}
+
+/// Adds so many agents, each as one of those called `seed` and `broken`, in turns, to a directory whose daemon is gone.
+pub(crate) fn add(lodge: &Lodge, agents: u32, events: u32) {
     let connection = Connection::open(lodge.home().join("daemon.db")).expect("the database");
     multiply(&connection, agents, events).expect("a filled database");
     connection.close().expect("a closed database");
-    lodge
 }
 
 /// One agent that did one turn and was stopped.
 fn seed(lodge: &Lodge) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let mut client = lodge.client().await;
-        let dir = lodge.agent_dir("seed", AGENTFILE, &[("bench.yaml", SCRIPT)]);
-        let made = client.call_value("agent/create", json!({"path": dir})).await.expect("an agent");
-        let agent = made["id"].as_str().expect("an agent has an id").to_owned();
-        wait_ready(&mut client, &agent).await;
-        client.call_value("client/attach", json!({"agent": agent})).await.expect("an attachment");
-        let turn = json!({"agent": agent, "session": "seed", "text": "hello", "request_id": "seed"});
-        client.call_value("turn/send", turn).await.expect("a turn");
-        while client.next().await.expect("an event").params["kind"] != "turn.finished" {}
-        client.call_value("agent/stop", json!({"agent": agent})).await.expect("a stopped agent");
-    });
+    runtime.block_on(stopped(lodge));
+}
+
+/// Creates an agent `seed` that does one turn and is stopped.
+pub(crate) async fn stopped(lodge: &Lodge) {
+    let mut client = lodge.client().await;
+    let dir = lodge.agent_dir("seed", AGENTFILE, &[("bench.yaml", SCRIPT)]);
+    let made = client.call_value("agent/create", json!({"path": dir})).await.expect("an agent");
+    let agent = made["id"].as_str().expect("an agent has an id").to_owned();
+    wait_ready(&mut client, &agent).await;
+    client.call_value("client/attach", json!({"agent": agent})).await.expect("an attachment");
+    let turn = json!({"agent": agent, "session": "seed", "text": "hello", "request_id": "seed"});
+    client.call_value("turn/send", turn).await.expect("a turn");
+    while client.next().await.expect("an event").params["kind"] != "turn.finished" {}
+    client.call_value("agent/stop", json!({"agent": agent})).await.expect("a stopped agent");
+}
+
+/// Creates an agent `broken` whose runtime ends at once.
+pub(crate) async fn broken(lodge: &Lodge) {
+    let mut client = lodge.client().await;
+    let text = AGENTFILE.replace("NAME seed", "NAME broken");
+    let dir =
+        lodge.agent_dir("broken", &format!("{text}EXEC [\"no-such-command\"]\n"), &[("bench.yaml", SCRIPT)]);
+    client.call_value("client/attach", json!({"all": true})).await.expect("an attachment");
+    client.call_value("agent/create", json!({"path": dir})).await.expect("an agent");
+    while client.next().await.expect("an event").params["kind"] != "agent.failed" {}
 }
 
 fn multiply(connection: &Connection, agents: u32, events: u32) -> rusqlite::Result<()> {
@@ -52,7 +71,8 @@ fn multiply(connection: &Connection, agents: u32, events: u32) -> rusqlite::Resu
     let turns = (events / EVENTS_A_TURN / agents).max(1);
     connection.execute_batch(
         "CREATE TEMP TABLE n (i INTEGER PRIMARY KEY);
-         CREATE TEMP TABLE one AS SELECT * FROM agents LIMIT 1;
+         CREATE TEMP TABLE one AS SELECT row_number() OVER (ORDER BY name) - 1 AS k, * FROM agents
+             WHERE name IN ('seed', 'broken');
          CREATE TEMP TABLE told AS SELECT row_number() OVER (ORDER BY seq) - 1 AS k, kind, data, at FROM events
              WHERE kind >= 50;",
     )?;
@@ -60,10 +80,17 @@ fn multiply(connection: &Connection, agents: u32, events: u32) -> rusqlite::Resu
         "INSERT INTO n WITH RECURSIVE c (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < ?1) SELECT i FROM c",
         [agents.max(events)],
     )?;
-    connection.execute(
+    let made = connection.execute(
         "INSERT INTO agents SELECT printf('agt_%017d', n.i), printf('agent-%d', n.i), image, image_digest,
              printf('lin_%017d', n.i), printf('sbx_%017d', n.i), state, failure_reason, failure_detail, incarnation,
-             1800000000 + n.i, created_at, started_at, spec FROM one, n WHERE n.i <= ?1",
+             1800000000 + n.i, created_at, started_at, spec, runs
+         FROM n JOIN one ON one.k = n.i % (SELECT count(*) FROM one) WHERE n.i <= ?1",
+        [agents],
+    )?;
+    assert_eq!(made, usize::try_from(agents).unwrap_or(0), "an agent for each number");
+    connection.execute(
+        "INSERT INTO lineages SELECT printf('lin_%017d', n.i), printf('agt_%017d', n.i), 1, NULL, 0, 0, NULL, 1, NULL FROM n
+         WHERE n.i <= ?1",
         [agents],
     )?;
     connection.execute(

@@ -8,7 +8,7 @@ use crate::proc;
 use crate::sample::Sample;
 use crate::table::{Hold, Row, Table};
 use crate::wal::Wal;
-use crate::world::{Model, World};
+use crate::world::{Model, Talk, World};
 
 /// The window around turn 10.
 const YOUNG: std::ops::RangeInclusive<usize> = 5..=15;
@@ -17,31 +17,31 @@ const BYTES_A_TURN_MAX: f64 = 64.0;
 const WAL_MAX_MB: f64 = 48.0;
 const MB: f64 = 1024.0 * 1024.0;
 
+const TEXT: &str = "a message of the usual length, give or take a word or two";
+
 pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     let (old, young) = (World::start().await, World::start().await);
     let (old_agent, young_agent) =
         (old.agent("old", Model::Http).await, young.agent("young", Model::Http).await);
     let mut talk = old.talk(&old_agent, "old").await;
-    let daemon = old.lodge.pid().expect("a running daemon");
     let window = YOUNG.end() - YOUNG.start() + 1;
-    let mut wal_bytes = 0;
-    let before = proc::written(daemon);
     let until = sizes.old_turns.saturating_sub(sizes.young_sessions * window / 2);
-    for _ in 0..until {
-        talk.turn("a message of the usual length, give or take a word or two").await;
-        wal_bytes = wal_bytes.max(Wal::bytes(&old.lodge));
-    }
-    let after = proc::written(daemon);
+    let aging = age(&old, &mut talk, until).await;
 
     let (mut aged, mut fresh, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
+    let (mut aged_log, mut fresh_log) = (Logged::default(), Logged::default());
     for session in 0..sizes.young_sessions {
         let mut youth = young.talk(&young_agent, &format!("young-{session}")).await;
         fsync.extend(&floors.fsync(10));
         for number in 1..=*YOUNG.end() {
-            let took = youth.turn("a message of the usual length, give or take a word or two").await;
+            let log = Wal::read(&Wal::path(&young.lodge));
+            let took = youth.turn(TEXT).await;
             if YOUNG.contains(&number) {
                 fresh.push(took);
-                aged.push(talk.turn("a message of the usual length, give or take a word or two").await);
+                fresh_log.add(log, &young);
+                let log = Wal::read(&Wal::path(&old.lodge));
+                aged.push(talk.turn(TEXT).await);
+                aged_log.add(log, &old);
             }
         }
     }
@@ -50,14 +50,76 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     table.row(Row::times(what, &aged).beside("fsync", fsync.p50()));
     let ratio = Row::new("  the later beside the earlier", "x", aged.p50() / fresh.p50());
     table.row(ratio.hold(Hold::at_most("", RATIO_MAX)));
-    match before.zip(after) {
-        Some((before, after)) => {
-            let kb = (after - before) as f64 / 1024.0 / until.max(1) as f64;
-            let row = Row::new("  written a turn by the daemon, log and copying back", "KB", kb);
-            table.row(row.hold(Hold::at_most("", BYTES_A_TURN_MAX)));
-        }
-        None => table.note("bytes written a turn: only root may read them"),
-    }
-    let wal = Row::new("  largest write-ahead log seen", "MB", wal_bytes as f64 / MB);
+    written(&aging, table);
+    logged(&fresh_log, &aged_log, sizes, table);
+    let wal = Row::new("  largest write-ahead log seen", "MB", aging.log_bytes_max as f64 / MB);
     table.row(wal.hold(Hold::at_most("", WAL_MAX_MB)));
+}
+
+/// What a session wrote while it grew.
+#[derive(Debug)]
+struct Aging {
+    /// By the daemon, in KB a turn: over all turns, their first tenth and their last.
+    kb: Option<[f64; 3]>,
+    log_bytes_max: u64,
+}
+
+async fn age(world: &World, talk: &mut Talk, turns: usize) -> Aging {
+    let daemon = world.lodge.pid().expect("a running daemon");
+    let tenth = (turns / 10).max(1);
+    let mut log_bytes_max = 0;
+    let mut marks = vec![proc::written(daemon)];
+    for number in 1..=turns {
+        talk.turn(TEXT).await;
+        log_bytes_max = log_bytes_max.max(Wal::bytes(&world.lodge));
+        if number == tenth || number + tenth == turns || number == turns {
+            marks.push(proc::written(daemon));
+        }
+    }
+    let marks: Option<Vec<u64>> = marks.into_iter().collect();
+    let kb = marks.as_deref().and_then(|marks| {
+        let [start, early, late, end] = marks else { return None };
+        let each = |from: u64, to: u64, turns: usize| (to - from) as f64 / 1024.0 / turns as f64;
+        Some([each(*start, *end, turns), each(*start, *early, tenth), each(*late, *end, tenth)])
+    });
+    Aging { kb, log_bytes_max }
+}
+
+fn written(aging: &Aging, table: &mut Table) {
+    let Some([all, early, late]) = aging.kb else {
+        return table.note("bytes written a turn: only root may read them");
+    };
+    let hold = || Hold::at_most("", BYTES_A_TURN_MAX);
+    table.row(Row::new("  written a turn by the daemon, log and copying back", "KB", all).hold(hold()));
+    table.row(Row::new("    of the first tenth of these turns", "KB", early).hold(hold()));
+    table.row(Row::new("    of the last tenth", "KB", late).beside("first", early).hold(hold()));
+}
+
+/// What turns added to the log, as far as it did not start over meanwhile.
+#[derive(Debug, Default)]
+struct Logged {
+    turns: usize,
+    kb: f64,
+}
+
+impl Logged {
+    fn add(&mut self, before: Option<Wal>, world: &World) {
+        if let Some((before, after)) = before.zip(Wal::read(&Wal::path(&world.lodge)))
+            && let Some((_, pages)) = after.since(&before)
+        {
+            self.turns += 1;
+            self.kb += pages as f64 * after.page_kb;
+        }
+    }
+}
+
+fn logged(fresh: &Logged, aged: &Logged, sizes: Sizes, table: &mut Table) {
+    if fresh.turns == 0 || aged.turns == 0 {
+        return table.note("written to the log a turn: it started over during every turn");
+    }
+    let (fresh, aged) = (fresh.kb / fresh.turns as f64, aged.kb / aged.turns as f64);
+    let hold = || Hold::at_most("", BYTES_A_TURN_MAX);
+    table.row(Row::new("  written to the log around turn 10", "KB", fresh).hold(hold()));
+    let what = format!("  written to the log around turn {}", sizes.old_turns);
+    table.row(Row::new(what, "KB", aged).beside("turn 10", fresh).hold(hold()));
 }

@@ -7,10 +7,12 @@ mod commits;
 mod fill;
 mod floor;
 mod growth;
+mod ledger;
 mod memory;
 mod parallel;
 mod proc;
 mod recovery;
+mod revival;
 mod sample;
 mod start;
 mod table;
@@ -39,10 +41,10 @@ struct Flags {
     /// Where state directories and the floor's files are made; the disk under it is what is measured.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Agents that live at once for memory, idle CPU and recovery.
+    /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, parallel, commits, agents.
+    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -58,6 +60,7 @@ pub(crate) struct Sizes {
     pub(crate) tool_turns: usize,
     pub(crate) old_turns: usize,
     pub(crate) young_sessions: usize,
+    pub(crate) ledger_turns: usize,
     pub(crate) parallel_rounds: usize,
     pub(crate) parallel_turns: usize,
     pub(crate) commit_rounds: usize,
@@ -66,6 +69,8 @@ pub(crate) struct Sizes {
     pub(crate) agent_turns: usize,
     pub(crate) idle_s: u64,
     pub(crate) recoveries: usize,
+    pub(crate) stored_agents: u32,
+    pub(crate) revivals: usize,
 }
 
 const FULL: Sizes = Sizes {
@@ -77,6 +82,7 @@ const FULL: Sizes = Sizes {
     tool_turns: 100,
     old_turns: 1_000,
     young_sessions: 6,
+    ledger_turns: 200,
     parallel_rounds: 5,
     parallel_turns: 40,
     commit_rounds: 5,
@@ -85,6 +91,8 @@ const FULL: Sizes = Sizes {
     agent_turns: 20,
     idle_s: 10,
     recoveries: 5,
+    stored_agents: 1_000,
+    revivals: 15,
 };
 
 const QUICK: Sizes = Sizes {
@@ -96,6 +104,7 @@ const QUICK: Sizes = Sizes {
     tool_turns: 3,
     old_turns: 20,
     young_sessions: 1,
+    ledger_turns: 10,
     parallel_rounds: 1,
     parallel_turns: 2,
     commit_rounds: 1,
@@ -104,9 +113,12 @@ const QUICK: Sizes = Sizes {
     agent_turns: 2,
     idle_s: 1,
     recoveries: 1,
+    stored_agents: 30,
+    revivals: 2,
 };
 
-const PARTS: [&str; 6] = ["start", "turns", "growth", "parallel", "commits", "agents"];
+const PARTS: [&str; 9] =
+    ["start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival"];
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -136,6 +148,9 @@ fn main() -> ExitCode {
         if wanted("growth") {
             growth::run(sizes, &mut floors, &mut table).await;
         }
+        if wanted("ledger") {
+            ledger::run(sizes, &mut floors, &mut table).await;
+        }
         if wanted("parallel") {
             parallel::run(sizes, &mut floors, &mut table).await;
         }
@@ -145,6 +160,12 @@ fn main() -> ExitCode {
         if wanted("agents") {
             let mut world = memory::run(sizes, &mut table).await;
             recovery::run(sizes, &mut floors, &mut world, &mut table).await;
+        }
+        if wanted("stored") {
+            recovery::run_stored(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("revival") {
+            revival::run(sizes, &mut floors, &mut table).await;
         }
     });
     table.end();

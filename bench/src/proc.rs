@@ -11,15 +11,22 @@ const TICKS_A_SECOND: u64 = 100;
 #[derive(Debug, Clone)]
 pub(crate) struct Family {
     pub(crate) daemon: u32,
+    /// With the guardians that stand between them and their runtimes where there are no cgroups.
     pub(crate) keepers: Vec<u32>,
     pub(crate) runtimes: Vec<u32>,
 }
 
 impl Family {
     pub(crate) fn of(daemon: u32, keepers: &[i32]) -> Family {
-        let keepers: Vec<u32> = keepers.iter().map(|pid| pid.cast_unsigned()).collect();
-        let runtimes = all().filter(|pid| parent(*pid).is_some_and(|parent| keepers.contains(&parent)));
-        Family { daemon, runtimes: runtimes.collect(), keepers }
+        let mut keepers: Vec<u32> = keepers.iter().map(|pid| pid.cast_unsigned()).collect();
+        let below = |above: &[u32]| -> Vec<u32> {
+            all().filter(|pid| parent(*pid).is_some_and(|parent| above.contains(&parent))).collect()
+        };
+        let (mut runtimes, guardians): (Vec<u32>, Vec<u32>) =
+            below(&keepers).into_iter().partition(|pid| is_runtime(*pid));
+        runtimes.extend(below(&guardians).into_iter().filter(|pid| is_runtime(*pid)));
+        keepers.extend(guardians);
+        Family { daemon, keepers, runtimes }
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
@@ -49,6 +56,18 @@ fn stat(pid: u32) -> Option<Vec<String>> {
 
 fn parent(pid: u32) -> Option<u32> {
     stat(pid)?.get(1)?.parse().ok()
+}
+
+fn is_runtime(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("/usr/local/bin/runtime\0")
+}
+
+/// Ends a process as `kill -9` does.
+pub(crate) fn kill9(pid: u32) {
+    // SAFETY: sending a signal touches no memory; the pid is of a process that this run's daemon started.
+    let sent = unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
+    assert_eq!(sent, 0, "process {pid} could not be killed");
 }
 
 /// Time on a CPU so far, in the kernel's coarse ticks, with the threads that ended.

@@ -5,29 +5,92 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::Sizes;
+use crate::fill;
 use crate::floor::Floors;
 use crate::sample::Sample;
 use crate::start;
 use crate::table::{Hold, Row, Table};
-use crate::world::World;
+use crate::world::{Model, World, wait_ready};
 
 const HOLD_MS: f64 = 150.0;
+/// Of each agent that is stored beside the living ones.
+const EVENTS_AN_AGENT: u32 = 20;
+/// The stopped one and the failed one that all others are like.
+const SEEDS: u32 = 2;
 
+/// What some rounds took.
+#[derive(Debug, Default)]
+struct Recovered {
+    /// From the exec of the daemon to its first answer.
+    answered: Sample,
+    /// From the exec until every living agent was adopted.
+    adopted: Sample,
+    fsync: Sample,
+}
+
+/// With as many living agents again as the world has, and nothing else.
 pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, world: &mut World, table: &mut Table) {
-    let (mut whole, mut after, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
+    let live = sizes.agents * 2;
+    bring_up(world, sizes.agents..live).await;
+    let recovered = rounds(sizes, floors, world, live).await;
+    let what = format!("kill -9 with {live} live agents: exec until all adopted");
+    let row = Row::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    table.row(row.hold(Hold::at_most("", HOLD_MS)));
+    tell(&recovered, live, table);
+}
+
+/// With many more agents that are stopped or failed, half of each.
+pub(crate) async fn run_stored(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+    let mut world = World::start().await;
+    fill::stopped(&world.lodge).await;
+    fill::broken(&world.lodge).await;
+    bring_up(&world, 0..sizes.agents).await;
+    world.lodge.kill9();
+    let there = u32::try_from(sizes.agents).unwrap_or(u32::MAX).saturating_add(SEEDS);
+    let others = sizes.stored_agents.saturating_sub(there).max(1);
+    fill::add(&world.lodge, others, others * EVENTS_AN_AGENT);
+    start::start(&mut world.lodge);
+    let recovered = rounds(sizes, floors, &mut world, sizes.agents).await;
+    let what = format!(
+        "kill -9 with {} agents stored, {} of them live: all adopted",
+        sizes.stored_agents, sizes.agents
+    );
+    let row = Row::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    table.row(row.hold(Hold::at_most("", HOLD_MS)));
+    tell(&recovered, sizes.agents, table);
+}
+
+fn tell(recovered: &Recovered, live: usize, table: &mut Table) {
+    let answered = Row::times("  exec until the first answer", &recovered.answered);
+    table.row(answered.beside("fsync", recovered.fsync.p50()));
+    let rest = recovered.adopted.p50() - recovered.answered.p50();
+    table.row(Row::new("  after that, for each live agent", "ms", rest / live as f64));
+    table.row(Row::new("  slowest round", "ms", recovered.adopted.max()));
+}
+
+async fn bring_up(world: &World, numbers: std::ops::Range<usize>) {
+    let mut client = world.lodge.client().await;
+    for number in numbers {
+        let id = world.create(&mut client, &format!("a{number}"), Model::Http).await;
+        wait_ready(&mut client, &id).await;
+    }
+}
+
+async fn rounds(sizes: Sizes, floors: &mut Floors, world: &mut World, live: usize) -> Recovered {
+    let mut recovered = Recovered::default();
     for _ in 0..sizes.recoveries {
-        fsync.extend(&floors.fsync(10));
+        recovered.fsync.extend(&floors.fsync(10));
         let mut client = world.lodge.client().await;
         let listed = client.call_value("event/list", json!({"limit": 1})).await.expect("events");
         let head = listed["head"].as_u64().expect("a head");
-        let keepers = world.lodge.keepers();
+        let before = keepers(world);
         world.lodge.kill9();
         let from = Instant::now();
-        let answered = start::start(&mut world.lodge);
+        recovered.answered.push(start::start(&mut world.lodge));
         let mut client = world.lodge.client().await;
         client.call_value("client/attach", json!({"all": true, "since": head})).await.expect("an attachment");
         let mut adopted = 0;
-        while adopted < sizes.agents {
+        while adopted < live {
             let note = client.next().await.expect("an event");
             match note.params["kind"].as_str() {
                 Some("lineage.adopted") => adopted += 1,
@@ -35,13 +98,14 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, world: &mut World, ta
                 Some(_) | None => {}
             }
         }
-        whole.push(from.elapsed());
-        after.push(from.elapsed().saturating_sub(answered));
-        assert_eq!(keepers.len(), world.lodge.keepers().len(), "adopted, not started again");
+        recovered.adopted.push(from.elapsed());
+        assert_eq!(keepers(world), before, "adopted, not started again");
     }
-    let what = format!("kill -9 with {} live agents: exec until all adopted", sizes.agents);
-    let row = Row::times(what, &whole).beside("fsync", fsync.p50());
-    table.row(row.hold(Hold::at_most("", HOLD_MS)));
-    table.row(Row::new("  after the first answer", "ms", after.p50()));
-    table.row(Row::new("  slowest round", "ms", whole.max()));
+    recovered
+}
+
+fn keepers(world: &World) -> Vec<i32> {
+    let mut keepers = world.lodge.keepers();
+    keepers.sort_unstable();
+    keepers
 }

@@ -1,0 +1,68 @@
+//! A killed process until its agent is ready again: the runtime alone, and the whole sandbox.
+//!
+//! Beside each stands an ordinary start of the same agent, taken in the same rounds.
+
+use std::time::{Duration, Instant};
+
+use lodge_testkit::lodge::PATIENCE;
+use serde_json::json;
+
+use crate::Sizes;
+use crate::floor::Floors;
+use crate::proc::{self, Family};
+use crate::sample::Sample;
+use crate::table::{Row, Table};
+use crate::world::{Model, Talk, World, wait_ready};
+
+pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+    let world = World::start().await;
+    let agent = world.agent("revived", Model::Http).await;
+    let mut talk = world.talk(&agent, "between").await;
+    let (mut runtime, mut sandbox) = (Sample::default(), Sample::default());
+    let (mut started, mut fsync) = (Sample::default(), Sample::default());
+    for _ in 0..sizes.revivals {
+        fsync.extend(&floors.fsync(10));
+        runtime.push(ready_after(&world, &mut talk, |family| family.runtimes[0]).await);
+        sandbox.push(ready_after(&world, &mut talk, |family| family.keepers[0]).await);
+        let mut client = world.lodge.client().await;
+        client.call_value("agent/stop", json!({"agent": agent})).await.expect("a stopped agent");
+        client.call_value("client/attach", json!({"agent": agent})).await.expect("an attachment");
+        let from = Instant::now();
+        client.call_value("agent/start", json!({"agent": agent})).await.expect("a started agent");
+        until_ready(&mut client).await;
+        started.push(from.elapsed());
+    }
+    let start = Row::times("agent started until ready", &started);
+    table.row(start.beside("fsync", fsync.p50()));
+    let row = Row::times("  runtime killed until ready again, in its sandbox", &runtime);
+    table.row(row.beside("start", started.p50()));
+    let row = Row::times("  sandbox killed until ready again, in another", &sandbox);
+    table.row(row.beside("start", started.p50()));
+}
+
+/// How long it takes from the death of one of the agent's processes until it is ready, as a client sees it.
+async fn ready_after(world: &World, talk: &mut Talk, which: impl FnOnce(&Family) -> u32) -> Duration {
+    // A finished turn between two deaths: the next revival does not wait.
+    talk.turn("hello").await;
+    let agent = talk.agent.as_str();
+    let mut client = world.lodge.client().await;
+    wait_ready(&mut client, agent).await;
+    client.call_value("client/attach", json!({"agent": agent})).await.expect("an attachment");
+    let pid = which(&world.family());
+    let from = Instant::now();
+    proc::kill9(pid);
+    until_ready(&mut client).await;
+    from.elapsed()
+}
+
+async fn until_ready(client: &mut lodge_proto::client::Client) {
+    loop {
+        let note = tokio::time::timeout(PATIENCE, client.next()).await.expect("an event in time");
+        let note = note.expect("a connection that lives");
+        match note.params["kind"].as_str() {
+            Some("agent.ready") => return,
+            Some("agent.failed") => panic!("the agent failed: {}", note.params),
+            Some(_) | None => {}
+        }
+    }
+}
