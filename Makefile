@@ -4,12 +4,13 @@ CARGO ?= cargo
 export LODGE_HOME := $(CURDIR)/.lodge
 BIN := target/debug
 
-.PHONY: help run stop test test-as-user check bench build clean tools
+.PHONY: help run stop test test-as-user soak check bench build clean tools
 
 help:
 	@echo "make run    build, start the daemon on ./.lodge, run an example agent"
 	@echo "make stop   end the daemon of ./.lodge and its agents"
 	@echo "make test   run all tests, as root also as an ordinary user"
+	@echo "make soak   lodge selftest with new seeds, until it is stopped or fails"
 	@echo "make check  formatting, lints, licences"
 	@echo "make bench  measure; prints each number beside its floor"
 	@echo "make clean  make stop, then remove ./.lodge and ./target"
@@ -37,15 +38,22 @@ run: build
 stop:
 	@if [ -S $(LODGE_HOME)/lodge.sock ]; then $(BIN)/lodge --no-autostart shutdown --agents; else echo "nothing runs on $(LODGE_HOME)"; fi
 
-# What the tests need beside Rust: python3, for the second runtime of the conformance test.
+# What the tests need beside Rust: python3, for the second runtime of the conformance test, and strace, which records
+# what reaches the disk for the proof that a power loss takes nothing.
 tools:
-	@command -v python3 >/dev/null || { apt-get update -q && apt-get install -y -q python3; }
+	@{ command -v python3 && command -v strace; } >/dev/null \
+		|| { apt-get update -q && apt-get install -y -q python3 strace; }
 
 test: tools
 	.ci/test
 
 test-as-user:
 	.ci/test-as-user
+
+# Each run tells its seed first; SOAK_KILLS is how many kills one seed gets.
+SOAK_KILLS ?= 200
+soak: build
+	@while :; do $(BIN)/lodge selftest --crash $(SOAK_KILLS) || exit $$?; done
 
 check:
 	$(CARGO) fmt --all --check
