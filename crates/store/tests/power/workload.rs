@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use lodge_core::record::{EventRow, RequestRow, Write};
 use lodge_core::{EventData, EventKind, Timestamp};
@@ -12,6 +13,7 @@ use rusqlite::Connection;
 /// So short that a few commits reach every way in which the WAL is copied back.
 const WAL: WalLimits = WalLimits { checkpoint_pages: 12, rest_pages: 4, restart_pages: 24, stride_pages: 2 };
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
+const CHECKPOINTS_WITHIN: Duration = Duration::from_secs(30);
 /// Commits of one life: what is between opening and closing.
 const COMMITS_OF_A_LIFE: u64 = 9;
 pub const CALLER: &str = "power";
@@ -39,6 +41,19 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
             Last::Reader => drop((writer, reader)),
             Last::Writer => drop((reader, writer)),
         }
+    }
+    wait_for_checkpoints();
+}
+
+/// A copy on the side that our end cut off would have written what the trace does not tell.
+fn wait_for_checkpoints() {
+    let is_one = |thread: std::fs::DirEntry| {
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim() == "checkpoint")
+    };
+    let until = Instant::now() + CHECKPOINTS_WITHIN;
+    while std::fs::read_dir("/proc/self/task").expect("threads").flatten().any(is_one) {
+        assert!(Instant::now() < until, "a copy on the side does not end");
+        std::thread::yield_now();
     }
 }
 
