@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use lodge_testkit::lodge::until;
+use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};
 
 use crate::checked::Checked;
@@ -159,6 +159,27 @@ async fn a_killed_agent_leaves_no_process_and_its_lineage_is_never_revived() {
     assert_eq!(api.ok("agent/get", json!({"agent": agent})).await["status"], "stopped");
     api.ok("agent/start", json!({"agent": agent})).await;
     assert_ne!(api.agent_is(&agent, "ready").await["lineage"], view["lineage"]);
+}
+
+#[tokio::test]
+async fn an_agent_whose_lock_somebody_took_away_is_ended_all_the_same() {
+    for taken in ["lock", ""] {
+        let world = World::new();
+        let mut api = world.checked().await;
+        let agent = world.agent(&mut api, "one").await;
+        let view = api.ok("agent/get", json!({"agent": agent})).await;
+        at_work(&world, &mut api, &agent).await;
+        let processes = family(pid(&view));
+        assert!(processes.len() > 2, "a keeper, a runtime and a tool: {processes:?}");
+        let run = world.lodge.home().join("run").join(view["sandbox"].as_str().expect("a sandbox"));
+        match taken {
+            "" => fs::remove_dir_all(run).expect("a directory"),
+            file => fs::remove_file(run.join(file)).expect("a file"),
+        }
+        api.ok("agent/kill", json!({"agent": agent})).await;
+        let left: Vec<&i32> = processes.iter().filter(|pid| is_alive(**pid)).collect();
+        assert!(left.is_empty(), "without `{taken}`: {left:?} live on");
+    }
 }
 
 #[tokio::test]
