@@ -4,3 +4,6 @@
 //! writes a file.
 
 pub mod agentfile;
+mod reference;
+
+pub use reference::{BadReference, Reference, Tagged};

@@ -10,8 +10,6 @@ pub const LINES_MAX: usize = 32_768;
 pub const LINE_MAX: usize = 64 << 10;
 /// Words of one instruction line.
 pub const WORDS_MAX: usize = 1_024;
-/// Different capabilities in an Agentfile.
-pub const CAPABILITIES_MAX: usize = 1_024;
 /// Instructions in an Agentfile.
 pub const INSTRUCTIONS_MAX: usize = 4_096;
 /// Heredocs in an Agentfile.

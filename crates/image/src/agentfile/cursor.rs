@@ -6,12 +6,16 @@
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
+use super::document::At;
+use super::expand::Expanded;
 use super::keyword::Keyword;
 use super::lex::{Fault, Kind, Token};
 use super::mistake::{FormMistake, Mistake};
 
-pub(super) struct Cursor {
+pub(super) struct Cursor<'a> {
     pub(super) keyword: Keyword,
+    line: u32,
+    expanded: &'a Expanded<'a>,
     tokens: Peekable<IntoIter<Token>>,
     end: usize,
     faults: Vec<Fault>,
@@ -42,10 +46,21 @@ impl PairValue {
     }
 }
 
-impl Cursor {
-    /// `tokens` are those after the keyword; `end` is the length of the line.
-    pub(super) fn new(keyword: Keyword, tokens: IntoIter<Token>, end: usize) -> Self {
-        Self { keyword, tokens: tokens.peekable(), end, faults: Vec::new() }
+impl<'a> Cursor<'a> {
+    /// `tokens` are those after the keyword.
+    pub(super) fn new(
+        keyword: Keyword,
+        line: u32,
+        expanded: &'a Expanded<'a>,
+        tokens: IntoIter<Token>,
+    ) -> Self {
+        let end = expanded.text.trim_end().len();
+        Self { keyword, line, expanded, tokens: tokens.peekable(), end, faults: Vec::new() }
+    }
+
+    /// A value with the place in the source that gave it.
+    pub(super) fn at<T>(&self, at: usize, value: T) -> At<T> {
+        At { line: self.line, column: self.expanded.column(at), value }
     }
 
     pub(super) fn fault(&mut self, at: usize, mistake: impl Into<Mistake>) {

@@ -4,54 +4,72 @@
 //!
 //! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
 
-use super::bounds::{CAPABILITIES_MAX, LINE_MAX};
+use super::bounds::LINE_MAX;
+use super::capability::CAPABILITIES;
 use super::cursor::{Cursor, Pair, PairValue, Spot};
 use super::document::{
-    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
+    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
     Parent, put,
 };
 use super::env_key::check_env_key;
 use super::expand::Scope;
 use super::lex::Kind;
-use super::mistake::{BoundMistake, FormMistake, NameOf, ValueMistake};
+use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::names;
+use crate::reference::Reference;
 
-pub(super) fn from(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
-    let word = cursor.word("an image, or `scratch`")?;
-    let value = if word.text == "scratch" { Parent::Scratch } else { Parent::Image(image_ref(cursor, word)) };
-    doc.from = At { line, value };
+pub(super) fn from(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+    let word = cursor.word("an image, a path, or `scratch`")?;
+    let at = word.at;
+    let value = if word.text == "scratch" {
+        Parent::Scratch
+    } else if names::dotted_path(&word.text) {
+        Parent::Path(word.text)
+    } else if word.text.starts_with(['/', '~']) {
+        cursor.fault(at, ValueMistake::ParentPath { found: word.text });
+        return Some(());
+    } else {
+        // Whatever an image can be called: NAME allows more than registries do.
+        if Reference::read(&word.text).is_err() {
+            cursor.fault(at, ValueMistake::ImageRef { found: word.text.clone() });
+        }
+        Parent::Image(word.text)
+    };
+    doc.from = cursor.at(at, value);
     Some(())
 }
 
-pub(super) fn runtime(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn runtime(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("an image or `host:program`")?;
+    let at = word.at;
     let value = bin_source(cursor, word);
-    doc.runtime = Some(At { line, value });
+    doc.runtime = Some(cursor.at(at, value));
     // Settings belong to the runtime they were written for.
     doc.configs.clear();
     Some(())
 }
 
-pub(super) fn model(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn model(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text } = cursor.word("a model")?;
     match text.split_once('/') {
         Some((provider, name)) if !provider.is_empty() && !name.is_empty() && !text.contains("${") => {
             let value = Model { provider: provider.to_owned(), name: name.to_owned() };
-            doc.model = Some(At { line, value });
+            doc.model = Some(cursor.at(at, value));
         }
         Some(_) | None => cursor.fault(at, ValueMistake::Model { found: text }),
     }
     Some(())
 }
 
-pub(super) fn name(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn name(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
+    let at = word.at;
     let value = path_name(cursor, word, NameOf::Agent);
-    doc.name = Some(At { line, value });
+    doc.name = Some(cursor.at(at, value));
     Some(())
 }
 
-pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
     let name = path_name(cursor, word, NameOf::Context);
@@ -60,7 +78,11 @@ pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
     }
     let description = cursor.description();
     let file = match cursor.word_if_any() {
-        Some(word) if word.text.starts_with("file://") => Some(file_path(cursor, word)),
+        Some(word) if word.text.starts_with("file://") => {
+            let at = word.at;
+            let path = file_path(cursor, word);
+            Some(cursor.at(at, path))
+        }
         Some(word) => {
             let (keyword, found) = (cursor.keyword, word.text);
             cursor.fault(word.at, FormMistake::Unexpected { keyword, found });
@@ -86,7 +108,7 @@ pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
     Some(())
 }
 
-pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Pair { key: Spot { at, text }, value } = cursor.pair("a key")?;
     let (key, required) = match text.strip_suffix('!') {
         Some(key) => (key.to_owned(), true),
@@ -107,7 +129,7 @@ pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Opt
     Some(())
 }
 
-pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let (key, value) = full_pair(cursor, "`KEY=value`")?;
     if let Err(refused) = check_env_key(&key.text) {
         cursor.fault(key.at, refused);
@@ -117,7 +139,7 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
     Some(())
 }
 
-pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let name = path_name(cursor, word, NameOf::Tool);
     let word = cursor.word("an image or `host:program`")?;
@@ -129,7 +151,7 @@ pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
     Some(())
 }
 
-pub(super) fn exec(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn exec(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     #[derive(PartialEq)]
     enum Next {
         Open,
@@ -168,11 +190,11 @@ pub(super) fn exec(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Optio
     if next != Next::Nothing {
         cursor.fault(cursor.end(), ValueMistake::Exec);
     }
-    doc.exec = Some(At { line, value });
+    doc.exec = Some(cursor.at(0, value));
     Some(())
 }
 
-pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word_or_text("a path")?;
     let at = word.at;
     let src = file_path(cursor, word);
@@ -188,11 +210,12 @@ pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
         Err(_) => name.text,
     };
     let description = cursor.description();
+    let src = cursor.at(at, src);
     put(&mut doc.adds, Add { line, src, name, description });
     Some(())
 }
 
-pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let (key, value) = full_pair(cursor, "`key=value`")?;
     if !names::label_key(&key.text) {
         cursor.fault(key.at, ValueMistake::LabelKey { found: key.text.clone() });
@@ -201,7 +224,12 @@ pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Opti
     Some(())
 }
 
-pub(super) fn arg(doc: &mut Agentfile, scope: &mut Scope<'_>, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn arg(
+    doc: &mut Agentfile,
+    scope: &mut Scope<'_>,
+    line: u32,
+    cursor: &mut Cursor<'_>,
+) -> Option<()> {
     let Pair { key: Spot { at, text: key }, value } = cursor.pair("a key")?;
     if !names::arg_key(&key) {
         cursor.fault(at, ValueMistake::ArgKey { found: key });
@@ -220,46 +248,41 @@ pub(super) fn arg(doc: &mut Agentfile, scope: &mut Scope<'_>, line: u32, cursor:
     Some(())
 }
 
-pub(super) fn capability(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
-    let mut word = cursor.word("a capability name")?;
-    loop {
-        if word.text.starts_with('#') {
-            let (keyword, found) = (cursor.keyword, word.text);
-            cursor.fault(word.at, FormMistake::Unexpected { keyword, found });
+pub(super) fn capability(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+    let mut next = Some(cursor.word("a capability name")?);
+    while let Some(Spot { at, text }) = next {
+        if text.starts_with('#') {
+            let keyword = cursor.keyword;
+            cursor.fault(at, FormMistake::Unexpected { keyword, found: text });
             return None;
         }
-        if !names::capability(&word.text) {
-            cursor.fault(word.at, ValueMistake::Capability { found: word.text.clone() });
+        if !names::capability(&text) {
+            cursor.fault(at, ValueMistake::Capability { found: text });
+        } else if !CAPABILITIES.contains(&text.as_str()) {
+            cursor.fault(at, ValueMistake::UnknownCapability { found: text });
+        } else {
+            put(&mut doc.capabilities, cursor.at(at, text));
         }
-        if !doc.capabilities.iter().any(|known| known.value == word.text) {
-            if doc.capabilities.len() == CAPABILITIES_MAX {
-                cursor.fault(word.at, BoundMistake::Capabilities { max: CAPABILITIES_MAX });
-                return None;
-            }
-            doc.capabilities.push(At { line, value: word.text });
-        }
-        match cursor.word_if_any() {
-            Some(next) => word = next,
-            None => return Some(()),
-        }
+        next = cursor.word_if_any();
     }
+    Some(())
 }
 
-pub(super) fn path_name(cursor: &mut Cursor, word: Spot, of: NameOf) -> String {
+pub(super) fn path_name(cursor: &mut Cursor<'_>, word: Spot, of: NameOf) -> String {
     if !names::path_name(&word.text) {
         cursor.fault(word.at, ValueMistake::Name { of, found: word.text.clone() });
     }
     word.text
 }
 
-pub(super) fn image_ref(cursor: &mut Cursor, word: Spot) -> String {
+pub(super) fn image_ref(cursor: &mut Cursor<'_>, word: Spot) -> String {
     if !names::image_ref(&word.text) {
         cursor.fault(word.at, ValueMistake::ImageRef { found: word.text.clone() });
     }
     word.text
 }
 
-pub(super) fn bin_source(cursor: &mut Cursor, word: Spot) -> BinSource {
+pub(super) fn bin_source(cursor: &mut Cursor<'_>, word: Spot) -> BinSource {
     let Some(program) = word.text.strip_prefix("host:") else {
         return BinSource::Image(image_ref(cursor, word));
     };
@@ -270,7 +293,7 @@ pub(super) fn bin_source(cursor: &mut Cursor, word: Spot) -> BinSource {
     BinSource::Host(program)
 }
 
-fn file_path(cursor: &mut Cursor, word: Spot) -> String {
+fn file_path(cursor: &mut Cursor<'_>, word: Spot) -> String {
     let path = word.text.strip_prefix("file://").unwrap_or(&word.text).to_owned();
     if let Err(fault) = names::relative_path(&path) {
         cursor.fault(word.at, ValueMistake::Path { found: path.clone(), fault });
@@ -283,7 +306,7 @@ fn last_part(path: &str) -> &str {
 }
 
 /// A pair whose `=` may not be left out.
-fn full_pair(cursor: &mut Cursor, what: &'static str) -> Option<(Spot, String)> {
+fn full_pair(cursor: &mut Cursor<'_>, what: &'static str) -> Option<(Spot, String)> {
     let pair = cursor.pair(what)?;
     match pair.value {
         Some(value) => Some((pair.key, value.into_string())),

@@ -2,14 +2,16 @@
 //!
 //! Owns: the shape. Never: reads text or files; a value of these types built by `parse` has been checked.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use super::limit::Limit;
 
-/// A value and the line that gave it. After a merge the line is that of the file the value came from.
+/// A value and the place that gave it. After a merge the place is in the file the value came from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct At<T> {
     pub line: u32,
+    pub column: u32,
     pub value: T,
 }
 
@@ -39,22 +41,13 @@ pub struct Agentfile {
     pub ons: Vec<On>,
 }
 
-impl Agentfile {
-    /// The CONFIG keys that are required and have no value. Ask it of the flattened file: a child may set them.
-    pub fn required_but_unset(&self) -> Vec<&str> {
-        self.configs
-            .iter()
-            .filter(|config| config.required && config.value.is_none())
-            .map(|config| config.key.as_str())
-            .collect()
-    }
-}
-
 /// What FROM names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Parent {
     #[default]
     Scratch,
+    /// `./…` or `../…`: another Agentfile, or the directory of one.
+    Path(String),
     Image(String),
 }
 
@@ -85,7 +78,7 @@ pub enum ContextSource {
     /// The heredoc's body, byte for byte, without its trailing newlines.
     Inline(String),
     /// A path below the Agentfile's directory.
-    File(String),
+    File(At<String>),
 }
 
 /// One setting of the runtime. `value` is `None` when the key is declared and not set.
@@ -160,7 +153,7 @@ impl fmt::Display for BinSource {
 pub struct Add {
     pub line: u32,
     /// A path below the Agentfile's directory.
-    pub src: String,
+    pub src: At<String>,
     pub name: String,
     pub description: Option<String>,
 }
@@ -238,14 +231,12 @@ pub struct On {
 /// Items of which a list holds one per key.
 pub(super) trait Keyed {
     fn key(&self) -> &str;
-    fn line(&self) -> u32;
 }
 
 macro_rules! keyed {
     ($($item:ty: $field:ident,)*) => {$(
         impl Keyed for $item {
             fn key(&self) -> &str { &self.$field }
-            fn line(&self) -> u32 { self.line }
         }
     )*};
 }
@@ -257,10 +248,22 @@ impl Keyed for At<Limit> {
     fn key(&self) -> &str {
         self.value.key().word()
     }
-    fn line(&self) -> u32 {
-        self.line
-    }
 }
+
+/// Items that a file may name once.
+pub(super) trait Once: Keyed {
+    fn line(&self) -> u32;
+}
+
+macro_rules! once {
+    ($($item:ty,)*) => {$(
+        impl Once for $item {
+            fn line(&self) -> u32 { self.line }
+        }
+    )*};
+}
+
+once!(Mcp, Service, At<Limit>,);
 
 /// Replaces the item with the same key where it stands, so an override keeps its place in the prompt.
 pub(super) fn put<T: Keyed>(list: &mut Vec<T>, item: T) {
@@ -270,8 +273,23 @@ pub(super) fn put<T: Keyed>(list: &mut Vec<T>, item: T) {
     }
 }
 
+/// Puts many, at a cost that grows with their number alone.
+pub(super) fn put_all<T: Keyed>(list: &mut Vec<T>, items: Vec<T>) {
+    let mut places: HashMap<String, usize> =
+        list.iter().enumerate().map(|(place, old)| (old.key().to_owned(), place)).collect();
+    for item in items {
+        match places.get(item.key()) {
+            Some(place) => list[*place] = item,
+            None => {
+                places.insert(item.key().to_owned(), list.len());
+                list.push(item);
+            }
+        }
+    }
+}
+
 /// Adds an item unless its key is there; returns the line of the one that was there first.
-pub(super) fn put_once<T: Keyed>(list: &mut Vec<T>, item: T) -> Result<(), u32> {
+pub(super) fn put_once<T: Once>(list: &mut Vec<T>, item: T) -> Result<(), u32> {
     match list.iter().find(|old| old.key() == item.key()) {
         Some(first) => Err(first.line()),
         None => {

@@ -7,6 +7,8 @@ use std::fmt;
 use super::mistake::Mistake;
 
 const SHOWN_MAX: usize = 60;
+/// A path is of use only whole.
+const PATH_SHOWN_MAX: usize = 1024;
 
 /// One mistake and where it stands. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +31,14 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}:{}:{}: {}", shown(&self.file), self.line, self.column, self.mistake)?;
+        writeln!(
+            f,
+            "{}:{}:{}: {}",
+            shown_up_to(&self.file, PATH_SHOWN_MAX),
+            self.line,
+            self.column,
+            self.mistake
+        )?;
         writeln!(f, "  expected {}", self.mistake.expected())?;
         write!(f, "  hint: {}", self.hint())
     }
@@ -37,7 +46,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Every mistake found in one Agentfile, in the order of its lines. Never empty.
+/// Every mistake found in an Agentfile and its parents, in the order of their lines. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Errors {
     first: Error,
@@ -52,6 +61,11 @@ impl Errors {
     /// `None` when there is nothing to report.
     pub(super) fn collect(mut errors: Vec<Error>) -> Option<Self> {
         errors.sort_by_key(|error| (error.line, error.column));
+        Errors::of(errors)
+    }
+
+    /// Those of several files, in their order; `None` when there is nothing to report.
+    pub(super) fn of(errors: Vec<Error>) -> Option<Self> {
         let mut errors = errors.into_iter();
         let first = errors.next()?;
         Some(Self { first, rest: errors.collect() })
@@ -80,10 +94,14 @@ impl fmt::Display for Errors {
 impl std::error::Error for Errors {}
 
 /// A stranger's text made fit for a terminal: short, on one line, with invisible characters spelled out.
-pub(super) fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
+    shown_up_to(text, SHOWN_MAX)
+}
+
+fn shown_up_to(text: &str, chars_max: usize) -> String {
     let mut out = String::new();
     for (index, c) in text.chars().enumerate() {
-        if index == SHOWN_MAX {
+        if index == chars_max {
             out.push('…');
             break;
         }

@@ -5,14 +5,14 @@
 use super::cursor::{Cursor, Pair, PairValue, Spot};
 use super::directives::{bin_source, image_ref, path_name};
 use super::document::{
-    Agentfile, At, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
+    Agentfile, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
 };
 use super::env_key;
 use super::limit::{Limit, LimitKey};
 use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::names;
 
-pub(super) fn limit(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn limit(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text } = cursor.word("a key")?;
     let Some(key) = LimitKey::read(&text) else {
         cursor.fault(at, ValueMistake::UnknownLimit { found: text });
@@ -21,7 +21,7 @@ pub(super) fn limit(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Opti
     let value = cursor.word_or_text("a value")?;
     match Limit::read(key, &value.text) {
         Ok(limit) => {
-            let repeated = put_once(&mut doc.limits, At { line, value: limit });
+            let repeated = put_once(&mut doc.limits, cursor.at(at, limit));
             refuse_second(cursor, at, Some(key.word()), repeated);
         }
         Err(mistake) => cursor.fault(value.at, mistake),
@@ -29,7 +29,7 @@ pub(super) fn limit(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Opti
     Some(())
 }
 
-pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let first = cursor.word("`none`, `host` or a list of hosts")?;
     let first_at = first.at;
     let mut words = vec![first];
@@ -38,6 +38,7 @@ pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
     }
     let hosts = split_at_commas(words);
     let value = match hosts.as_slice() {
+        [] => return cursor.missing("a host"),
         [only] if only.text == "none" => Network::None,
         [only] if only.text == "host" => Network::Host,
         _ => {
@@ -51,6 +52,8 @@ pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
                     return None;
                 } else if !names::network_host(&found) {
                     cursor.fault(host.at, ValueMistake::NetworkHost { found });
+                } else if names::never_opened(&found) {
+                    cursor.fault(host.at, ValueMistake::NetworkClosed { found });
                 }
             }
             Network::Allow(hosts.into_iter().map(|host| host.text).collect())
@@ -61,12 +64,12 @@ pub(super) fn network(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
             let repeated = Err(first.line);
             refuse_second(cursor, first_at, None, repeated);
         }
-        None => doc.network = Some(At { line, value }),
+        None => doc.network = Some(cursor.at(first_at, value)),
     }
     Some(())
 }
 
-pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
     let name = path_name(cursor, word, NameOf::McpServer);
@@ -85,14 +88,15 @@ pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option
     Some(())
 }
 
-pub(super) fn skill(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn skill(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a skill")?;
+    let at = word.at;
     let value = image_ref(cursor, word);
-    put(&mut doc.skills, At { line, value });
+    put(&mut doc.skills, cursor.at(at, value));
     Some(())
 }
 
-pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: name } = cursor.word("a name")?;
     if !names::dns_label(&name) {
         cursor.fault(at, ValueMistake::ServiceName { found: name.clone() });
@@ -127,7 +131,7 @@ pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Op
     Some(())
 }
 
-pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: cron } = cursor.word_or_text("a cron expression")?;
     if !names::cron(&cron) {
         cursor.fault(at, ValueMistake::Cron { found: cron });
@@ -138,7 +142,7 @@ pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> O
     Some(())
 }
 
-pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<()> {
+pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: pattern } = cursor.word_or_text("a pattern")?;
     if pattern.trim().is_empty() {
         cursor.fault(at, ValueMistake::Empty { what: "pattern" });
@@ -148,7 +152,7 @@ pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor) -> Option<
     Some(())
 }
 
-fn not_empty(cursor: &mut Cursor, what: &'static str, missing: &'static str) -> Option<String> {
+fn not_empty(cursor: &mut Cursor<'_>, what: &'static str, missing: &'static str) -> Option<String> {
     let Spot { at, text } = cursor.text_or_body(missing)?;
     if text.trim().is_empty() {
         cursor.fault(at, ValueMistake::Empty { what });
@@ -156,7 +160,7 @@ fn not_empty(cursor: &mut Cursor, what: &'static str, missing: &'static str) -> 
     Some(text)
 }
 
-fn refuse_second(cursor: &mut Cursor, at: usize, key: Option<&str>, put: Result<(), u32>) {
+fn refuse_second(cursor: &mut Cursor<'_>, at: usize, key: Option<&str>, put: Result<(), u32>) {
     if let Err(first_line) = put {
         let keyword = cursor.keyword;
         cursor.fault(at, FormMistake::Repeated { keyword, key: key.map(str::to_owned), first_line });

@@ -29,7 +29,7 @@ macro_rules! keywords {
 }
 
 keywords! {
-    From "FROM" "FROM scratch` or `FROM <image>",
+    From "FROM" "FROM scratch`, `FROM <image>` or `FROM ./path",
     Runtime "RUNTIME" "RUNTIME <image or host:program>",
     Model "MODEL" "MODEL provider/model",
     Name "NAME" "NAME name",

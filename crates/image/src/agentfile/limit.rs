@@ -14,7 +14,9 @@ const MICROS_PER_USD: u64 = 1_000_000;
 pub enum Limit {
     MemoryBytes(u64),
     Pids(u32),
+    /// Of one exec.
     CpuTime(Duration),
+    DiskBytes(u64),
     OutputBytes(u64),
     /// Millionths of a dollar, so that sums are exact.
     BudgetMicroUsd(u64),
@@ -60,6 +62,7 @@ limit_keys! {
     Memory "memory" "512m" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
     Pids "pids" "64" "a whole number from 1 to 4294967295",
     CpuTime "cpu-time" "1h30m" "a duration above 0 with units, such as `90s` or `1h30m`",
+    Disk "disk" "2g" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
     Output "output" "64m" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
     BudgetUsd "budget-usd" "2.50" "dollars with at most 6 decimals",
     BudgetTokens "budget-tokens" "5m" "a whole number above 0, with an optional k or m (thousands, millions)",
@@ -81,12 +84,19 @@ impl fmt::Display for LimitKey {
     }
 }
 
+/// Reads a limit that somebody gave beside an Agentfile.
+pub fn read_limit(key: &str, value: &str) -> Result<Limit, ValueMistake> {
+    let known = LimitKey::read(key).ok_or_else(|| ValueMistake::UnknownLimit { found: key.to_owned() })?;
+    Limit::read(known, value)
+}
+
 impl Limit {
     pub fn key(&self) -> LimitKey {
         match self {
             Limit::MemoryBytes(_) => LimitKey::Memory,
             Limit::Pids(_) => LimitKey::Pids,
             Limit::CpuTime(_) => LimitKey::CpuTime,
+            Limit::DiskBytes(_) => LimitKey::Disk,
             Limit::OutputBytes(_) => LimitKey::Output,
             Limit::BudgetMicroUsd(_) => LimitKey::BudgetUsd,
             Limit::BudgetTokens(_) => LimitKey::BudgetTokens,
@@ -103,6 +113,7 @@ impl Limit {
                 whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
             }
             LimitKey::CpuTime => duration(value).map(Limit::CpuTime),
+            LimitKey::Disk => size(value).map(Limit::DiskBytes),
             LimitKey::Output => size(value).map(Limit::OutputBytes),
             LimitKey::BudgetUsd => micro_usd(value).map(Limit::BudgetMicroUsd),
             LimitKey::BudgetTokens => tokens(value).map(Limit::BudgetTokens),

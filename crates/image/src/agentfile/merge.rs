@@ -2,7 +2,7 @@
 //!
 //! Owns: what is replaced, kept and added. Never: fetches a parent or counts how many there are.
 
-use super::document::{Agentfile, put};
+use super::document::{Agentfile, put_all};
 
 /// Flattens a child over its parent.
 ///
@@ -20,18 +20,18 @@ pub fn merge(parent: Agentfile, child: Agentfile) -> Agentfile {
     merged.name = child.name.or(merged.name);
     merged.exec = child.exec.or(merged.exec);
     merged.network = child.network.or(merged.network);
-    child.contexts.into_iter().for_each(|item| put(&mut merged.contexts, item));
-    child.configs.into_iter().for_each(|item| put(&mut merged.configs, item));
-    child.envs.into_iter().for_each(|item| put(&mut merged.envs, item));
-    child.bins.into_iter().for_each(|item| put(&mut merged.bins, item));
-    child.adds.into_iter().for_each(|item| put(&mut merged.adds, item));
-    child.labels.into_iter().for_each(|item| put(&mut merged.labels, item));
-    child.args.into_iter().for_each(|item| put(&mut merged.args, item));
-    child.capabilities.into_iter().for_each(|item| put(&mut merged.capabilities, item));
-    child.limits.into_iter().for_each(|item| put(&mut merged.limits, item));
-    child.mcps.into_iter().for_each(|item| put(&mut merged.mcps, item));
-    child.skills.into_iter().for_each(|item| put(&mut merged.skills, item));
-    child.services.into_iter().for_each(|item| put(&mut merged.services, item));
+    put_all(&mut merged.contexts, child.contexts);
+    put_all(&mut merged.configs, child.configs);
+    put_all(&mut merged.envs, child.envs);
+    put_all(&mut merged.bins, child.bins);
+    put_all(&mut merged.adds, child.adds);
+    put_all(&mut merged.labels, child.labels);
+    put_all(&mut merged.args, child.args);
+    put_all(&mut merged.capabilities, child.capabilities);
+    put_all(&mut merged.limits, child.limits);
+    put_all(&mut merged.mcps, child.mcps);
+    put_all(&mut merged.skills, child.skills);
+    put_all(&mut merged.services, child.services);
     merged.schedules.extend(child.schedules);
     merged.ons.extend(child.ons);
     merged

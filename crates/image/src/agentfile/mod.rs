@@ -1,7 +1,7 @@
 //! The Agentfile language: parse, merge over a parent, and load with the files it names.
 //!
-//! Owns: the grammar, its bounds and its error messages. Never: resolves image references, starts programs
-//! or decides whether an agent may run.
+//! Owns: the grammar, its bounds, its error messages, and how parents are flattened. Never: knows which images there
+//! are, starts programs or decides whether an agent may run.
 //!
 //! # Repeated instructions
 //! Within one file the last `RUNTIME`, `MODEL`, `NAME` and `EXEC` wins, and so does the last `CONTEXT`, `CONFIG`,
@@ -10,6 +10,7 @@
 //! same name, is refused: silently dropping one of them would change what the agent may do.
 
 mod bounds;
+mod capability;
 mod cursor;
 mod directives;
 mod document;
@@ -23,22 +24,26 @@ mod limit;
 mod load;
 mod merge;
 mod mistake;
-mod names;
+pub(crate) mod names;
 mod parse;
 
 pub use bounds::{
-    ADD_MAX, CAPABILITIES_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX,
-    INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX, WORDS_MAX,
+    ADD_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
+    LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX, WORDS_MAX,
 };
+pub use capability::CAPABILITIES;
 pub use document::{
     Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Mcp,
     McpSource, Model, Network, On, Parent, Schedule, Service, ServiceNeed,
 };
 pub use env_key::{EnvKeyError, check_env_key};
+pub(crate) use error::shown;
 pub use error::{Error, Errors};
 pub use keyword::Keyword;
-pub use limit::{Limit, LimitKey, RevivalPolicy};
-pub use load::{AddedFile, ContextText, LoadError, Loaded, load_dir, load_inline};
+pub use limit::{Limit, LimitKey, RevivalPolicy, read_limit};
+pub use load::{AddedFile, Builder, ContextText, LoadError, Loaded, load_dir, load_inline};
 pub use merge::merge;
-pub use mistake::{BoundMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake};
-pub use parse::{parse, unused_build_args};
+pub use mistake::{
+    BoundMistake, FileMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake,
+};
+pub use parse::parse;

@@ -29,7 +29,7 @@ fn lower(b: u8) -> bool {
 }
 
 /// `^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`: safe as a file name.
-pub(super) fn path_name(word: &str) -> bool {
+pub(crate) fn path_name(word: &str) -> bool {
     word.len() <= 63
         && word.starts_with(|c: char| c.is_ascii_alphanumeric())
         && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
@@ -63,7 +63,7 @@ pub(super) fn reserved_context(word: &str) -> bool {
 }
 
 /// `[host[:port]/]name[/name…][:tag][@algorithm:hex]`
-pub(super) fn image_ref(word: &str) -> bool {
+pub(crate) fn image_ref(word: &str) -> bool {
     if word.len() > REF_MAX {
         return false;
     }
@@ -90,7 +90,7 @@ pub(super) fn image_ref(word: &str) -> bool {
     }
 }
 
-fn image_tag(tag: &str) -> bool {
+pub(crate) fn image_tag(tag: &str) -> bool {
     tag.len() <= 128
         && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
         && tag.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
@@ -148,6 +148,11 @@ pub(super) fn host_program(program: &str) -> bool {
     }
 }
 
+/// `.`, `..`, or a path that starts with one of them: a parent on disk, and never an image.
+pub(super) fn dotted_path(word: &str) -> bool {
+    word.len() <= PATH_MAX && matches!(word.split('/').next(), Some("." | ".."))
+}
+
 /// A path below the Agentfile's directory, judged by its text alone.
 pub(super) fn relative_path(path: &str) -> Result<(), PathFault> {
     if path.is_empty() {
@@ -180,7 +185,46 @@ pub(super) fn network_host(word: &str) -> bool {
     if word.parse::<std::net::Ipv6Addr>().is_ok() {
         return true;
     }
-    registry_host(word.strip_prefix("*.").unwrap_or(word))
+    let (name, is_wild) = match word.strip_prefix("*.") {
+        Some(name) => (name, true),
+        None => (word, false),
+    };
+    let bare = without_port(name);
+    // A name that ends with a number could only be meant as an address.
+    let last = bare.rsplit('.').next().unwrap_or_default();
+    let is_address = bare.starts_with('[') || last.bytes().all(|b| b.is_ascii_digit());
+    registry_host(name) && (!is_address || (!is_wild && (bare.starts_with('[') || is_v4(bare))))
+}
+
+fn is_v4(word: &str) -> bool {
+    word.parse::<std::net::Ipv4Addr>().is_ok()
+}
+
+fn without_port(word: &str) -> &str {
+    match word.rsplit_once(':') {
+        Some((host, port)) if port_number(port) => host,
+        Some(_) | None => word,
+    }
+}
+
+/// Whether a list can never open this host: its own machine's loopback, a link, many at once, or nobody.
+pub(super) fn never_opened(word: &str) -> bool {
+    let bare = if word.parse::<std::net::Ipv6Addr>().is_ok() { word } else { without_port(word) };
+    let bare = bare.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    let v4 = |v4: std::net::Ipv4Addr| {
+        v4.octets()[0] == 0
+            || v4.is_loopback()
+            || v4.is_link_local()
+            || v4.is_multicast()
+            || v4.is_broadcast()
+    };
+    match bare.parse::<std::net::IpAddr>().map(|address| address.to_canonical()) {
+        Ok(std::net::IpAddr::V4(address)) => v4(address),
+        Ok(std::net::IpAddr::V6(v6)) => {
+            v6.is_loopback() || v6.is_unspecified() || v6.is_multicast() || v6.is_unicast_link_local()
+        }
+        Err(_) => bare == "localhost" || bare.ends_with(".localhost"),
+    }
 }
 
 pub(super) fn http_url(word: &str) -> bool {

@@ -48,12 +48,6 @@ pub fn parse(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> Resu
     parser.finish()
 }
 
-/// The build arguments that no ARG of the file declares. Like Docker, a caller should warn about them.
-pub fn unused_build_args<'a>(agentfile: &Agentfile, args: &'a BTreeMap<String, String>) -> Vec<&'a str> {
-    let declared = |key: &str| agentfile.args.iter().any(|arg| arg.key == key);
-    args.keys().map(String::as_str).filter(|key| !declared(key)).collect()
-}
-
 struct Parser<'a> {
     file: &'a str,
     lines: Lines<'a>,
@@ -175,7 +169,7 @@ impl<'a> Parser<'a> {
             self.check_from(line, column)?;
         }
         self.note_keyword(line, &found);
-        let mut cursor = Cursor::new(keyword, tokens, expanded.text.trim_end().len());
+        let mut cursor = Cursor::new(keyword, line, expanded, tokens);
         if self.dispatch(line, &mut cursor).is_some() {
             cursor.finish();
         }
@@ -185,26 +179,26 @@ impl<'a> Parser<'a> {
         Some(())
     }
 
-    fn dispatch(&mut self, line: u32, cursor: &mut Cursor) -> Option<()> {
+    fn dispatch(&mut self, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
         let doc = &mut self.doc;
         match cursor.keyword {
-            Keyword::From => directives::from(doc, line, cursor),
-            Keyword::Runtime => directives::runtime(doc, line, cursor),
-            Keyword::Model => directives::model(doc, line, cursor),
-            Keyword::Name => directives::name(doc, line, cursor),
+            Keyword::From => directives::from(doc, cursor),
+            Keyword::Runtime => directives::runtime(doc, cursor),
+            Keyword::Model => directives::model(doc, cursor),
+            Keyword::Name => directives::name(doc, cursor),
             Keyword::Context => directives::context(doc, line, cursor),
             Keyword::Config => directives::config(doc, line, cursor),
             Keyword::Env => directives::env(doc, line, cursor),
             Keyword::Bin => directives::bin(doc, line, cursor),
-            Keyword::Exec => directives::exec(doc, line, cursor),
+            Keyword::Exec => directives::exec(doc, cursor),
             Keyword::Add => directives::add(doc, line, cursor),
             Keyword::Label => directives::label(doc, line, cursor),
             Keyword::Arg => directives::arg(doc, &mut self.scope, line, cursor),
-            Keyword::Capability => directives::capability(doc, line, cursor),
-            Keyword::Limit => extensions::limit(doc, line, cursor),
-            Keyword::Network => extensions::network(doc, line, cursor),
+            Keyword::Capability => directives::capability(doc, cursor),
+            Keyword::Limit => extensions::limit(doc, cursor),
+            Keyword::Network => extensions::network(doc, cursor),
             Keyword::Mcp => extensions::mcp(doc, line, cursor),
-            Keyword::Skill => extensions::skill(doc, line, cursor),
+            Keyword::Skill => extensions::skill(doc, cursor),
             Keyword::Service => extensions::service(doc, line, cursor),
             Keyword::Schedule => extensions::schedule(doc, line, cursor),
             Keyword::On => extensions::on(doc, line, cursor),

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use lodge_image::agentfile::{
     BinSource, ConfigValue, ContextSource, Limit, McpSource, Network, Parent, RevivalPolicy, ServiceNeed,
-    unused_build_args,
 };
 
-use crate::{args, good, good_with};
+use crate::{args, good, good_with, unset};
 
 fn config_values(lines: &str) -> Vec<(String, Option<ConfigValue>)> {
     let doc = good(&format!("FROM scratch\n{lines}"));
@@ -47,6 +46,9 @@ fn every_accepted_image_reference_is_kept_as_written() {
         "localhost:5000/otter:v1",
         "[::1]:5000/otter",
         "Otter:Latest",
+        // No registry would take these, but NAME does.
+        "otter-",
+        "ot..ter:v1",
         "otter@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
     ] {
         let doc = good(&format!("FROM {reference}"));
@@ -112,7 +114,7 @@ fn a_config_can_be_declared_unset_or_required() {
         ("d", true, false, Some("one")),
     ];
     assert_eq!(seen, expected);
-    assert_eq!(doc.required_but_unset(), ["b"]);
+    assert_eq!(unset(&doc), ["b"]);
 }
 
 #[test]
@@ -127,7 +129,7 @@ fn the_last_of_a_name_wins_and_keeps_the_first_place() {
         "FROM scratch\nMODEL a/b\nMODEL c/d\nNAME x\nNAME y\nEXEC [\"a\"]\nEXEC []\n",
         "CONTEXT A <<E\n1\nE\nCONTEXT B <<E\n2\nE\nCONTEXT A <<E\n3\nE\n",
         "ENV K=1\nENV K=2\nLABEL l=1\nLABEL l=2\nBIN t one\nBIN t host:two\n",
-        "CONFIG c!\nCONFIG c=5\nADD d/f.txt\nADD e/f.txt\nCAPABILITY a b a\nCAPABILITY b\nSKILL s\nSKILL s\n",
+        "CONFIG c!\nCONFIG c=5\nADD d/f.txt\nADD e/f.txt\nCAPABILITY note_save note_list note_save\nCAPABILITY note_list\nSKILL s\nSKILL s\n",
     ));
     assert_eq!(doc.model.expect("model").value.to_string(), "c/d");
     assert_eq!(doc.name.expect("name").value, "y");
@@ -139,8 +141,11 @@ fn the_last_of_a_name_wins_and_keeps_the_first_place() {
     assert_eq!((doc.labels.len(), doc.labels[0].value.as_str()), (1, "2"));
     assert_eq!((doc.bins.len(), &doc.bins[0].source), (1, &BinSource::Host("two".to_owned())));
     assert_eq!((doc.configs.len(), &doc.configs[0].value), (1, &Some(ConfigValue::Int(5))));
-    assert_eq!((doc.adds.len(), doc.adds[0].src.as_str()), (1, "e/f.txt"));
-    assert_eq!(doc.capabilities.iter().map(|c| c.value.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!((doc.adds.len(), doc.adds[0].src.value.as_str()), (1, "e/f.txt"));
+    assert_eq!(
+        doc.capabilities.iter().map(|c| c.value.as_str()).collect::<Vec<_>>(),
+        ["note_save", "note_list"]
+    );
     assert_eq!(doc.skills.len(), 1);
 }
 
@@ -208,14 +213,6 @@ fn an_arg_can_hold_a_keyword_or_a_whole_instruction() {
 }
 
 #[test]
-fn build_arguments_no_arg_declares_are_told() {
-    let given = args(&[("tag", "1"), ("tga", "2")]);
-    let doc = good_with("FROM scratch\nARG tag\n", &given);
-    assert_eq!(unused_build_args(&doc, &given), ["tga"]);
-    assert_eq!(doc.args[0].value.as_deref(), Some("1"));
-}
-
-#[test]
 fn add_takes_its_name_from_the_second_word_or_the_file() {
     for (line, src, name, description) in [
         ("ADD data.csv", "data.csv", "data.csv", None),
@@ -228,7 +225,7 @@ fn add_takes_its_name_from_the_second_word_or_the_file() {
     ] {
         let add = good(&format!("FROM scratch\n{line}")).adds.remove(0);
         assert_eq!(
-            (add.src.as_str(), add.name.as_str(), add.description.as_deref()),
+            (add.src.value.as_str(), add.name.as_str(), add.description.as_deref()),
             (src, name, description)
         );
     }
@@ -239,6 +236,7 @@ fn every_limit_is_read_in_its_smallest_unit() {
     for (line, expected) in [
         ("memory 512m", Limit::MemoryBytes(512 << 20)),
         ("memory 2GiB", Limit::MemoryBytes(2 << 30)),
+        ("disk 2g", Limit::DiskBytes(2 << 30)),
         ("output 4096", Limit::OutputBytes(4096)),
         ("pids 64", Limit::Pids(64)),
         ("cpu-time 1h30m", Limit::CpuTime(Duration::from_secs(5400))),
@@ -260,7 +258,15 @@ fn network_is_none_host_or_a_list() {
     let network = |line: &str| good(&format!("FROM scratch\nNETWORK {line}")).network.expect("network").value;
     assert_eq!(network("none"), Network::None);
     assert_eq!(network("host"), Network::Host);
-    let hosts = ["a.example", "*.b.example:8443", "10.0.0.0/8", "[::1]:80", "::1", "fd00::/8"];
+    let hosts = [
+        "a.example",
+        "*.b.example:8443",
+        "10.0.0.0/8",
+        "[2001:db8::1]:80",
+        "fd00::1",
+        "fd00::/8",
+        "10.1.2.3:22",
+    ];
     let allowed = Network::Allow(hosts.map(str::to_owned).to_vec());
     assert_eq!(network(&hosts.join(" ")), allowed);
     assert_eq!(network(&hosts.join(", ")), allowed);

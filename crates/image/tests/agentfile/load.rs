@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lodge_image::agentfile::{ADD_MAX, CONTEXT_MAX, FILE_MAX, LoadError, load_dir, load_inline};
+use lodge_image::agentfile::{ADD_MAX, CONTEXT_MAX, FILE_MAX, LoadError};
 
-use crate::Args;
+use crate::{Args, Shelf, args, load_dir, load_inline};
 
 /// A directory of the test's own, gone when it ends.
 struct Dir(PathBuf);
@@ -53,18 +53,14 @@ impl Drop for Dir {
     }
 }
 
-fn root_cause(error: LoadError) -> LoadError {
-    match error {
-        LoadError::Instruction { cause, .. } => root_cause(*cause),
-        other => other,
-    }
-}
-
 #[test]
 fn a_directory_and_its_agentfile_load_the_same() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/caretaker");
-    let loaded = load_dir(&directory, &Args::new()).expect("loads");
-    assert_eq!(load_dir(&directory.join("Agentfile"), &Args::new()).expect("loads"), loaded);
+    let house = load_inline(b"FROM scratch\nMODEL work/small\n", &Args::new()).expect("loads");
+    let shelf = Shelf([("house:latest".to_owned(), house)].into());
+    let load = |path: &Path| lodge_image::agentfile::load_dir(path, &Args::new(), &shelf).expect("loads");
+    let loaded = load(&directory);
+    assert_eq!(load(&directory.join("Agentfile")), loaded);
     assert_eq!(loaded.source, fs::read(directory.join("Agentfile")).expect("read"));
     let contexts: Vec<_> = loaded
         .contexts
@@ -86,7 +82,8 @@ fn a_file_of_any_name_is_an_agentfile_and_errors_call_it_by_that_name() {
     assert_eq!(load_dir(&dir.0.join("agents/Otter"), &Args::new()).expect("loads").files[0].bytes, b"1");
     let dir = dir.file("agents/Otter", b"FORM scratch\n");
     let error = load_dir(&dir.0.join("agents/Otter"), &Args::new()).expect_err("refused");
-    assert!(error.to_string().starts_with("Otter:1:1: unknown instruction `FORM`"), "{error}");
+    let told = format!("{}/agents/Otter:1:1: unknown instruction `FORM`", dir.0.display());
+    assert!(error.to_string().starts_with(&told), "{error}");
     assert_eq!(error.code(), "agentfile.unknown_instruction");
     assert_eq!(error.hint(), "did you mean `FROM`?");
 }
@@ -99,11 +96,16 @@ fn what_is_missing_is_named_with_the_line_that_wanted_it() {
         load_dir(&dir.0.join("nowhere"), &Args::new()).expect_err("refused").code(),
         "agentfile.file_unreadable"
     );
-    let error = Dir::with("FROM scratch\n\nCONTEXT A file://soul.md\n").refused();
-    assert_eq!(error.to_string(), "Agentfile:3: CONTEXT could not be loaded");
+    let dir = Dir::with("FROM scratch\n\nCONTEXT A file://soul.md\n  ADD a.csv \"rows\"\n");
+    let error = dir.refused();
+    assert_eq!(
+        error.to_string().replace(&format!("{}/", dir.0.display()), ""),
+        "Agentfile:3:11: `soul.md` could not be read: there is no such file\n  \
+         expected a file that the daemon can read\n  hint: check that `soul.md` is there and readable\n\
+         Agentfile:4:7: `a.csv` could not be read: there is no such file\n  \
+         expected a file that the daemon can read\n  hint: check that `a.csv` is there and readable"
+    );
     assert_eq!(error.code(), "agentfile.file_unreadable");
-    let LoadError::Read { path, .. } = root_cause(error) else { panic!("not a read error") };
-    assert_eq!(path, Path::new("soul.md"));
 }
 
 #[test]
@@ -148,6 +150,9 @@ fn only_regular_files_are_opened() {
     fs::remove_file(dir.0.join("thing")).expect("remove");
     let _socket = UnixListener::bind(dir.0.join("thing")).expect("socket");
     assert_eq!(dir.refused().code(), "agentfile.file_not_regular");
+    // Had it been tried, a socket would have refused to be opened.
+    let socket = load_dir(&dir.0.join("thing"), &Args::new()).expect_err("refused");
+    assert_eq!(socket.code(), "agentfile.file_not_regular");
     assert_eq!(
         load_dir(Path::new("/dev/null"), &Args::new()).expect_err("refused").code(),
         "agentfile.file_not_regular"
@@ -174,7 +179,7 @@ fn files_that_are_small_alone_can_be_too_much_together() {
     load_dir(&Dir::with(four).sparse("a", ADD_MAX).0, &Args::new()).expect("loads");
     let error = Dir::with(&format!("{four}ADD b\n")).sparse("a", ADD_MAX).file("b", b"1").refused();
     assert_eq!(error.code(), "agentfile.files_too_large");
-    assert_eq!(error.to_string(), "Agentfile:6: ADD could not be loaded");
+    assert!(error.to_string().contains("/Agentfile:6:5: with `b`"), "{error}");
 }
 
 #[test]
@@ -196,8 +201,9 @@ fn an_agentfile_from_stdin_can_name_no_files() {
     let loaded = load_inline(b"FROM scratch\nCONTEXT A <<E\nx\nE\n", &Args::new()).expect("loads");
     assert_eq!((loaded.contexts[0].text.as_str(), loaded.files.len()), ("x", 0));
     for (source, place) in [
-        ("FROM scratch\nADD a\n", "stdin:2: ADD"),
-        ("FROM scratch\n\nCONTEXT A file://a\n", "stdin:3: CONTEXT"),
+        ("FROM scratch\nADD a\n", "stdin:2:5: `a` is a file"),
+        ("FROM scratch\n\nCONTEXT A file://a\n", "stdin:3:11: `a` is a file"),
+        ("FROM ../x\n", "stdin:1:6: `../x` is a file"),
     ] {
         let error = load_inline(source.as_bytes(), &Args::new()).expect_err("refused");
         assert!(error.to_string().starts_with(place), "{error}");
@@ -206,4 +212,37 @@ fn an_agentfile_from_stdin_can_name_no_files() {
     }
     let error = load_inline(b"WAT", &Args::new()).expect_err("refused");
     assert!(error.to_string().starts_with("stdin:1:1: unknown instruction"), "{error}");
+}
+
+#[test]
+fn a_build_argument_that_nothing_declares_is_refused_and_the_declared_ones_are_named() {
+    let source = b"FROM scratch\nARG tag\nARG registry=x\n";
+    load_inline(source, &args(&[("tag", "1")])).expect("loads");
+    let error = load_inline(source, &args(&[("tag", "1"), ("tga", "2"), ("x\n", "")])).expect_err("refused");
+    assert_eq!(error.code(), "agentfile.undeclared_arg");
+    assert_eq!(error.to_string(), r"no ARG declares `tga`, `x\n`");
+    assert_eq!(error.hint(), "these are declared: `registry`, `tag`");
+    let error = load_inline(b"FROM scratch\n", &args(&[("a", "")])).expect_err("refused");
+    assert!(error.hint().starts_with("the Agentfile has no ARG"), "{}", error.hint());
+}
+
+#[test]
+fn what_a_builder_does_not_carry_out_is_told_with_everything_else() {
+    let error = Dir::with("FROM scratch\nADD gone\nMCP a host:b\nMCP c https://d.example/\n").refused();
+    let LoadError::Mistakes(errors) = error else { panic!("{error}") };
+    let found: Vec<String> = errors.iter().map(|error| format!("{}:{}", error.line, error.code())).collect();
+    assert_eq!(found, ["2:agentfile.file_unreadable", "3:agentfile.unsupported", "4:agentfile.unsupported"]);
+}
+
+#[test]
+fn more_missing_files_than_anybody_reads_are_counted_and_not_listed() {
+    let adds: String = (0..4_000).map(|n| format!("ADD f{n}\n")).collect();
+    let LoadError::Mistakes(errors) = Dir::with(&format!("FROM scratch\n{adds}")).refused() else {
+        panic!("no mistakes")
+    };
+    assert_eq!(errors.count(), 101);
+    assert_eq!(
+        errors.iter().last().map(lodge_image::agentfile::Error::code),
+        Some("agentfile.too_many_errors")
+    );
 }

@@ -7,13 +7,15 @@ mod grammar;
 mod hostile;
 mod load;
 mod merge;
+mod parents;
 mod stock;
 mod text_mistakes;
 mod value_mistakes;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use lodge_image::agentfile::{Agentfile, Errors, parse};
+use lodge_image::agentfile::{Agentfile, Builder, Errors, LoadError, Loaded, parse};
 
 pub(crate) type Args = BTreeMap<String, String>;
 
@@ -21,9 +23,40 @@ pub(crate) fn args(pairs: &[(&str, &str)]) -> Args {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
+/// The images there are, by name. Refuses MCP, as a builder might.
+#[derive(Default)]
+pub(crate) struct Shelf(pub(crate) BTreeMap<String, Loaded>);
+
+impl Builder for Shelf {
+    fn image(&self, reference: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+        if reference == "torn" {
+            return Err("the shelf broke".into());
+        }
+        Ok(self.0.get(reference).cloned())
+    }
+
+    fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)> {
+        agentfile.mcps.iter().map(|mcp| (mcp.line, "MCP")).collect()
+    }
+}
+
+pub(crate) fn load_dir(path: &Path, args: &Args) -> Result<Loaded, LoadError> {
+    lodge_image::agentfile::load_dir(path, args, &Shelf::default())
+}
+
+pub(crate) fn load_inline(source: &[u8], args: &Args) -> Result<Loaded, LoadError> {
+    lodge_image::agentfile::load_inline(source, args, &Shelf::default())
+}
+
 #[track_caller]
 pub(crate) fn good(source: &str) -> Agentfile {
     good_with(source, &Args::new())
+}
+
+/// The CONFIG keys that are required and have no value.
+pub(crate) fn unset(doc: &Agentfile) -> Vec<&str> {
+    let unset = doc.configs.iter().filter(|config| config.required && config.value.is_none());
+    unset.map(|config| config.key.as_str()).collect()
 }
 
 #[track_caller]

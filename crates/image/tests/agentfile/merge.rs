@@ -4,7 +4,7 @@
 
 use lodge_image::agentfile::{Agentfile, ConfigValue, ContextSource, Limit, Network, Parent, merge};
 
-use crate::good;
+use crate::{good, unset};
 
 fn merged(parent: &str, child: &str) -> Agentfile {
     merge(good(&format!("FROM scratch\n{parent}")), good(&format!("FROM parent\n{child}")))
@@ -40,9 +40,9 @@ fn a_childs_runtime_drops_the_parents_configs_and_only_those() {
 
 #[test]
 fn a_required_config_of_the_parent_is_settled_by_the_child() {
-    assert_eq!(merged("CONFIG room!\n", "NAME c\n").required_but_unset(), ["room"]);
+    assert_eq!(unset(&merged("CONFIG room!\n", "NAME c\n")), ["room"]);
     let settled = merged("CONFIG room!\n", "CONFIG room=hall\n");
-    assert!(settled.required_but_unset().is_empty());
+    assert!(unset(&settled).is_empty());
     assert_eq!(settled.configs[0].value, Some(ConfigValue::String("hall".to_owned())));
 }
 
@@ -56,7 +56,7 @@ fn keyed_items_are_replaced_in_place_and_new_ones_follow() {
     assert_eq!(contexts, ["A", "B", "C"]);
     assert_eq!(doc.contexts[0].source, ContextSource::Inline("3".to_owned()));
     assert_eq!(doc.bins.iter().map(|b| b.source.to_string()).collect::<Vec<_>>(), ["two"]);
-    assert_eq!(doc.adds.iter().map(|a| a.src.as_str()).collect::<Vec<_>>(), ["g"]);
+    assert_eq!(doc.adds.iter().map(|a| a.src.value.as_str()).collect::<Vec<_>>(), ["g"]);
     assert_eq!(doc.labels.iter().map(|l| l.value.as_str()).collect::<Vec<_>>(), ["2"]);
     assert_eq!(doc.args.iter().map(|a| a.value.as_deref()).collect::<Vec<_>>(), [Some("2")]);
     assert_eq!(doc.limits.iter().map(|l| &l.value).collect::<Vec<_>>(), [&Limit::Pids(2)]);
@@ -66,9 +66,12 @@ fn keyed_items_are_replaced_in_place_and_new_ones_follow() {
 
 #[test]
 fn capabilities_and_skills_form_a_union_and_schedules_add_up() {
-    let lines = "CAPABILITY a b\nSKILL s\nSCHEDULE @daily \"x\"\nON p \"y\"\n";
-    let doc = merged(lines, &format!("CAPABILITY c\n{lines}"));
-    assert_eq!(doc.capabilities.iter().map(|c| c.value.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    let lines = "CAPABILITY note_save note_list\nSKILL s\nSCHEDULE @daily \"x\"\nON p \"y\"\n";
+    let doc = merged(lines, &format!("CAPABILITY job_wait\n{lines}"));
+    assert_eq!(
+        doc.capabilities.iter().map(|c| c.value.as_str()).collect::<Vec<_>>(),
+        ["note_save", "note_list", "job_wait"]
+    );
     assert_eq!((doc.skills.len(), doc.schedules.len(), doc.ons.len()), (1, 2, 2));
 }
 

@@ -8,7 +8,7 @@ use lodge_image::agentfile::{
     BinSource, ContextSource, Limit, McpSource, Network, Parent, RevivalPolicy, merge,
 };
 
-use crate::{args, good, good_with};
+use crate::{args, good, good_with, unset};
 
 const SEARCHER: &str = include_str!("../fixtures/searcher/Agentfile");
 const FORECASTER: &str = include_str!("../fixtures/forecaster/Agentfile");
@@ -17,6 +17,51 @@ const HOUSE: &str = include_str!("../fixtures/house/Agentfile");
 const CARETAKER: &str = include_str!("../fixtures/caretaker/Agentfile");
 
 pub(crate) const ALL: [&str; 5] = [SEARCHER, FORECASTER, ORCHESTRATOR, HOUSE, CARETAKER];
+
+/// Agentfiles in the forms that others ship theirs in.
+pub(crate) const STOCK: [(&str, &str); 17] = [
+    ("crane", include_str!("../fixtures/stock/crane.Agentfile")),
+    ("fd", include_str!("../fixtures/stock/fd.Agentfile")),
+    ("gh", include_str!("../fixtures/stock/gh.Agentfile")),
+    ("greeting", include_str!("../fixtures/stock/greeting.Agentfile")),
+    ("hass", include_str!("../fixtures/stock/hass.Agentfile")),
+    ("helm", include_str!("../fixtures/stock/helm.Agentfile")),
+    ("helper", include_str!("../fixtures/stock/helper.Agentfile")),
+    ("jq", include_str!("../fixtures/stock/jq.Agentfile")),
+    ("kubectl", include_str!("../fixtures/stock/kubectl.Agentfile")),
+    ("meteo", include_str!("../fixtures/stock/meteo.Agentfile")),
+    ("orchestrator", include_str!("../fixtures/stock/orchestrator.Agentfile")),
+    ("pandoc", include_str!("../fixtures/stock/pandoc.Agentfile")),
+    ("pinger", include_str!("../fixtures/stock/pinger.Agentfile")),
+    ("reader", include_str!("../fixtures/stock/reader.Agentfile")),
+    ("rg", include_str!("../fixtures/stock/rg.Agentfile")),
+    ("yaegi", include_str!("../fixtures/stock/yaegi.Agentfile")),
+    ("yq", include_str!("../fixtures/stock/yq.Agentfile")),
+];
+
+#[test]
+fn agentfiles_written_for_other_runtimes_are_read_as_they_are() {
+    for (name, source) in STOCK {
+        let doc = good(source);
+        assert_eq!(doc.name.map(|doc| doc.value).as_deref(), Some(name));
+        assert_eq!(good(&source.replace('\n', "\r\n")).labels, doc.labels, "{name}");
+        assert!(doc.labels.iter().any(|label| label.key == "description"), "{name}");
+    }
+    let stock = |wanted: &str| {
+        good(STOCK.iter().find(|(name, _)| *name == wanted).map(|(_, source)| source).expect("one of them"))
+    };
+    let hass = stock("hass");
+    assert_eq!(unset(&hass), ["room"]);
+    assert_eq!((hass.adds[0].name.as_str(), hass.envs[1].value.as_str()), ("rooms.csv", ""));
+    assert!(hass.bins[0].usage.as_deref().is_some_and(|usage| usage.contains("${HASS_TOKEN}")));
+    assert_eq!(hass.bins[1].source.to_string(), "ghcr.io/openotters/tools/jq:latest");
+    assert_eq!(stock("orchestrator").capabilities.len(), 24);
+    assert_eq!(stock("greeting").contexts.len(), 2);
+    let helper = stock("helper");
+    assert_eq!(helper.from.value, Parent::Image("ghcr.io/openotters/agents/reader:latest".to_owned()));
+    let names: Vec<_> = helper.adds.iter().map(|add| add.name.as_str()).collect();
+    assert_eq!(names, ["guide.md", "spec.md"]);
+}
 
 #[test]
 fn an_agent_with_one_tool_keeps_its_texts_as_written() {
@@ -71,7 +116,7 @@ fn an_orchestrator_has_no_tools_and_two_dozen_capabilities() {
 fn a_house_written_in_lower_case_with_windows_line_ends_is_the_same_house() {
     let doc = good(HOUSE);
     assert_eq!(good(&HOUSE.replace('\n', "\r\n")), doc);
-    assert_eq!(doc.required_but_unset(), ["room"]);
+    assert_eq!(unset(&doc), ["room"]);
     assert_eq!(doc.exec.expect("exec").value, ["serve", "--quiet"]);
     let McpSource::Program { args, .. } = &doc.mcps[1].source else { panic!("not a program") };
     assert_eq!(args, &["--root=/data", "--title=My files"]);

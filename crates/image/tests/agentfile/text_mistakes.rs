@@ -3,8 +3,8 @@
 //! Owns: a case for every code of `TextMistake` and `BoundMistake`. Never: tests values.
 
 use lodge_image::agentfile::{
-    BoundMistake, CAPABILITIES_MAX, ERRORS_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
-    LINE_MAX, LINES_MAX, TextMistake, WORDS_MAX, parse,
+    BoundMistake, ERRORS_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX,
+    TextMistake, WORDS_MAX, parse,
 };
 
 use crate::{Args, bad, check_covered, check_lines, check_mistakes, codes};
@@ -76,17 +76,8 @@ fn every_bound_is_refused_one_step_beyond_and_not_before() {
         format!("{from}ARG a={}\n{}", "x".repeat(LINE_MAX - 100), "LABEL b=${a}\n".repeat(count))
     };
     let words = |count: usize| format!("{from}MCP a host:b{}", " c".repeat(count - 3));
-    let capabilities = |count: usize| {
-        let lines = (0..count).map(|n| format!("CAPABILITY c{n} c0\n"));
-        format!("{from}{}", lines.collect::<String>())
-    };
-    let cases: [(&str, String, String); 10] = [
+    let cases: [(&str, String, String); 9] = [
         ("agentfile.too_many_words", words(WORDS_MAX), words(WORDS_MAX + 1)),
-        (
-            "agentfile.too_many_capabilities",
-            capabilities(CAPABILITIES_MAX),
-            capabilities(CAPABILITIES_MAX + 1),
-        ),
         ("agentfile.file_too_large", filled(FILE_MAX), filled(FILE_MAX + 1)),
         ("agentfile.too_many_lines", lines(LINES_MAX), lines(LINES_MAX + 1)),
         ("agentfile.line_too_long", line(LINE_MAX), line(LINE_MAX + 1)),

@@ -30,6 +30,8 @@ const LINES: &[(&str, &str)] = &[
     ("LABEL a:b=x", "7 agentfile.bad_label_key"),
     ("CAPABILITY note_save Note", "22 agentfile.bad_capability"),
     ("CAPABILITY _x", "12 agentfile.bad_capability"),
+    ("CAPABILITY note_save note_keep", "22 agentfile.unknown_capability"),
+    ("CAPABILITY note-save", "12 agentfile.unknown_capability"),
     ("MODEL gpt", "7 agentfile.bad_model"),
     ("MODEL /gpt", "7 agentfile.bad_model"),
     ("MODEL work/", "7 agentfile.bad_model"),
@@ -53,6 +55,8 @@ const LINES: &[(&str, &str)] = &[
     ("ADD https://a.example/b", "5 agentfile.bad_path"),
     ("ADD ..", "5 agentfile.bad_path"),
     ("ADD /etc/passwd", "5 agentfile.bad_path"),
+    ("ADD a/b\u{0}c x", "8 agentfile.bad_character"),
+    ("NAME a\u{0}b", "7 agentfile.bad_character"),
     ("EXEC", "5 agentfile.bad_exec"),
     ("EXEC serve", "6 agentfile.bad_exec"),
     ("EXEC [\"a\" \"b\"]", "11 agentfile.bad_exec"),
@@ -66,6 +70,7 @@ const LINES: &[(&str, &str)] = &[
     ("LIMIT memory 0", "14 agentfile.bad_limit"),
     ("LIMIT memory 1.5g", "14 agentfile.bad_limit"),
     ("LIMIT memory 99999999t", "14 agentfile.bad_limit"),
+    ("LIMIT disk lots", "12 agentfile.bad_limit"),
     ("LIMIT pids +4", "12 agentfile.bad_limit"),
     ("LIMIT pids 4294967296", "12 agentfile.bad_limit"),
     ("LIMIT cpu-time 90", "16 agentfile.bad_limit"),
@@ -79,6 +84,16 @@ const LINES: &[(&str, &str)] = &[
     ("NETWORK http://a.example", "9 agentfile.bad_network_host"),
     ("NETWORK a.example b..c", "19 agentfile.bad_network_host"),
     ("NETWORK a.example,10.0.0.0/33", "19 agentfile.bad_network_host"),
+    ("NETWORK *.10.0.0.1", "9 agentfile.bad_network_host"),
+    ("NETWORK *.[2001:db8::1]", "9 agentfile.bad_network_host"),
+    ("NETWORK 10.1.2.300", "9 agentfile.bad_network_host"),
+    ("NETWORK 127.1:80", "9 agentfile.bad_network_host"),
+    ("NETWORK 127.0.0.1", "9 agentfile.network_closed"),
+    ("NETWORK a.example,[::1]:80", "19 agentfile.network_closed"),
+    ("NETWORK ::ffff:127.0.0.1", "9 agentfile.network_closed"),
+    ("NETWORK LocalHost:8080", "9 agentfile.network_closed"),
+    ("NETWORK 169.254.169.254", "9 agentfile.network_closed"),
+    ("NETWORK fe80::1", "9 agentfile.network_closed"),
     ("NETWORK none a.example", "9 agentfile.network_mixed"),
     ("NETWORK a.example,host", "19 agentfile.network_mixed"),
     ("MCP a ftp://b", "7 agentfile.bad_mcp_url"),
@@ -101,8 +116,16 @@ const LINES: &[(&str, &str)] = &[
 #[test]
 fn every_bad_value_is_found_where_it_stands() {
     check_lines(LINES);
+    for (from, code) in [
+        ("/srv/base", "agentfile.bad_parent_path"),
+        ("~/base", "agentfile.bad_parent_path"),
+        ("a/../b", "agentfile.bad_image_ref"),
+        ("${base}", "agentfile.bad_image_ref"),
+    ] {
+        crate::check_mistakes(&format!("FROM {from}\n"), &[&format!("1:6 {code}")]);
+    }
     let mut covered = codes(&[LINES]);
-    covered.push("agentfile.bad_build_arg");
+    covered.extend(["agentfile.bad_build_arg", "agentfile.bad_parent_path"]);
     check_covered(ValueMistake::CODES, &covered);
     check_covered(EnvKeyError::CODES, &covered);
 }
@@ -157,7 +180,7 @@ fn a_value_with_an_unset_argument_says_which_one() {
 #[test]
 fn names_of_sixty_three_characters_are_the_longest() {
     let name = &LONG[..63];
-    crate::good(&format!("FROM scratch\nNAME {name}\nCONFIG {name}\nCAPABILITY {name}\nARG {name}\n"));
+    crate::good(&format!("FROM scratch\nNAME {name}\nCONFIG {name}\nARG {name}\n"));
     assert_eq!(
         bad(&format!("FROM scratch\nNAME {LONG}\nCONFIG {LONG}\nCAPABILITY {LONG}\nARG {LONG}\n")).count(),
         4
@@ -169,6 +192,10 @@ fn hints_show_the_corrected_word() {
     for (line, hint) in [
         ("CONFIG Max_Steps=1", "write `max-steps`"),
         ("CAPABILITY Note.Save", "write `note_save`"),
+        ("CAPABILITY note-save", "did you mean `note_save`?"),
+        ("CAPABILITY job_sumbit", "did you mean `job_submit`?"),
+        ("BIN bash /bin/bash", "a program of this host is `host:/bin/bash`; an image is `name:tag`"),
+        ("CAPABILITY fly", "remove it, or use one of these"),
         ("ENV my-key=1", "write `MY_KEY`"),
         ("LIMIT memroy 1g", "did you mean `memory`?"),
         ("LIMIT memory=1g", "write `LIMIT memory 1g`, without `=`"),

@@ -30,6 +30,9 @@ pub enum FormMistake {
     ContextWithoutText { name: String },
     #[error("CONTEXT `{}` has two texts", shown(name))]
     ContextWithTwoTexts { name: String },
+    /// In the language, and not in what the builder can do.
+    #[error("{what} is not supported by this release")]
+    Unsupported { what: &'static str },
 }
 
 codes! { FormMistake:
@@ -43,6 +46,7 @@ codes! { FormMistake:
     Repeated => "agentfile.repeated",
     ContextWithoutText => "agentfile.context_without_text",
     ContextWithTwoTexts => "agentfile.context_with_two_texts",
+    Unsupported => "agentfile.unsupported",
 }
 
 impl FormMistake {
@@ -63,6 +67,7 @@ impl FormMistake {
             FormMistake::ContextWithoutText { .. } | FormMistake::ContextWithTwoTexts { .. } => {
                 "either a heredoc or a `file://path`".to_owned()
             }
+            FormMistake::Unsupported { .. } => "an instruction that this release carries out".to_owned(),
         }
     }
 
@@ -97,6 +102,7 @@ impl FormMistake {
                 format!("write `CONTEXT {} <<EOF`, the text, and a line `EOF`", shown(name))
             }
             FormMistake::ContextWithTwoTexts { .. } => "remove one of the two".to_owned(),
+            FormMistake::Unsupported { .. } => "remove that line".to_owned(),
         }
     }
 }

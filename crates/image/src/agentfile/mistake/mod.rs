@@ -2,10 +2,12 @@
 //!
 //! Owns: the families of mistakes and the bounds among them. Never: knows where a mistake stands (see `error`).
 
+mod file;
 mod form;
 mod text;
 mod value;
 
+pub use file::FileMistake;
 pub use form::FormMistake;
 pub use text::TextMistake;
 pub use value::{NameOf, PathFault, ValueMistake};
@@ -45,6 +47,9 @@ pub enum Mistake {
     /// An ENV key is refused.
     #[error(transparent)]
     EnvKey(#[from] EnvKeyError),
+    /// A file or a parent cannot be had.
+    #[error(transparent)]
+    File(#[from] FileMistake),
 }
 
 impl Mistake {
@@ -55,6 +60,7 @@ impl Mistake {
             Mistake::Form(mistake) => mistake.code(),
             Mistake::Value(mistake) => mistake.code(),
             Mistake::EnvKey(mistake) => mistake.code(),
+            Mistake::File(mistake) => mistake.code(),
         }
     }
 
@@ -65,6 +71,7 @@ impl Mistake {
             Mistake::Form(mistake) => mistake.expected(),
             Mistake::Value(mistake) => mistake.expected(),
             Mistake::EnvKey(mistake) => mistake.expected(),
+            Mistake::File(mistake) => mistake.expected(),
         }
     }
 
@@ -76,6 +83,7 @@ impl Mistake {
             Mistake::Form(mistake) => mistake.hint(),
             Mistake::Value(mistake) => mistake.hint(),
             Mistake::EnvKey(mistake) => mistake.hint(),
+            Mistake::File(mistake) => mistake.hint(),
         }
     }
 }
@@ -91,8 +99,6 @@ pub enum BoundMistake {
     Line { bytes: usize, max: usize },
     #[error("the line has too many words: {words}")]
     Words { words: usize, max: usize },
-    #[error("the file has too many capabilities")]
-    Capabilities { max: usize },
     #[error("the file has too many instructions")]
     Instructions { max: usize },
     #[error("the file has too many heredocs")]
@@ -112,7 +118,6 @@ codes! { BoundMistake:
     Lines => "agentfile.too_many_lines",
     Line => "agentfile.line_too_long",
     Words => "agentfile.too_many_words",
-    Capabilities => "agentfile.too_many_capabilities",
     Instructions => "agentfile.too_many_instructions",
     Heredocs => "agentfile.too_many_heredocs",
     Heredoc => "agentfile.heredoc_too_large",
@@ -131,7 +136,6 @@ impl BoundMistake {
             | BoundMistake::Expansion { max } => format!("at most {max} bytes"),
             BoundMistake::Lines { max, .. } => format!("at most {max} lines"),
             BoundMistake::Words { max, .. } => format!("at most {max} words"),
-            BoundMistake::Capabilities { max } => format!("at most {max} capabilities"),
             BoundMistake::Instructions { max } => format!("at most {max} instructions"),
             BoundMistake::Heredocs { max } => format!("at most {max} heredocs"),
             BoundMistake::Errors { max } => format!("fewer than {max} mistakes"),
@@ -146,7 +150,6 @@ impl BoundMistake {
             BoundMistake::Words { .. } => {
                 "split the line, or put words that belong together into double quotes"
             }
-            BoundMistake::Capabilities { .. } => "keep those the agent uses",
             BoundMistake::Line { .. } => "move the text to a heredoc or a file",
             BoundMistake::Instructions { .. } | BoundMistake::Heredocs { .. } => {
                 "split the agent: put what is shared into a parent image and name it in FROM"

@@ -3,6 +3,7 @@
 //! Owns: their words. Never: the rules themselves (see `names` and `limit`).
 
 use super::codes;
+use crate::agentfile::capability::CAPABILITIES;
 use crate::agentfile::error::shown;
 use crate::agentfile::keyword::nearest;
 use crate::agentfile::limit::LimitKey;
@@ -27,10 +28,14 @@ pub enum ValueMistake {
     LabelKey { found: String },
     #[error("`{}` is not a capability name", shown(found))]
     Capability { found: String },
+    #[error("there is no capability `{}`", shown(found))]
+    UnknownCapability { found: String },
     #[error("`{}` is not a model", shown(found))]
     Model { found: String },
     #[error("`{}` is not an image reference", shown(found))]
     ImageRef { found: String },
+    #[error("`{}` is not a path from the Agentfile's directory", shown(found))]
+    ParentPath { found: String },
     #[error("`{}` is not a program of the host", shown(found))]
     HostProgram { found: String },
     #[error("the path `{}` {fault}", shown(found))]
@@ -43,6 +48,8 @@ pub enum ValueMistake {
     LimitValue { key: LimitKey, found: String },
     #[error("`{}` is not a host to allow", shown(found))]
     NetworkHost { found: String },
+    #[error("no list opens `{}`", shown(found))]
+    NetworkClosed { found: String },
     #[error("NETWORK mixes `{}` with other words", shown(found))]
     NetworkMixed { found: String },
     #[error("`{}` is not a URL of an MCP server", shown(found))]
@@ -66,14 +73,17 @@ codes! { ValueMistake:
     BuildArg => "agentfile.bad_build_arg",
     LabelKey => "agentfile.bad_label_key",
     Capability => "agentfile.bad_capability",
+    UnknownCapability => "agentfile.unknown_capability",
     Model => "agentfile.bad_model",
     ImageRef => "agentfile.bad_image_ref",
+    ParentPath => "agentfile.bad_parent_path",
     HostProgram => "agentfile.bad_host_program",
     Path => "agentfile.bad_path",
     Exec => "agentfile.bad_exec",
     UnknownLimit => "agentfile.unknown_limit",
     LimitValue => "agentfile.bad_limit",
     NetworkHost => "agentfile.bad_network_host",
+    NetworkClosed => "agentfile.network_closed",
     NetworkMixed => "agentfile.network_mixed",
     McpUrl => "agentfile.bad_mcp_url",
     ServiceName => "agentfile.bad_service_name",
@@ -133,8 +143,10 @@ impl ValueMistake {
             ValueMistake::Capability { .. } => {
                 "lower-case letters, digits and inner `_` or `-`, at most 63".to_owned()
             }
+            ValueMistake::UnknownCapability { .. } => format!("one of {}", CAPABILITIES.join(", ")),
             ValueMistake::Model { .. } => "`provider/model`, such as `openai/gpt-4o`".to_owned(),
             ValueMistake::ImageRef { .. } => "`[host[:port]/]name[:tag][@sha256:…]`".to_owned(),
+            ValueMistake::ParentPath { .. } => "`./directory`, `../directory` or an image".to_owned(),
             ValueMistake::HostProgram { .. } => "`host:name` or `host:/absolute/path`".to_owned(),
             ValueMistake::Path { .. } => "a path below the Agentfile's directory".to_owned(),
             ValueMistake::Exec => "`EXEC [\"word\", \"word\"]`".to_owned(),
@@ -146,6 +158,7 @@ impl ValueMistake {
             ValueMistake::NetworkHost { .. } => {
                 "a host name, `*.name`, an address or a range, with an optional port".to_owned()
             }
+            ValueMistake::NetworkClosed { .. } => "a host of another machine".to_owned(),
             ValueMistake::NetworkMixed { .. } => "`none` or `host` alone, or a list of hosts".to_owned(),
             ValueMistake::McpUrl { .. } => "`https://host/path` or `http://host/path`".to_owned(),
             ValueMistake::ServiceOption { .. } => {
@@ -181,10 +194,24 @@ impl ValueMistake {
             ValueMistake::LabelKey { .. } => {
                 "write `LABEL key=value`, such as `LABEL description=\"…\"`".to_owned()
             }
+            ValueMistake::UnknownCapability { found } => {
+                let folded = found.to_ascii_lowercase().replace('-', "_");
+                match nearest(&folded, CAPABILITIES.into_iter()) {
+                    Some(name) => format!("did you mean `{name}`?"),
+                    None => "remove it, or use one of these".to_owned(),
+                }
+            }
+            ValueMistake::ParentPath { .. } => {
+                "write where the parent is from here, as in `FROM ../base`".to_owned()
+            }
             ValueMistake::Capability { found } => rewrite(found, '_', names::capability),
             ValueMistake::Model { .. } => "put the provider's name in front, as in `work/model`".to_owned(),
+            ValueMistake::ImageRef { found } if found.starts_with('/') => {
+                format!("a program of this host is `host:{}`; an image is `name:tag`", shown(found))
+            }
             ValueMistake::ImageRef { .. } => {
-                "write it as `name:tag` or `registry.example/name:tag`".to_owned()
+                "write it as `name:tag` or `registry.example/name:tag`; a path starts with `./` or `../`"
+                    .to_owned()
             }
             ValueMistake::HostProgram { .. } => {
                 "name a program on the host's PATH, as in `host:git`".to_owned()
@@ -199,6 +226,9 @@ impl ValueMistake {
             ValueMistake::UnknownLimit { found } => limit_hint(found),
             ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", key.example()),
             ValueMistake::NetworkHost { .. } => "write it as `example.com` or `example.com:443`".to_owned(),
+            ValueMistake::NetworkClosed { .. } => {
+                "a sandbox has a loopback of its own; to reach the host's, write `NETWORK host`".to_owned()
+            }
             ValueMistake::NetworkMixed { .. } => "keep one of them".to_owned(),
             ValueMistake::McpUrl { .. } => "start it with `https://`".to_owned(),
             ValueMistake::ServiceOption { .. } => "environment keys are in capitals: `KEY=value`".to_owned(),
@@ -215,6 +245,8 @@ impl ValueMistake {
             | ValueMistake::ArgKey { found }
             | ValueMistake::LabelKey { found }
             | ValueMistake::Capability { found }
+            | ValueMistake::UnknownCapability { found }
+            | ValueMistake::ParentPath { found }
             | ValueMistake::Model { found }
             | ValueMistake::ImageRef { found }
             | ValueMistake::HostProgram { found }
@@ -222,6 +254,7 @@ impl ValueMistake {
             | ValueMistake::UnknownLimit { found }
             | ValueMistake::LimitValue { found, .. }
             | ValueMistake::NetworkHost { found }
+            | ValueMistake::NetworkClosed { found }
             | ValueMistake::NetworkMixed { found }
             | ValueMistake::McpUrl { found }
             | ValueMistake::ServiceName { found }
