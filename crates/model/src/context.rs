@@ -11,7 +11,9 @@ use reqwest::Url;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub connect: Duration,
-    /// Silence longer than this, before or within the answer, ends the call.
+    /// From sending the request to the first byte of the answer: some models are loaded first.
+    pub first_byte: Duration,
+    /// Silence longer than this within the answer ends the call.
     pub idle: Duration,
     /// The whole call, however lively.
     pub total: Duration,
@@ -30,6 +32,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
+            first_byte: Duration::from_secs(300),
             idle: Duration::from_secs(120),
             total: Duration::from_secs(3600),
             line_bytes_max: 4 << 20,
@@ -50,14 +53,27 @@ pub struct CallContext {
     http: Arc<Http>,
 }
 
-/// Two clients, each built when first needed: an idle daemon holds neither.
+/// Clients, each built when first needed: an idle daemon holds none.
 #[derive(Debug, Default)]
 struct Http {
-    /// For plain HTTP to this machine: no proxy, and no certificate store in memory.
-    local: Mutex<Option<reqwest::Client>>,
-    remote: Mutex<Option<reqwest::Client>>,
+    clients: Mutex<Vec<(ClientKind, reqwest::Client)>>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ClientKind {
+    connect: Duration,
+    reach: Reach,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Plain HTTP to this machine: no proxy, and no certificate store in memory.
+    Local,
+    Remote,
+}
+
+/// One for each `connect-timeout` in use; the oldest makes room.
+const CLIENTS_MAX: usize = 8;
 const IDLE_CONNECTIONS_MAX: usize = 64;
 const IDLE_CONNECTION_KEPT: Duration = Duration::from_secs(60);
 
@@ -75,30 +91,35 @@ impl CallContext {
         Self { data_dir: data_dir.into(), limits: self.limits, http: Arc::clone(&self.http) }
     }
 
-    /// The client for `url`, built on first use.
-    ///
-    /// The connect timeout is that of the context which used it first.
-    pub(crate) fn client(&self, url: &Url) -> Result<reqwest::Client, reqwest::Error> {
-        let local = is_plain_loopback(url);
-        let slot = if local { &self.http.local } else { &self.http.remote };
-        // A panic while building leaves the slot empty, which is a valid state.
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = &*slot {
+    /// The client for `url`, built on first use. `connect` takes the place of the context's limit.
+    pub(crate) fn client(
+        &self,
+        url: &Url,
+        connect: Option<Duration>,
+    ) -> Result<reqwest::Client, reqwest::Error> {
+        let reach = if is_plain_loopback(url) { Reach::Local } else { Reach::Remote };
+        let wanted = ClientKind { connect: connect.unwrap_or(self.limits.connect), reach };
+        // A panic while building leaves the list as it was, which is a valid state.
+        let mut clients = self.http.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, client)) = clients.iter().find(|(kind, _)| *kind == wanted) {
             return Ok(client.clone());
         }
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("lodge/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(self.limits.connect)
+            .connect_timeout(wanted.connect)
             .tcp_nodelay(true)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
             .pool_idle_timeout(IDLE_CONNECTION_KEPT)
             // A redirected POST becomes a GET, and a key must not travel to a host nobody configured.
             .redirect(reqwest::redirect::Policy::none());
-        if local {
+        if reach == Reach::Local {
             builder = builder.no_proxy().tls_certs_only([]);
         }
         let client = builder.build()?;
-        *slot = Some(client.clone());
+        if clients.len() == CLIENTS_MAX {
+            clients.remove(0);
+        }
+        clients.push((wanted, client.clone()));
         Ok(client)
     }
 }

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use crate::dialect::Reported;
 use crate::provider::Kind;
+use crate::reach::Unreached;
 use crate::script::ScriptError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("could not reach provider `{provider}` at {origin}")]
+    #[error("could not reach provider `{provider}` at {origin}: {why}")]
     Unreachable {
         provider: String,
         origin: String,
+        why: Unreached,
         #[source]
         cause: Option<reqwest::Error>,
     },
@@ -23,6 +26,7 @@ pub enum CallError {
     #[error("provider `{provider}` answered with status {status}: {body}")]
     Status {
         provider: String,
+        kind: Kind,
         status: u16,
         /// The provider's own name for the failure, when it gave one.
         error_code: Option<String>,
@@ -32,12 +36,27 @@ pub enum CallError {
     },
     #[error("provider `{provider}` refused the key (status {status}): {body}")]
     RefusedAuth { provider: String, status: u16, body: String },
+    #[error("the account at provider `{provider}` has no money or allowance left: {body}")]
+    Quota { provider: String, body: String },
     #[error("provider `{provider}` has no model `{model}`")]
     UnknownModel { provider: String, model: String },
     #[error("the context is longer than `{model}` of provider `{provider}` accepts")]
     ContextTooLong { provider: String, model: String },
     #[error("provider `{provider}` broke off its answer with an error: {message}")]
-    InStream { provider: String, error_code: Option<String>, message: String },
+    InStream {
+        provider: String,
+        error_code: Option<String>,
+        message: String,
+        /// The same request fails again.
+        lasting: bool,
+    },
+    /// The model would not, or the provider would not let it.
+    #[error("the model of provider `{provider}` did not answer: {words}")]
+    Refused { provider: String, words: String },
+    #[error("the answer of `{model}` reached its limit of tokens {place}")]
+    Length { model: String, place: Cut },
+    #[error("`{model}` of provider `{provider}` answered with nothing")]
+    Empty { provider: String, model: String },
     #[error("the answer of provider `{provider}` ended after {received} bytes, before it was complete")]
     Cut {
         provider: String,
@@ -49,14 +68,30 @@ pub enum CallError {
     Garbage { provider: String, what: Nonsense, excerpt: String },
     #[error("the answer of provider `{provider}` is too large: {what} over {limit}")]
     TooLarge { provider: String, what: Oversize, limit: usize },
-    #[error("provider `{provider}` was silent for {} ms", waited.as_millis())]
-    Idle { provider: String, waited: Duration },
+    #[error("provider `{provider}` was silent for {} ms{when}", waited.as_millis())]
+    Idle { provider: String, waited: Duration, when: Silence },
     #[error("provider `{provider}` was not finished after {} s", limit.as_secs())]
     TooLong { provider: String, limit: Duration },
-    #[error("provider `{provider}` is of kind {kind}: this release speaks openai and script")]
-    KindUnsupported { provider: String, kind: Kind },
     #[error(transparent)]
     Script(#[from] ScriptError),
+}
+
+/// When a provider was silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Silence {
+    #[error(" before its answer began")]
+    BeforeTheFirstByte,
+    #[error(" in the middle of its answer")]
+    WithinTheAnswer,
+}
+
+/// Where an answer ran out of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Cut {
+    #[error("before it said anything")]
+    BeforeText,
+    #[error("within a tool call, which was not run")]
+    InCall,
 }
 
 /// What was wrong with an answer that could not be read.
@@ -72,6 +107,10 @@ pub enum Nonsense {
     NoAnswer,
     #[error("a tool call without a name")]
     NamelessCall,
+    #[error("a tool call that is none")]
+    BrokenCall,
+    #[error("an event out of its order")]
+    Disorder,
 }
 
 /// Which limit an answer went over.
@@ -102,15 +141,13 @@ pub(crate) enum Fault {
         limit: usize,
     },
     /// The provider reported a failure where the answer should have been.
-    Reported {
-        error_code: Option<String>,
-        message: String,
+    Reported(Reported),
+    /// It will not answer this, for a reason that it names.
+    Blocked {
+        reason: String,
     },
     Incomplete,
 }
-
-/// OpenAI's name for an account without money, sent with the status of an ordinary rate limit.
-const NO_MONEY: &str = "insufficient_quota";
 
 impl CallError {
     /// Stable and documented.
@@ -124,30 +161,38 @@ impl CallError {
             Self::UnknownModel { .. } => "model.unknown",
             Self::ContextTooLong { .. } => "model.context_too_long",
             Self::InStream { .. } => "model.error_in_stream",
+            Self::Quota { .. } => "model.quota",
+            Self::Refused { .. } => "model.refused",
+            Self::Length { .. } => "model.length",
+            Self::Empty { .. } => "model.empty",
             Self::Cut { .. } => "model.cut",
             Self::Garbage { .. } => "model.garbage",
             Self::TooLarge { .. } => "model.too_large",
             Self::Idle { .. } => "model.idle",
             Self::TooLong { .. } => "model.too_long",
-            Self::KindUnsupported { .. } => "provider.kind_unsupported",
             Self::Script(error) => error.code(),
         }
     }
 
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Unreachable { provider, .. } => {
-                Some(format!("check the network and the base-url, then run `lodge provider test {provider}`"))
-            }
+            Self::Unreachable { provider, why, .. } => Some(why.hint(provider)),
             Self::Client { .. } => Some("check the system's certificates and proxy settings".to_owned()),
-            Self::Status { status: 404 | 405, .. } => {
-                Some("check the base-url: most end in `/v1`".to_owned())
+            Self::Status { status: 404 | 405, kind, .. } => {
+                Some(format!("check the base-url: that of kind {kind} looks like {}", kind.default_url()))
             }
-            Self::Status { error_code: Some(code), .. } if code == NO_MONEY => {
-                Some("the provider wants its account topped up".to_owned())
+            Self::Status { status: 300..=399, .. } => Some(
+                "write the address it redirects to as the base-url: redirects are not followed".to_owned(),
+            ),
+            Self::Status { status: 429, .. } => {
+                Some("wait, lower the load, or ask the provider for a higher limit".to_owned())
             }
+            Self::Status { status: 400 | 422, .. } => {
+                Some("the model may not know a setting, a tool or the schema: try without them".to_owned())
+            }
+            Self::Quota { .. } => Some("top up the account or raise its limit at the provider".to_owned()),
             Self::RefusedAuth { provider, .. } => {
-                Some(format!("check `api-key` of `{provider}` in providers.yaml"))
+                Some(format!("check `api-key` of `{provider}` in providers.yaml, and what the key may do"))
             }
             Self::UnknownModel { provider, .. } => {
                 Some(format!("run `lodge provider test {provider}` to see the models it offers"))
@@ -155,17 +200,23 @@ impl CallError {
             Self::ContextTooLong { .. } => {
                 Some("compact the session or use a model with more room".to_owned())
             }
-            Self::Garbage { .. } => Some("check that the base-url is an OpenAI-compatible API".to_owned()),
-            Self::KindUnsupported { .. } => Some(
-                "most providers offer an OpenAI-compatible address: use kind `openai` with its base-url"
-                    .to_owned(),
-            ),
+            Self::Garbage { .. } => {
+                Some("check that the base-url is an API, and that `kind` is the one it speaks".to_owned())
+            }
+            Self::Refused { .. } => Some("say it in other words, or rewind the session".to_owned()),
+            Self::Length { .. } => Some("raise `max-tokens`".to_owned()),
+            Self::Idle { provider, when: Silence::BeforeTheFirstByte, .. } => {
+                Some(format!("raise `first-byte-timeout` of `{provider}` if it needs longer to begin"))
+            }
+            Self::Idle { provider, when: Silence::WithinTheAnswer, .. } => {
+                Some(format!("raise `idle-timeout` of `{provider}` if it needs longer pauses"))
+            }
             Self::Script(error) => error.hint(),
             Self::Status { .. }
             | Self::InStream { .. }
+            | Self::Empty { .. }
             | Self::Cut { .. }
             | Self::TooLarge { .. }
-            | Self::Idle { .. }
             | Self::TooLong { .. } => None,
         }
     }
@@ -173,19 +224,22 @@ impl CallError {
     /// Whether the same request may succeed later without anyone changing anything.
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Status { status, error_code, .. } => {
-                error_code.as_deref() != Some(NO_MONEY)
-                    && matches!(status, 408 | 409 | 425 | 429 | 500 | 502..=599)
-            }
-            Self::InStream { error_code, .. } => error_code.as_deref() != Some(NO_MONEY),
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::Garbage { .. } | Self::Idle { .. } => true,
+            Self::Status { status, .. } => matches!(status, 408 | 409 | 425 | 429 | 500 | 502..=599),
+            Self::InStream { lasting, .. } => !lasting,
+            Self::Unreachable { .. }
+            | Self::Cut { .. }
+            | Self::Garbage { .. }
+            | Self::Idle { .. }
+            | Self::Empty { .. } => true,
             Self::Client { .. }
             | Self::RefusedAuth { .. }
+            | Self::Quota { .. }
             | Self::UnknownModel { .. }
             | Self::ContextTooLong { .. }
+            | Self::Refused { .. }
+            | Self::Length { .. }
             | Self::TooLarge { .. }
             | Self::TooLong { .. }
-            | Self::KindUnsupported { .. }
             | Self::Script(_) => false,
         }
     }
@@ -197,15 +251,18 @@ impl CallError {
             Self::Unreachable { .. }
             | Self::Client { .. }
             | Self::RefusedAuth { .. }
+            | Self::Quota { .. }
             | Self::UnknownModel { .. }
             | Self::ContextTooLong { .. }
             | Self::InStream { .. }
+            | Self::Refused { .. }
+            | Self::Length { .. }
+            | Self::Empty { .. }
             | Self::Cut { .. }
             | Self::Garbage { .. }
             | Self::TooLarge { .. }
             | Self::Idle { .. }
             | Self::TooLong { .. }
-            | Self::KindUnsupported { .. }
             | Self::Script(_) => None,
         }
     }

@@ -1,29 +1,49 @@
 //! Provider clients: one request in, one answer or one typed failure out.
 //!
-//! Owns: `providers.yaml`, the keys in it, the wire dialects and their streams. Never: retries (the engine
-//! decides), history (it arrives whole in each [`Request`]), or a global (the HTTP client lives in the
-//! [`CallContext`]).
+//! Owns: `providers.yaml`, the keys in it, the wire dialects and their streams, prices, the check of an answer against
+//! a schema. Never: retries (the engine decides), history (it arrives whole in each [`Request`]), or a global (the HTTP
+//! clients live in the [`CallContext`]).
 
+mod anthropic;
 mod context;
+mod count;
+mod dialect;
+mod draft;
 mod error;
 mod excerpt;
+mod exchange;
+mod frames;
+mod functions;
+mod gemini;
+mod lines;
+mod names;
+mod ollama;
 mod openai;
+mod pause;
+mod prices;
 mod provider;
 mod providers;
+mod reach;
 mod request;
 mod retry_after;
+pub mod schema;
 mod script;
 mod secret;
+mod settle;
 mod sse;
 mod yaml;
 
 use std::time::{Duration, Instant};
 
+use exchange::Exchange;
+
 pub use context::{CallContext, Limits};
-pub use error::{CallError, Nonsense, Oversize};
-pub use provider::{Kind, Provider, ProviderProblem};
+pub use error::{CallError, Cut, Nonsense, Oversize, Silence};
+pub use prices::Price;
+pub use provider::{Kind, Provider, ProviderProblem, Timeouts};
 pub use providers::{FileError, NewProvider, ProviderView, Providers, ProvidersError, Resolved};
-pub use request::{Answer, Message, Params, Request, Stop, Tool, ToolCall, Usage};
+pub use reach::Unreached;
+pub use request::{Answer, Message, Outcome, Params, Reasoning, Request, Stop, Tool, ToolCall, Usage};
 pub use script::ScriptError;
 pub use secret::Secret;
 pub use yaml::YamlProblem;
@@ -33,7 +53,9 @@ pub use yaml::YamlProblem;
 pub struct Tested {
     /// The models it offers, as far as it tells.
     pub models: Vec<String>,
-    /// From sending the request to having read the reply.
+    /// The one that answered, when there was one to ask.
+    pub answered: Option<String>,
+    /// From sending the last request to having read its reply.
     pub latency: Duration,
 }
 
@@ -47,24 +69,44 @@ pub async fn call(
     context: &CallContext,
     on_text: &mut (dyn FnMut(&str) + Send),
 ) -> Result<Answer, CallError> {
-    match provider.kind {
-        Kind::Openai => openai::call(provider, request, context, on_text).await,
-        Kind::Script => script::call(provider, request, context, on_text).await,
-        Kind::Anthropic | Kind::Gemini | Kind::Ollama => Err(unsupported(provider)),
-    }
-}
-
-/// Sends the smallest request that shows whether the provider answers to its address and key.
-pub async fn test(provider: &Provider, context: &CallContext) -> Result<Tested, CallError> {
-    let started = Instant::now();
-    let models = match provider.kind {
-        Kind::Openai => openai::probe(provider, context).await?,
-        Kind::Script => script::probe(provider)?,
-        Kind::Anthropic | Kind::Gemini | Kind::Ollama => return Err(unsupported(provider)),
+    let answer = match dialect::of(provider.kind) {
+        Some(dialect) => {
+            Exchange::new(provider, dialect, context, &request.model).answer(request, on_text).await?
+        }
+        None => script::call(provider, request, context, on_text).await?,
     };
-    Ok(Tested { models, latency: started.elapsed() })
+    settle::settle(provider, request, answer, on_text)
 }
 
-fn unsupported(provider: &Provider) -> CallError {
-    CallError::KindUnsupported { provider: provider.name.clone(), kind: provider.kind }
+/// Tries whether a provider answers to its address, its key and one of its models: `model`, or the first it is
+/// configured with. Without either, its list of models has to do.
+pub async fn test(
+    provider: &Provider,
+    model: Option<&str>,
+    context: &CallContext,
+) -> Result<Tested, CallError> {
+    let mut started = Instant::now();
+    let Some(dialect) = dialect::of(provider.kind) else {
+        let models = script::probe(provider)?;
+        return Ok(Tested { models, answered: None, latency: started.elapsed() });
+    };
+    let wanted = model.or(provider.models.first().map(String::as_str));
+    // Without a model in mind, a 404 here is about the address and never about a model.
+    let listed = Exchange::new(provider, dialect, context, "").models().await;
+    let models = match (listed, wanted) {
+        // Not every server has a list; one that has a model to try is judged by its answer.
+        (Err(CallError::Status { .. } | CallError::Garbage { .. }), Some(_)) => provider.models.clone(),
+        (listed, _) => listed?,
+    };
+    if let Some(wanted) = wanted {
+        started = Instant::now();
+        let params = Params { max_tokens: Some(TEST_TOKENS), ..Params::default() };
+        let request = Request { params, ..Request::new(wanted, vec![Message::user("Say hi.")]) };
+        // Whatever it says, and even if the tokens are not enough to say it: it answered.
+        Exchange::new(provider, dialect, context, wanted).answer(&request, &mut |_| ()).await?;
+    }
+    Ok(Tested { models, answered: wanted.map(str::to_owned), latency: started.elapsed() })
 }
+
+/// What one try may cost.
+const TEST_TOKENS: u32 = 16;

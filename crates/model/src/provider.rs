@@ -1,10 +1,14 @@
 //! One provider, ready to be called: variables expanded, address and key checked.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
+use crate::prices::{self, Price};
+use crate::request::Usage;
 use crate::secret::Secret;
 
 /// The protocol a provider speaks.
@@ -30,6 +34,17 @@ impl Kind {
         }
     }
 
+    /// Where it is called when nobody says where.
+    pub(crate) fn default_url(self) -> &'static str {
+        match self {
+            Self::Openai => "https://api.openai.com/v1",
+            Self::Anthropic => "https://api.anthropic.com",
+            Self::Gemini => "https://generativelanguage.googleapis.com/v1beta",
+            Self::Ollama => "http://127.0.0.1:11434",
+            Self::Script => "file:///",
+        }
+    }
+
     /// The kind of that name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
@@ -42,17 +57,36 @@ impl fmt::Display for Kind {
     }
 }
 
-pub(crate) const OPENAI_URL: &str = "https://api.openai.com/v1";
+/// Time limits of one provider; an absent one is the context's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    pub connect: Option<Duration>,
+    pub first_byte: Option<Duration>,
+    pub idle: Option<Duration>,
+}
 
-#[derive(Clone, PartialEq, Eq)]
+/// What its owner says of a provider besides where it is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) timeouts: Timeouts,
+    /// By model.
+    pub(crate) prices: BTreeMap<String, Price>,
+    /// Tokens, by model.
+    pub(crate) context_windows: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, PartialEq)]
 pub struct Provider {
     pub name: String,
     pub kind: Kind,
-    /// For `openai` an address, for `script` a file or directory. May come from a variable, so it is not printed.
+    /// For `script` a file or directory, else an address. May come from a variable, so it is not printed.
     pub(crate) base_url: Option<String>,
     pub(crate) api_key: Option<Secret>,
     /// Empty: any.
     pub models: Vec<String>,
+    pub timeouts: Timeouts,
+    prices: BTreeMap<String, Price>,
+    context_windows: BTreeMap<String, u64>,
 }
 
 impl fmt::Debug for Provider {
@@ -114,6 +148,7 @@ pub(crate) struct Written<'a> {
     pub(crate) base_url: Option<&'a str>,
     pub(crate) api_key: Option<&'a Secret>,
     pub(crate) models: &'a [String],
+    pub(crate) settings: &'a Settings,
 }
 
 impl Provider {
@@ -135,6 +170,9 @@ impl Provider {
             base_url: base_url.map(str::to_owned),
             api_key,
             models: Vec::new(),
+            timeouts: Timeouts::default(),
+            prices: BTreeMap::new(),
+            context_windows: BTreeMap::new(),
         })
     }
 
@@ -151,14 +189,49 @@ impl Provider {
             base_url,
             api_key: api_key.filter(|key| !key.is_empty()).map(Secret::new),
             models: written.models.to_vec(),
+            timeouts: written.settings.timeouts,
+            prices: written.settings.prices.clone(),
+            context_windows: written.settings.context_windows.clone(),
         })
     }
 
     /// The address to call. Only meaningful for kinds that are called over HTTP.
     pub(crate) fn url(&self) -> Url {
-        let text = self.base_url.as_deref().unwrap_or(OPENAI_URL);
+        let text = self.base_url.as_deref().unwrap_or(self.kind.default_url());
         // Both were parsed before: this one when the provider was made, the default by a test.
         Url::parse(text).unwrap_or_else(|_| unreachable!("a provider's address is checked when it is made"))
+    }
+
+    /// It is called at its maker's own address, so that the maker's list of prices holds.
+    pub(crate) fn is_official(&self) -> bool {
+        let official = Url::parse(self.kind.default_url());
+        official.is_ok_and(|official| official.host_str() == self.url().host_str())
+    }
+
+    /// What a call to `model` cost in millionths of a dollar, if its price is known.
+    pub fn cost(&self, model: &str, usage: &Usage) -> Option<u64> {
+        if let Some(price) = self.prices.get(model) {
+            return Some(price.cost(usage));
+        }
+        match self.kind {
+            // One's own machine sends no bill.
+            Kind::Ollama | Kind::Script => Some(0),
+            Kind::Openai | Kind::Anthropic | Kind::Gemini if self.is_official() => {
+                prices::known(model).map(|known| known.price(usage).cost(usage))
+            }
+            Kind::Openai | Kind::Anthropic | Kind::Gemini => None,
+        }
+    }
+
+    /// The context window that its owner wrote down for `model`.
+    pub(crate) fn written_context_window(&self, model: &str) -> Option<u64> {
+        self.context_windows.get(model).copied()
+    }
+
+    /// How many tokens `model` can read and write in one call, if that is known.
+    pub fn context_window(&self, model: &str) -> Option<u64> {
+        self.written_context_window(model)
+            .or_else(|| prices::known(model).and_then(|known| known.context_window))
     }
 }
 
@@ -236,7 +309,7 @@ mod tests {
 
     #[test]
     fn addresses_and_keys_are_checked_when_a_provider_is_made() {
-        assert!(Url::parse(OPENAI_URL).is_ok());
+        assert!(Kind::ALL.iter().all(|kind| Url::parse(kind.default_url()).is_ok()));
         let code = |url, key: Option<&str>| {
             Provider::new("p", Kind::Openai, url, key.map(Secret::new))
                 .map_err(|problem| problem.code())

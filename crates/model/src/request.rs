@@ -1,5 +1,7 @@
 //! What is asked of a model and what comes back, in no provider's dialect.
 
+use crate::provider::{Kind, Provider};
+
 /// One model call: the whole context, every time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
@@ -10,6 +12,9 @@ pub struct Request {
     pub messages: Vec<Message>,
     pub tools: Vec<Tool>,
     pub params: Params,
+    /// A JSON schema that the answer's text should fit. A protocol without a place for it is not told, so the
+    /// instruction has to say it as well, and the answer has to be checked.
+    pub schema: Option<serde_json::Value>,
 }
 
 impl Request {
@@ -21,21 +26,78 @@ impl Request {
             messages,
             tools: Vec::new(),
             params: Params::default(),
+            schema: None,
+        }
+    }
+
+    /// The blocks that the message at `place` must be sent back with.
+    ///
+    /// They bind to the model that thought them and, with some providers, to the conversation before them, which
+    /// may have been shortened since. Protocols need them back while tools run, so only those of the turn at hand
+    /// are sent: the ones after the user's latest message.
+    pub(crate) fn thoughts(&self, provider: &Provider, place: usize) -> &[Vec<u8>] {
+        let is_user = |message: &Message| matches!(message, Message::User { .. });
+        if self.messages.iter().skip(place).any(is_user) {
+            return &[];
+        }
+        match self.messages.get(place) {
+            Some(Message::Assistant { reasoning: Some(reasoning), .. })
+                if reasoning.kind == provider.kind
+                    && reasoning.provider == provider.name
+                    && reasoning.model == self.model =>
+            {
+                &reasoning.blocks
+            }
+            Some(Message::Assistant { .. } | Message::User { .. } | Message::ToolResult { .. }) | None => &[],
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    User { text: String },
-    Assistant { text: String, calls: Vec<ToolCall> },
-    ToolResult { call_id: String, text: String },
+    User {
+        text: String,
+    },
+    Assistant {
+        text: String,
+        calls: Vec<ToolCall>,
+        reasoning: Option<Reasoning>,
+    },
+    ToolResult {
+        call_id: String,
+        text: String,
+        /// How it went, for protocols that can say so.
+        outcome: Outcome,
+    },
 }
 
 impl Message {
     pub fn user(text: impl Into<String>) -> Self {
         Self::User { text: text.into() }
     }
+
+    pub fn assistant(text: impl Into<String>, calls: Vec<ToolCall>) -> Self {
+        Self::Assistant { text: text.into(), calls, reasoning: None }
+    }
+
+    pub fn result(call_id: impl Into<String>, text: impl Into<String>) -> Self {
+        Self::ToolResult { call_id: call_id.into(), text: text.into(), outcome: Outcome::Succeeded }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Succeeded,
+    Failed,
+}
+
+/// What a model thought: opaque blocks for the model that thought them, and for no other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reasoning {
+    pub kind: Kind,
+    pub provider: String,
+    pub model: String,
+    pub blocks: Vec<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -54,12 +116,15 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// Knobs; whatever is absent is left to the provider.
+/// Knobs; whatever is absent is left to the provider, and one that a protocol does not have is not sent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Params {
     pub max_tokens: Option<u32>,
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
+    pub top_k: Option<u32>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
     pub seed: Option<i64>,
     /// Texts that end the answer.
     pub stop: Vec<String>,
@@ -71,13 +136,20 @@ pub struct Answer {
     pub calls: Vec<ToolCall>,
     pub usage: Usage,
     pub stop: Stop,
+    /// To be kept with the message, unread, and given back with it.
+    pub reasoning: Option<Reasoning>,
 }
 
 /// Tokens as the provider counted them; zeros when it did not say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// All of the input, cached or not.
     pub input_tokens: u64,
     pub output_tokens: u64,
+    /// Of the input, what the provider had in its cache.
+    pub cached_tokens: u64,
+    /// Of the input, what it put there, where that has a price of its own.
+    pub cache_write_tokens: u64,
 }
 
 /// Why the model stopped writing.

@@ -12,8 +12,9 @@ use std::time::Duration;
 use self::file::{Fail, FailKind, Script, Step};
 use self::template::Template;
 use crate::context::CallContext;
-use crate::error::{CallError, Nonsense, Oversize};
+use crate::error::{CallError, Cut, Nonsense, Oversize, Silence};
 use crate::provider::Provider;
+use crate::reach::Unreached;
 use crate::request::{Answer, Message, Request, Stop, ToolCall, Usage};
 use crate::yaml::YamlProblem;
 
@@ -93,6 +94,7 @@ pub(crate) async fn call(
         Some(Fail::Status { status, retry_after }) => {
             return Err(play.refused(*status, retry_after.map(|pause| pause.0)));
         }
+        Some(Fail::Kind(FailKind::Length)) => None,
         Some(Fail::Kind(kind)) => return Err(play.failed(*kind).await),
     };
     let calls: Vec<ToolCall> = step
@@ -108,8 +110,12 @@ pub(crate) async fn call(
     play.check_size(&text, &calls)?;
     play.speak(step, &text, cut_after, on_text).await?;
     let usage = step.usage.map_or_else(|| estimate(request, &text, &calls), |usage| usage.counted());
-    let stop = if calls.is_empty() { Stop::End } else { Stop::ToolCalls };
-    Ok(Answer { text, calls, usage, stop })
+    let stop = match (&step.fail, calls.is_empty()) {
+        (Some(Fail::Kind(FailKind::Length)), _) => Stop::Length,
+        (_, true) => Stop::End,
+        (_, false) => Stop::ToolCalls,
+    };
+    Ok(Answer { text, calls, usage, stop, reasoning: None })
 }
 
 /// The scripts a provider has, as far as its configuration names a place; each of them must be readable.
@@ -207,7 +213,14 @@ impl Play<'_> {
         let body = "as the script says".to_owned();
         match status {
             401 | 403 => CallError::RefusedAuth { provider: self.name(), status, body },
-            _ => CallError::Status { provider: self.name(), status, error_code: None, body, retry_after },
+            _ => CallError::Status {
+                provider: self.name(),
+                kind: self.provider.kind,
+                status,
+                error_code: None,
+                body,
+                retry_after,
+            },
         }
     }
 
@@ -216,7 +229,8 @@ impl Play<'_> {
         let limits = self.context.limits;
         match kind {
             FailKind::Unreachable => {
-                CallError::Unreachable { provider, origin: "the script".to_owned(), cause: None }
+                let (origin, why) = ("the script".to_owned(), Unreached::Other);
+                CallError::Unreachable { provider, origin, why, cause: None }
             }
             FailKind::Garbage => CallError::Garbage {
                 provider,
@@ -230,8 +244,11 @@ impl Play<'_> {
             FailKind::ContextTooLong => CallError::ContextTooLong { provider, model },
             FailKind::Hang => {
                 tokio::time::sleep(limits.idle).await;
-                CallError::Idle { provider, waited: limits.idle }
+                CallError::Idle { provider, waited: limits.idle, when: Silence::BeforeTheFirstByte }
             }
+            FailKind::Refused => CallError::Refused { provider, words: "as the script says".to_owned() },
+            // Its answer is given, and judged like any other.
+            FailKind::Length => CallError::Length { model, place: Cut::BeforeText },
         }
     }
 
@@ -269,12 +286,13 @@ fn estimate(request: &Request, text: &str, calls: &[ToolCall]) -> Usage {
         .iter()
         .map(|message| match message {
             Message::User { text } | Message::ToolResult { text, .. } => text.len(),
-            Message::Assistant { text, calls } => text.len() + of_calls(calls),
+            Message::Assistant { text, calls, .. } => text.len() + of_calls(calls),
         })
         .sum();
     let tokens = |bytes: usize| bytes.div_ceil(4) as u64;
     Usage {
         input_tokens: tokens(input + request.system.len()),
         output_tokens: tokens(text.len() + of_calls(calls)),
+        ..Usage::default()
     }
 }

@@ -48,8 +48,11 @@ impl SseParser {
 
     /// The stream is over: some servers do not end their last event with an empty line.
     pub(crate) fn finish(&mut self, bytes_max: usize, events: &mut Vec<String>) -> Result<(), Fault> {
-        if !self.line.is_empty() {
-            self.end_line(bytes_max, events)?;
+        match self.end_line(bytes_max, events) {
+            Ok(()) => {}
+            // Half a character is half a line.
+            Err(Fault::Nonsense { what: Nonsense::NotUtf8, .. }) => return Err(Fault::Incomplete),
+            Err(fault) => return Err(fault),
         }
         self.end_event(events);
         Ok(())
@@ -156,5 +159,6 @@ mod tests {
     #[test]
     fn data_that_is_not_text_is_refused() {
         assert_eq!(parse(&[b"data: \xff\n\n"]), Err(not_utf8(b"\xff")));
+        assert_eq!(parse(&[b"data: \xc3"]), Err(Fault::Incomplete), "a character that was cut");
     }
 }

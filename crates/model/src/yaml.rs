@@ -17,6 +17,10 @@ pub enum YamlProblem {
     },
     RepeatedKey,
     UnknownWord {
+        /// The key that it is the value of, where that is known.
+        key: Option<&'static str>,
+        /// `…` unless it is one of the known words, misspelt.
+        word: String,
         known: Vec<&'static str>,
     },
     WrongType {
@@ -40,6 +44,25 @@ pub(crate) struct YamlFault {
 }
 
 const KEY_SHOWN_MAX: usize = 24;
+/// Letters by which a misspelt word differs at most from the one that was meant.
+const MISSPELT_MAX: usize = 2;
+
+impl YamlProblem {
+    pub(crate) fn unknown_word(key: Option<&'static str>, word: &str, known: Vec<&'static str>) -> Self {
+        let is_misspelt = known.iter().any(|known| is_near(word, known));
+        let word = if is_misspelt { word } else { "…" };
+        Self::UnknownWord { key, word: word.to_owned(), known }
+    }
+}
+
+/// Whether two words have the same letters but for a few at one place.
+fn is_near(a: &str, b: &str) -> bool {
+    let prefix = a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    let (rest_a, rest_b) = (&a.as_bytes()[prefix..], &b.as_bytes()[prefix..]);
+    let suffix = rest_a.iter().rev().zip(rest_b.iter().rev()).take_while(|(x, y)| x == y).count();
+    let differ = rest_a.len().max(rest_b.len()) - suffix;
+    differ <= MISSPELT_MAX && prefix + suffix > MISSPELT_MAX
+}
 
 pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, YamlFault> {
     let options = serde_saphyr::options! { with_snippet: false };
@@ -59,7 +82,9 @@ fn problem(error: &Error) -> YamlProblem {
         }
         Error::SerdeMissingField { field, .. } => YamlProblem::MissingKey { key: field },
         Error::DuplicateMappingKey { .. } => YamlProblem::RepeatedKey,
-        Error::SerdeUnknownVariant { expected, .. } => YamlProblem::UnknownWord { known: expected.clone() },
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            YamlProblem::unknown_word(None, variant, expected.clone())
+        }
         Error::SerdeInvalidType { expected, .. }
         | Error::SerdeInvalidValue { expected, .. }
         | Error::SerdeInvalidLength { expected, .. } => YamlProblem::WrongType { expected: expected.clone() },
@@ -92,11 +117,30 @@ impl fmt::Display for YamlProblem {
             }
             Self::MissingKey { key } => write!(f, "`{key}` is missing"),
             Self::RepeatedKey => f.write_str("a key is there twice"),
-            Self::UnknownWord { known } => write!(f, "expected one of: {}", known.join(", ")),
+            Self::UnknownWord { key, word, known } => {
+                let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+                write!(f, "`{key}{word}` is unknown, expected one of: {}", known.join(", "))
+            }
             Self::WrongType { expected } => write!(f, "expected {expected}"),
             Self::Unusable { why } => f.write_str(why),
             Self::TooComplex => f.write_str("nested or repeated beyond the limits"),
             Self::Syntax => f.write_str("this is not valid YAML"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_word_is_repeated_and_nothing_else_is() {
+        for (word, told) in
+            [("opnai", "opnai"), ("opeanai", "opeanai"), ("sk-x", "…"), ("olllama", "olllama"), ("", "…")]
+        {
+            let problem = YamlProblem::unknown_word(Some("kind"), word, vec!["openai", "ollama"]);
+            let words = format!("`kind: {told}` is unknown, expected one of: openai, ollama");
+            assert_eq!(problem.to_string(), words);
         }
     }
 }

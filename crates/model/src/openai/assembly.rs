@@ -1,58 +1,118 @@
 //! Puts an answer together from the pieces of a stream.
 
+use serde_json::Value;
+
+use super::thoughts::Thoughts;
 use super::wire::{CallDelta, Choice, Chunk, Delta};
 use crate::context::Limits;
-use crate::error::{Fault, Nonsense, Oversize};
-use crate::request::{Answer, Stop, ToolCall, Usage};
+use crate::dialect::{Progress, Reads};
+use crate::draft::{Draft, OnText, Written, not_json};
+use crate::error::{Fault, Nonsense};
+use crate::request::Stop;
 
 /// An answer in the making.
 #[derive(Debug)]
 pub(crate) struct Assembly {
-    limits: Limits,
-    /// Number of messages in the request: part of the ids made up for calls that came without.
-    messages: usize,
-    text: String,
-    calls: Vec<Partial>,
-    /// Bytes of text, names and arguments.
-    size: usize,
-    usage: Usage,
-    finish_reason: Option<Stop>,
+    draft: Draft,
+    /// Of each call, the index it was begun under.
+    indices: Vec<Option<usize>>,
+    thoughts: Thoughts,
     has_choice: bool,
     done: bool,
 }
 
-#[derive(Debug)]
-struct Partial {
-    index: Option<usize>,
-    call: ToolCall,
-}
-
 impl Assembly {
     pub(crate) fn new(limits: Limits, messages: usize) -> Self {
-        Self {
-            limits,
-            messages,
-            text: String::new(),
-            calls: Vec::new(),
-            size: 0,
-            usage: Usage::default(),
-            finish_reason: None,
-            has_choice: false,
-            done: false,
+        let (draft, thoughts) = (Draft::new(limits, messages), Thoughts::default());
+        Self { draft, indices: Vec::new(), thoughts, has_choice: false, done: false }
+    }
+
+    fn chunk(
+        &mut self,
+        chunk: Chunk,
+        content_of: impl Fn(Choice) -> Delta,
+        on_text: OnText<'_>,
+    ) -> Result<(), Fault> {
+        if let Some(error) = chunk.error {
+            return Err(Fault::Reported(error.reported()));
+        }
+        if let Some(usage) = chunk.usage {
+            let counted = &mut self.draft.usage;
+            let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+            counted.input_tokens = usage.prompt_tokens.unwrap_or(counted.input_tokens);
+            counted.output_tokens = usage.completion_tokens.unwrap_or(counted.output_tokens);
+            counted.cached_tokens = cached.or(usage.prompt_cache_hit_tokens).unwrap_or(counted.cached_tokens);
+        }
+        for mut choice in chunk.choices.into_iter().flatten().filter(|choice| choice.index == 0) {
+            self.has_choice = true;
+            let finish_reason = choice.finish_reason.take();
+            self.delta(content_of(choice), on_text)?;
+            if let Some(reason) = finish_reason.filter(|reason| !reason.is_empty()) {
+                self.draft.stop = Some(stop_of(&reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn delta(&mut self, delta: Delta, on_text: OnText<'_>) -> Result<(), Fault> {
+        if let Some(thought) = delta.reasoning_content {
+            self.draft.grow(thought.len())?;
+            self.thoughts.reasoning_content.push_str(&thought);
+        }
+        for detail in delta.reasoning_details.into_iter().flatten() {
+            self.draft.grow(weight(&detail))?;
+            self.thoughts.detail(detail);
+        }
+        let content = delta.content.map(|content| content.into_text());
+        for piece in [content, delta.refusal].into_iter().flatten() {
+            self.draft.say(&piece, on_text)?;
+        }
+        for call in delta.tool_calls.into_iter().flatten() {
+            self.call(call)?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, delta: CallDelta) -> Result<(), Fault> {
+        let name = delta.function.name.unwrap_or_default();
+        let arguments = match delta.function.arguments {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text,
+            Some(object) => object.to_string(),
+        };
+        let id = delta.id.unwrap_or_default();
+        let place = match self.place_of(delta.index, &id, &name) {
+            Some(place) => place,
+            None => {
+                self.indices.push(delta.index);
+                self.draft.begin_call()?
+            }
+        };
+        if let Some(extra) = delta.extra_content.filter(|extra| !extra.is_null()) {
+            self.draft.grow(weight(&extra))?;
+            self.thoughts.extra(place, extra);
+        }
+        self.draft.add_to_call(place, id, &name, &arguments)
+    }
+
+    /// The call that a piece continues, or none when it begins a new one.
+    fn place_of(&self, index: Option<usize>, id: &str, name: &str) -> Option<usize> {
+        let calls = &self.draft.calls;
+        match index {
+            // Some servers send every call with index 0, but with ids of their own.
+            Some(_) => (0..calls.len()).rev().find(|place| {
+                let known = &calls[*place].id;
+                self.indices[*place] == index && (id.is_empty() || known.is_empty() || known == id)
+            }),
+            None if id.is_empty() && name.is_empty() => calls.len().checked_sub(1),
+            None if id.is_empty() => None,
+            None => calls.iter().rposition(|call| call.id == id),
         }
     }
+}
 
-    /// The provider said that nothing more comes.
-    pub(crate) fn is_done(&self) -> bool {
-        self.done
-    }
-
-    pub(crate) fn has_finish_reason(&self) -> bool {
-        self.finish_reason.is_some()
-    }
-
-    /// Takes the data of one event of a stream.
-    pub(crate) fn event(&mut self, data: &str, on_text: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
+impl Reads for Assembly {
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault> {
         match data.trim() {
             "" => Ok(()),
             "[DONE]" => {
@@ -67,143 +127,44 @@ impl Assembly {
         }
     }
 
-    /// Takes the one JSON object of a server that does not stream.
-    pub(crate) fn whole(&mut self, body: &[u8], on_text: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
-        let chunk = serde_json::from_slice(body).map_err(|error| {
-            if error.is_eof() {
-                return Fault::Incomplete;
-            }
-            let text = String::from_utf8_lossy(&body[..body.len().min(4096)]).into_owned();
-            Fault::Nonsense { what: Nonsense::NotJson, text }
-        })?;
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+        let chunk = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         self.chunk(chunk, |choice| numbered(choice.message.unwrap_or_default()), on_text)?;
         self.done = true;
         Ok(())
     }
 
-    /// The answer, if it is all there.
-    pub(crate) fn into_answer(self) -> Result<Answer, Fault> {
+    fn progress(&self) -> Progress {
+        match (self.done, self.draft.stop) {
+            (true, _) => Progress::Done,
+            (false, Some(_)) => Progress::Settled,
+            (false, None) => Progress::Open,
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Result<Written, Fault> {
         if !self.has_choice {
             return match self.done {
                 true => Err(Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() }),
                 false => Err(Fault::Incomplete),
             };
         }
-        let stop = match (self.finish_reason, self.calls.is_empty()) {
-            (None, _) if !self.done => return Err(Fault::Incomplete),
-            // Some servers call it a plain stop although there are calls to make.
-            (None | Some(Stop::End), false) => Stop::ToolCalls,
-            (None, true) => Stop::End,
+        let stop = match (self.draft.stop, self.done) {
             (Some(stop), _) => stop,
+            (None, true) => Stop::End,
+            (None, false) => return Err(Fault::Incomplete),
         };
-        let mut calls = Vec::with_capacity(self.calls.len());
-        for (place, partial) in self.calls.into_iter().enumerate() {
-            let mut call = partial.call;
-            if call.name.is_empty() {
-                return Err(Fault::Nonsense { what: Nonsense::NamelessCall, text: call.arguments });
-            }
-            if call.id.is_empty() {
-                call.id = format!("call_{}_{place}", self.messages);
-            }
-            call.id = unlike_the_others(call.id, &calls);
-            calls.push(call);
-        }
-        Ok(Answer { text: self.text, calls, usage: self.usage, stop })
+        self.draft.finish(stop, self.thoughts.write())
     }
+}
 
-    fn chunk(
-        &mut self,
-        chunk: Chunk,
-        content_of: impl Fn(Choice) -> Delta,
-        on_text: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), Fault> {
-        if let Some(error) = chunk.error {
-            let (error_code, message) = error.into_parts();
-            return Err(Fault::Reported { error_code, message });
-        }
-        if let Some(usage) = chunk.usage {
-            self.usage.input_tokens = usage.prompt_tokens.unwrap_or(self.usage.input_tokens);
-            self.usage.output_tokens = usage.completion_tokens.unwrap_or(self.usage.output_tokens);
-        }
-        for mut choice in chunk.choices.into_iter().flatten().filter(|choice| choice.index == 0) {
-            self.has_choice = true;
-            let finish_reason = choice.finish_reason.take();
-            self.delta(content_of(choice), on_text)?;
-            if let Some(reason) = finish_reason.filter(|reason| !reason.is_empty()) {
-                self.finish_reason = Some(stop_of(&reason));
-            }
-        }
-        Ok(())
-    }
-
-    fn delta(&mut self, delta: Delta, on_text: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
-        let content = delta.content.map(|content| content.into_text());
-        for piece in [content, delta.refusal].into_iter().flatten().filter(|piece| !piece.is_empty()) {
-            self.grow(piece.len())?;
-            self.text.push_str(&piece);
-            on_text(&piece);
-        }
-        for call in delta.tool_calls.into_iter().flatten() {
-            self.call(call)?;
-        }
-        Ok(())
-    }
-
-    fn call(&mut self, delta: CallDelta) -> Result<(), Fault> {
-        let name = delta.function.name.unwrap_or_default();
-        let arguments = match delta.function.arguments {
-            None | Some(serde_json::Value::Null) => String::new(),
-            Some(serde_json::Value::String(text)) => text,
-            Some(object) => object.to_string(),
-        };
-        let id = delta.id.unwrap_or_default();
-        self.grow(id.len() + name.len() + arguments.len())?;
-        let place = match self.place_of(delta.index, &id, &name) {
-            Some(place) => place,
-            None => {
-                if self.calls.len() >= self.limits.calls_max {
-                    return Err(Fault::Oversize { what: Oversize::Calls, limit: self.limits.calls_max });
-                }
-                let call = ToolCall { id: String::new(), name: String::new(), arguments: String::new() };
-                self.calls.push(Partial { index: delta.index, call });
-                self.calls.len() - 1
-            }
-        };
-        let call = &mut self.calls[place].call;
-        if call.id.is_empty() {
-            call.id = id;
-        }
-        // By the book a name comes whole, once; a repetition adds nothing, a continuation does.
-        if call.name != name {
-            call.name.push_str(&name);
-        }
-        call.arguments.push_str(&arguments);
-        if call.name.len() + call.arguments.len() > self.limits.call_bytes_max {
-            return Err(Fault::Oversize { what: Oversize::Call, limit: self.limits.call_bytes_max });
-        }
-        Ok(())
-    }
-
-    /// The call that a piece continues, or none when it begins a new one.
-    fn place_of(&self, index: Option<usize>, id: &str, name: &str) -> Option<usize> {
-        match index {
-            // Some servers send every call with index 0, but with ids of their own.
-            Some(_) => self.calls.iter().rposition(|partial| {
-                partial.index == index
-                    && (id.is_empty() || partial.call.id.is_empty() || partial.call.id == id)
-            }),
-            None if id.is_empty() && name.is_empty() => self.calls.len().checked_sub(1),
-            None if id.is_empty() => None,
-            None => self.calls.iter().rposition(|partial| partial.call.id == id),
-        }
-    }
-
-    fn grow(&mut self, by: usize) -> Result<(), Fault> {
-        self.size += by;
-        if self.size > self.limits.answer_bytes_max {
-            return Err(Fault::Oversize { what: Oversize::Answer, limit: self.limits.answer_bytes_max });
-        }
-        Ok(())
+/// About how many bytes a value takes; its text is not needed.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(weight).sum::<usize>() + 2,
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value)).sum::<usize>() + 2,
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
     }
 }
 
@@ -213,16 +174,6 @@ fn numbered(mut message: Delta) -> Delta {
         call.index = Some(index);
     }
     message
-}
-
-/// A result is stored by the id of its call, so no two calls of an answer may share one.
-fn unlike_the_others(id: String, calls: &[ToolCall]) -> String {
-    let is_taken = |id: &str| calls.iter().any(|call| call.id == id);
-    if !is_taken(&id) {
-        return id;
-    }
-    let mut numbered = (2..).map(|number: u64| format!("{id}-{number}"));
-    numbered.find(|other| !is_taken(other)).unwrap_or(id)
 }
 
 fn stop_of(reason: &str) -> Stop {

@@ -1,13 +1,16 @@
 //! Streams as servers really send them, and what must come of each.
 
 use super::*;
+use crate::dialect::Reported;
+use crate::error::Oversize;
+use crate::request::Usage;
 
-fn read(limits: Limits, events: &[&str]) -> Result<Answer, Fault> {
+fn read(limits: Limits, events: &[&str]) -> Result<Written, Fault> {
     let (mut assembly, mut seen) = (Assembly::new(limits, 3), String::new());
     for event in events {
         assembly.event(event, &mut |text| seen.push_str(text))?;
     }
-    let answer = assembly.into_answer()?;
+    let answer = Box::new(assembly).finish()?;
     assert_eq!(answer.text, seen, "what was previewed is what was answered");
     Ok(answer)
 }
@@ -71,13 +74,13 @@ fn ids_that_repeat_within_an_answer_are_told_apart() {
 
 #[test]
 fn calls_of_a_whole_answer_are_as_many_as_it_lists() {
-    let body = br#"{"choices":[{"message":{"tool_calls":[
+    let body = r#"{"choices":[{"message":{"tool_calls":[
         {"id":"x","function":{"name":"sh","arguments":"{}"}},
         {"id":"x","function":{"name":"sh","arguments":"[]"}},
         {"index":0,"id":"","function":{"name":"ls","arguments":""}}]},"finish_reason":"tool_calls"}]}"#;
     let mut assembly = Assembly::new(Limits::default(), 3);
     assembly.whole(body, &mut |_| ()).expect("an answer");
-    let calls = assembly.into_answer().expect("an answer").calls;
+    let calls = Box::new(assembly).finish().expect("an answer").calls;
     let seen: Vec<(&str, &str)> =
         calls.iter().map(|call| (call.id.as_str(), call.arguments.as_str())).collect();
     assert_eq!(seen, [("x", "{}"), ("x-2", "[]"), ("call_3_2", "")]);
@@ -119,19 +122,21 @@ fn usage_parts_and_foreign_fields_are_read() {
             r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null,"reasoning_content":"hm"},"logprobs":null,"finish_reason":null}],"usage":null}"#,
             r#"{"choices":[{"index":0,"delta":{"content":[{"type":"text","text":"a"},{"type":"image"}]}}, {"index":1,"delta":{"content":"other"}}]}"#,
             r#"{"choices":[{"index":0,"delta":{"content":"b"},"message":{"content":"ab"},"finish_reason":"stop"}]}"#,
-            r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":5}}}"#,
             "[DONE]",
         ],
     )
     .unwrap();
     assert_eq!(answer.text, "ab");
-    assert_eq!(answer.usage, Usage { input_tokens: 7, output_tokens: 2 });
+    let usage = Usage { input_tokens: 7, output_tokens: 2, cached_tokens: 5, cache_write_tokens: 0 };
+    assert_eq!(answer.usage, usage);
 }
 
 #[test]
 fn errors_and_empty_streams_are_not_answers() {
     let reported = |code: Option<&str>, message: &str| {
-        Err(Fault::Reported { error_code: code.map(str::to_owned), message: message.to_owned() })
+        let (code, message) = (code.map(str::to_owned), message.to_owned());
+        Err(Fault::Reported(Reported { code, message, retry_after: None }))
     };
     let limits = Limits::default;
     assert_eq!(read(limits(), &[r#"{"error":{"message":"no","code":503}}"#]), reported(Some("503"), "no"));
@@ -159,4 +164,43 @@ fn every_bound_on_an_answer_is_a_named_refusal() {
     assert_eq!(read(small, &[&call(0, "0123456789")]), over(Oversize::Call, 10));
     assert_eq!(read(small, &[&call(0, ""), &call(1, ""), &call(2, "")]), over(Oversize::Calls, 2));
     assert!(read(small, &[&call(0, ""), &call(usize::MAX, ""), "[DONE]"]).is_ok());
+}
+
+#[test]
+fn thoughts_are_kept_whole_and_in_the_pieces_that_make_them() {
+    let answer = read(
+        Limits::default(),
+        &[
+            r#"{"choices":[{"delta":{"reasoning":"for people","reasoning_content":"h"}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_content":"m","reasoning_details":[{"type":"reasoning.text","index":0,"text":"a","signature":null}]}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_details":[{"type":"reasoning.text","index":0,"text":"b"},{"type":"reasoning.text","index":0,"text":"","signature":"sig"}]}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_details":[{"type":"reasoning.encrypted","index":1,"data":"xyz","id":"r"}]}}]}"#,
+            r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh"}},{"index":1,"id":"b","function":{"name":"sh"},"extra_content":{"google":{"thought_signature":"t"}}}]},"finish_reason":"tool_calls"}]}"#,
+        ],
+    )
+    .unwrap();
+    let thoughts: Value = serde_json::from_slice(&answer.blocks[0]).unwrap();
+    let expected = serde_json::json!({
+        "reasoning_content": "hm",
+        "reasoning_details": [
+            {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "sig"},
+            {"type": "reasoning.encrypted", "index": 1, "data": "xyz", "id": "r"}],
+        "extra_content": [null, {"google": {"thought_signature": "t"}}],
+    });
+    assert_eq!((answer.blocks.len(), thoughts), (1, expected));
+}
+
+#[test]
+fn an_answer_is_not_lost_because_its_tokens_are_counted_wrong() {
+    let text = r#"{"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}"#;
+    for usage in [
+        r#"{"prompt_tokens":-5,"completion_tokens":2}"#,
+        r#"{"prompt_tokens":"many","completion_tokens":2.0}"#,
+        r#"{"prompt_tokens":1e300,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":-1}}"#,
+    ] {
+        let told = format!(r#"{{"choices":[],"usage":{usage}}}"#);
+        let answer = read(Limits::default(), &[text, &told, "[DONE]"]).expect(usage);
+        assert_eq!(answer.text, "hi");
+        assert_eq!(answer.usage, Usage { output_tokens: 2, ..Usage::default() }, "{usage}");
+    }
 }

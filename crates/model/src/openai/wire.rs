@@ -1,31 +1,50 @@
 //! The JSON of the OpenAI dialect: exact in what is sent, forgiving in what is read.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::request::{Message, Request, Tool};
+use super::thoughts::Thoughts;
+use crate::count::count;
+use crate::dialect::{Reported, json};
+use crate::functions::FunctionTool;
+use crate::names::Plain;
+use crate::provider::Provider;
+use crate::request::{Message, Request};
 
-/// The request body. `official` is OpenAI itself, whose newer models know only the newer name of the limit.
-pub(crate) fn body(request: &Request, official: bool) -> Vec<u8> {
+pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
     let params = &request.params;
-    let (max_tokens, max_completion_tokens) =
-        if official { (None, params.max_tokens) } else { (params.max_tokens, None) };
+    // OpenAI itself knows only the newer name of the limit with its newer models, and no `top_k` at all.
+    let (max_tokens, max_completion_tokens, top_k) = match provider.is_official() {
+        true => (None, params.max_tokens, None),
+        false => (params.max_tokens, None, params.top_k),
+    };
+    let thoughts: Vec<Thoughts> =
+        (0..request.messages.len()).map(|place| Thoughts::read(request.thoughts(provider, place))).collect();
     let system =
         Some(WireMessage::System { content: &request.system }).filter(|_| !request.system.is_empty());
-    let body = Body {
+    let plain = Plain::of(request);
+    let messages = request.messages.iter().zip(&thoughts);
+    let messages = messages.map(|(said, thought)| message(said, thought, &plain));
+    json(&Body {
         model: &request.model,
-        messages: system.into_iter().chain(request.messages.iter().map(message)).collect(),
-        tools: request.tools.iter().map(tool).collect(),
+        messages: system.into_iter().chain(messages).collect(),
+        tools: FunctionTool::all(&request.tools, &plain),
+        response_format: request.schema.as_ref().map(|schema| ResponseFormat {
+            r#type: "json_schema",
+            json_schema: NamedSchema { name: "answer", schema },
+        }),
         stream: true,
         stream_options: StreamOptions { include_usage: true },
         max_tokens,
         max_completion_tokens,
         temperature: params.temperature,
         top_p: params.top_p,
+        top_k,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
         seed: params.seed,
         stop: &params.stop,
-    };
-    // Strings, numbers and parsed JSON always serialise; the writer is memory.
-    serde_json::to_vec(&body).unwrap_or_default()
+    })
 }
 
 #[derive(Serialize)]
@@ -33,7 +52,9 @@ struct Body<'a> {
     model: &'a str,
     messages: Vec<WireMessage<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tools: Vec<WireTool<'a>>,
+    tools: Vec<FunctionTool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<ResponseFormat<'a>>,
     stream: bool,
     stream_options: StreamOptions,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,9 +66,27 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    presence_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frequency_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<i64>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop: &'a [String],
+}
+
+#[derive(Serialize)]
+struct ResponseFormat<'a> {
+    r#type: &'static str,
+    json_schema: NamedSchema<'a>,
+}
+
+#[derive(Serialize)]
+struct NamedSchema<'a> {
+    name: &'static str,
+    schema: &'a Value,
 }
 
 #[derive(Serialize)]
@@ -69,6 +108,10 @@ enum WireMessage<'a> {
         content: Option<&'a str>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<WireCall<'a>>,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        reasoning_content: &'a str,
+        #[serde(skip_serializing_if = "<[Value]>::is_empty")]
+        reasoning_details: &'a [Value],
     },
     Tool {
         tool_call_id: &'a str,
@@ -81,6 +124,8 @@ struct WireCall<'a> {
     id: &'a str,
     r#type: &'static str,
     function: WireCallFunction<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<&'a Value>,
 }
 
 #[derive(Serialize)]
@@ -89,48 +134,31 @@ struct WireCallFunction<'a> {
     arguments: &'a str,
 }
 
-#[derive(Serialize)]
-struct WireTool<'a> {
-    r#type: &'static str,
-    function: WireToolFunction<'a>,
-}
-
-#[derive(Serialize)]
-struct WireToolFunction<'a> {
-    name: &'a str,
-    description: &'a str,
-    parameters: &'a serde_json::Value,
-}
-
-fn message(message: &Message) -> WireMessage<'_> {
+fn message<'a>(message: &'a Message, thoughts: &'a Thoughts, plain: &'a Plain<'a>) -> WireMessage<'a> {
     match message {
         Message::User { text } => WireMessage::User { content: text },
-        Message::Assistant { text, calls } => WireMessage::Assistant {
+        Message::Assistant { text, calls, .. } => WireMessage::Assistant {
             content: Some(text.as_str()).filter(|text| !text.is_empty() || calls.is_empty()),
             tool_calls: calls
                 .iter()
-                .map(|call| WireCall {
+                .enumerate()
+                .map(|(place, call)| WireCall {
                     id: &call.id,
                     r#type: "function",
                     function: WireCallFunction {
-                        name: &call.name,
+                        name: plain.name(&call.name),
                         arguments: if call.arguments.is_empty() { "{}" } else { &call.arguments },
                     },
+                    extra_content: thoughts.extra_of(place),
                 })
                 .collect(),
+            reasoning_content: &thoughts.reasoning_content,
+            reasoning_details: &thoughts.reasoning_details,
         },
-        Message::ToolResult { call_id, text } => WireMessage::Tool { tool_call_id: call_id, content: text },
-    }
-}
-
-fn tool(tool: &Tool) -> WireTool<'_> {
-    WireTool {
-        r#type: "function",
-        function: WireToolFunction {
-            name: &tool.name,
-            description: &tool.description,
-            parameters: &tool.parameters,
-        },
+        // The protocol has no mark for a call that went wrong: the text has to say it.
+        Message::ToolResult { call_id, text, .. } => {
+            WireMessage::Tool { tool_call_id: call_id, content: text }
+        }
     }
 }
 
@@ -157,6 +185,8 @@ pub(crate) struct Choice {
 pub(crate) struct Delta {
     pub(crate) content: Option<Content>,
     pub(crate) refusal: Option<String>,
+    pub(crate) reasoning_content: Option<String>,
+    pub(crate) reasoning_details: Option<Vec<Value>>,
     pub(crate) tool_calls: Option<Vec<CallDelta>>,
 }
 
@@ -188,21 +218,33 @@ pub(crate) struct CallDelta {
     pub(crate) id: Option<String>,
     #[serde(default)]
     pub(crate) function: FunctionDelta,
+    pub(crate) extra_content: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct FunctionDelta {
     pub(crate) name: Option<String>,
     /// Text by the book; some servers send the object itself.
-    pub(crate) arguments: Option<serde_json::Value>,
+    pub(crate) arguments: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct WireUsage {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     pub(crate) prompt_tokens: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "count")]
     pub(crate) completion_tokens: Option<u64>,
+    #[serde(default)]
+    pub(crate) prompt_tokens_details: Option<PromptDetails>,
+    /// What one server calls `cached_tokens`.
+    #[serde(default, deserialize_with = "count")]
+    pub(crate) prompt_cache_hit_tokens: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct PromptDetails {
+    #[serde(default, deserialize_with = "count")]
+    pub(crate) cached_tokens: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -214,23 +256,23 @@ pub(crate) struct Refusal {
 #[serde(untagged)]
 pub(crate) enum WireError {
     Text(String),
-    Object { message: Option<String>, code: Option<serde_json::Value>, r#type: Option<String> },
+    Object { message: Option<String>, code: Option<Value>, r#type: Option<String> },
 }
 
 impl WireError {
-    /// The provider's name for the failure, and its words.
-    pub(crate) fn into_parts(self) -> (Option<String>, String) {
-        match self {
+    pub(crate) fn reported(self) -> Reported {
+        let (code, message) = match self {
             Self::Text(message) => (None, message),
             Self::Object { message, code, r#type } => {
                 let code = match code {
-                    Some(serde_json::Value::String(code)) => Some(code),
-                    Some(serde_json::Value::Number(code)) => Some(code.to_string()),
+                    Some(Value::String(code)) => Some(code),
+                    Some(Value::Number(code)) => Some(code.to_string()),
                     Some(_) | None => r#type,
                 };
                 (code, message.unwrap_or_default())
             }
-        }
+        };
+        Reported { code, message, retry_after: None }
     }
 }
 
@@ -242,45 +284,4 @@ pub(crate) struct ModelList {
 #[derive(Debug, Deserialize)]
 pub(crate) struct ModelItem {
     pub(crate) id: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::request::{Params, ToolCall};
-
-    #[test]
-    fn a_whole_conversation_is_sent_in_the_dialect() {
-        let call = ToolCall { id: "c1".into(), name: "sh".into(), arguments: String::new() };
-        let request = Request {
-            model: "m".into(),
-            system: "be brief".into(),
-            messages: vec![
-                Message::user("hi"),
-                Message::Assistant { text: String::new(), calls: vec![call] },
-                Message::ToolResult { call_id: "c1".into(), text: "out".into() },
-                Message::Assistant { text: String::new(), calls: vec![] },
-            ],
-            tools: vec![],
-            params: Params { max_tokens: Some(7), ..Params::default() },
-        };
-        let sent: serde_json::Value = serde_json::from_slice(&body(&request, false)).unwrap();
-        let expected = serde_json::json!({
-            "model": "m", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 7,
-            "messages": [
-                {"role": "system", "content": "be brief"},
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": null, "tool_calls": [
-                    {"id": "c1", "type": "function", "function": {"name": "sh", "arguments": "{}"}}]},
-                {"role": "tool", "tool_call_id": "c1", "content": "out"},
-                {"role": "assistant", "content": ""},
-            ],
-        });
-        assert_eq!(sent, expected);
-        let sent: serde_json::Value = serde_json::from_slice(&body(&request, true)).unwrap();
-        assert_eq!(
-            (&sent["max_tokens"], &sent["max_completion_tokens"]),
-            (&serde_json::Value::Null, &7.into())
-        );
-    }
 }

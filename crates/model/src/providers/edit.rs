@@ -100,7 +100,35 @@ fn block(entry: &Entry, indent: &str) -> String {
         let models: Vec<String> = entry.models.iter().map(|model| quoted(model)).collect();
         line("models", format!("[{}]", models.join(", ")));
     }
+    for (key, limit) in [
+        ("connect-timeout", entry.settings.timeouts.connect),
+        ("first-byte-timeout", entry.settings.timeouts.first_byte),
+        ("idle-timeout", entry.settings.timeouts.idle),
+    ] {
+        if let Some(limit) = limit {
+            line(key, format!("{}ms", limit.as_millis()));
+        }
+    }
+    if !entry.settings.prices.is_empty() {
+        let prices = entry.settings.prices.iter().map(|(model, price)| {
+            let [input, output, cached, write] =
+                [price.input, price.output, price.cached, price.cache_write].map(dollars);
+            let model = quoted(model);
+            format!("{model}: {{input: {input}, output: {output}, cached: {cached}, cache-write: {write}}}")
+        });
+        line("prices", format!("{{{}}}", prices.collect::<Vec<_>>().join(", ")));
+    }
+    if !entry.settings.context_windows.is_empty() {
+        let windows = entry.settings.context_windows.iter();
+        let windows = windows.map(|(model, tokens)| format!("{}: {tokens}", quoted(model)));
+        line("context-windows", format!("{{{}}}", windows.collect::<Vec<_>>().join(", ")));
+    }
     text
+}
+
+/// Of a million tokens, with all six digits.
+fn dollars(micro_usd: u64) -> String {
+    format!("{}.{:06}", micro_usd / 1_000_000, micro_usd % 1_000_000)
 }
 
 /// A JSON string is a YAML string.
@@ -163,6 +191,11 @@ mod tests {
         assert_eq!(file::parse(&text).unwrap(), [entries.clone(), vec![new("c")]].concat());
         let text = with_removed(flow, &entries, 1);
         assert_eq!(file::parse(&text).unwrap(), entries[..1]);
+        let settings = "providers: [{name: a, kind: openai, idle-timeout: 90s, connect-timeout: 50ms, prices: \
+            {m: {input: 1.25, output: 10}, \"v/n\": {input: 0, output: 0.000001, cached: 0.5}}, context-windows: {m: 9}}]\n";
+        let entries = file::parse(settings).unwrap();
+        let text = with_added(settings, &entries, new("c"));
+        assert_eq!(file::parse(&text).unwrap(), [entries, vec![new("c")]].concat(), "{text}");
         for empty in ["", "# only words\n", "providers: []\n", "providers:\n", "providers:   # none\n"] {
             let text = with_added(empty, &[], new("c"));
             assert_eq!(file::parse(&text).unwrap(), [new("c")], "{empty:?} became {text:?}");

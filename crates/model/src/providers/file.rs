@@ -1,5 +1,6 @@
 //! Reading `providers.yaml`: who may read it, what stands in it, where a mistake is.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -10,7 +11,9 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{NewProvider, PROVIDERS_MAX};
-use crate::provider::{Kind, Written};
+use crate::pause::Pause;
+use crate::prices::Price;
+use crate::provider::{Kind, Settings, Timeouts, Written};
 use crate::secret::Secret;
 use crate::yaml::{self, YamlFault, YamlProblem};
 
@@ -65,6 +68,7 @@ pub(crate) struct Entry {
     pub(crate) base_url: Option<String>,
     pub(crate) api_key: Option<Secret>,
     pub(crate) models: Vec<String>,
+    pub(crate) settings: Settings,
     /// Where it begins, counted from 1; 0 when it is not in a file.
     pub(crate) line: u64,
 }
@@ -73,13 +77,24 @@ impl PartialEq for Entry {
     /// The place in the file is not part of what an entry says.
     fn eq(&self, other: &Self) -> bool {
         let what = |entry: &Self| (entry.name.clone(), entry.base_url.clone(), entry.models.clone());
-        self.kind == other.kind && self.api_key == other.api_key && what(self) == what(other)
+        self.kind == other.kind
+            && self.api_key == other.api_key
+            && self.settings == other.settings
+            && what(self) == what(other)
     }
 }
 
 impl Entry {
     pub(crate) fn blank(kind: Kind) -> Self {
-        Self { name: String::new(), kind, base_url: None, api_key: None, models: Vec::new(), line: 0 }
+        Self {
+            name: String::new(),
+            kind,
+            base_url: None,
+            api_key: None,
+            models: Vec::new(),
+            settings: Settings::default(),
+            line: 0,
+        }
     }
 
     pub(crate) fn written(&self) -> Written<'_> {
@@ -89,6 +104,7 @@ impl Entry {
             base_url: self.base_url.as_deref(),
             api_key: self.api_key.as_ref(),
             models: &self.models,
+            settings: &self.settings,
         }
     }
 }
@@ -101,6 +117,7 @@ impl From<&NewProvider> for Entry {
             base_url: new.base_url.clone(),
             api_key: new.api_key.clone(),
             models: new.models.clone(),
+            settings: Settings::default(),
             line: 0,
         }
     }
@@ -202,6 +219,22 @@ struct RawEntry {
     base_url: Option<String>,
     api_key: Option<Secret>,
     models: Option<Vec<String>>,
+    connect_timeout: Option<Spanned<Pause>>,
+    first_byte_timeout: Option<Spanned<Pause>>,
+    idle_timeout: Option<Spanned<Pause>>,
+    prices: Option<BTreeMap<String, Spanned<RawPrice>>>,
+    context_windows: Option<BTreeMap<String, Spanned<u64>>>,
+}
+
+/// Dollars for a million tokens.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawPrice {
+    input: f64,
+    output: f64,
+    /// As other input, unless it is said.
+    cached: Option<f64>,
+    cache_write: Option<f64>,
 }
 
 pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, YamlFault> {
@@ -229,19 +262,73 @@ fn entry(raw: RawEntry, line: u64) -> Result<Entry, YamlFault> {
     let kind = Kind::named(&raw.kind.value).ok_or_else(|| YamlFault {
         line: at.line(),
         column: at.column(),
-        problem: YamlProblem::UnknownWord { known: Kind::ALL.map(Kind::as_str).to_vec() },
+        problem: YamlProblem::unknown_word(
+            Some("kind"),
+            &raw.kind.value,
+            Kind::ALL.map(Kind::as_str).to_vec(),
+        ),
     })?;
     let at = raw.name.referenced;
     if !is_provider_name(&raw.name.value) {
         return Err(unusable(at.line(), at.column(), "this cannot be the name of a provider".to_owned()));
     }
+    let settings = Settings {
+        timeouts: Timeouts {
+            connect: timeout(raw.connect_timeout)?,
+            first_byte: timeout(raw.first_byte_timeout)?,
+            idle: timeout(raw.idle_timeout)?,
+        },
+        prices: each(raw.prices, price)?,
+        context_windows: each(raw.context_windows, |tokens: &u64| (*tokens > 0).then_some(*tokens))?,
+    };
     Ok(Entry {
         name: raw.name.value,
         kind,
         base_url: raw.base_url,
         api_key: raw.api_key,
         models: raw.models.unwrap_or_default(),
+        settings,
         line,
+    })
+}
+
+fn timeout(raw: Option<Spanned<Pause>>) -> Result<Option<Duration>, YamlFault> {
+    match raw {
+        Some(raw) if raw.value.0.is_zero() => {
+            let at = raw.referenced;
+            Err(unusable(at.line(), at.column(), "a time limit of nothing lets nothing through".to_owned()))
+        }
+        raw => Ok(raw.map(|raw| raw.value.0)),
+    }
+}
+
+/// Every value of a map by model, checked.
+fn each<R, T>(
+    raw: Option<BTreeMap<String, Spanned<R>>>,
+    checked: impl Fn(&R) -> Option<T>,
+) -> Result<BTreeMap<String, T>, YamlFault> {
+    raw.unwrap_or_default()
+        .into_iter()
+        .map(|(model, raw)| match checked(&raw.value) {
+            Some(value) => Ok((model, value)),
+            None => {
+                let at = raw.referenced;
+                let why = "expected amounts from 0 to 1000000, and windows of at least one token";
+                Err(unusable(at.line(), at.column(), why.to_owned()))
+            }
+        })
+        .collect()
+}
+
+fn price(raw: &RawPrice) -> Option<Price> {
+    const DOLLARS_MAX: f64 = 1e6;
+    let micro = |dollars: f64| (0.0..=DOLLARS_MAX).contains(&dollars).then(|| (dollars * 1e6).round() as u64);
+    let input = micro(raw.input)?;
+    Some(Price {
+        input,
+        output: micro(raw.output)?,
+        cached: raw.cached.map_or(Some(input), micro)?,
+        cache_write: raw.cache_write.map_or(Some(input), micro)?,
     })
 }
 

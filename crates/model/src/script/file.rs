@@ -5,19 +5,18 @@ use std::io::{self, Read};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use serde::{Deserialize, Deserializer, de};
+use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::ScriptError;
 use super::template::Template;
+use crate::pause::Pause;
 use crate::request::Usage;
 use crate::yaml::{self, YamlFault};
 
 pub(crate) const SCRIPT_BYTES_MAX: u64 = 1 << 20;
-const PAUSE_MAX: Duration = Duration::from_secs(3600);
 const SCRIPTS_LISTED_MAX: usize = 1000;
 
 /// A script that was read.
@@ -162,6 +161,9 @@ pub(crate) enum FailKind {
     ContextTooLong,
     /// Silent until the idle timeout.
     Hang,
+    Refused,
+    /// The answer is as written, but ran out of tokens.
+    Length,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -171,38 +173,19 @@ pub(crate) struct ScriptUsage {
     input: u64,
     #[serde(default)]
     output: u64,
+    #[serde(default)]
+    cached: u64,
 }
 
 impl ScriptUsage {
     pub(crate) fn counted(self) -> Usage {
-        Usage { input_tokens: self.input, output_tokens: self.output }
+        Usage {
+            input_tokens: self.input,
+            output_tokens: self.output,
+            cached_tokens: self.cached,
+            ..Usage::default()
+        }
     }
-}
-
-/// `50ms`, `2s` or `1m`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pause(pub(crate) Duration);
-
-impl<'de> Deserialize<'de> for Pause {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        pause(&text)
-            .map(Self)
-            .ok_or_else(|| de::Error::custom("expected a time such as 50ms, 2s or 1m, at most 1h"))
-    }
-}
-
-fn pause(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().ok()?;
-    let pause = match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60)?),
-        _ => return None,
-    };
-    Some(pause).filter(|pause| *pause <= PAUSE_MAX)
 }
 
 /// Where a script is, and whose place that is.
@@ -309,24 +292,6 @@ fn read(place: &Place) -> Result<Script, ScriptError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pause_needs_a_unit_and_an_end() {
-        for (text, expected) in [
-            ("50ms", Some(50)),
-            ("2s", Some(2000)),
-            ("1m", Some(60_000)),
-            ("60m", Some(3_600_000)),
-            ("61m", None),
-            ("50", None),
-            ("ms", None),
-            ("-1s", None),
-            ("5h", None),
-            ("99999999999999999999s", None),
-        ] {
-            assert_eq!(pause(text), expected.map(Duration::from_millis), "{text}");
-        }
-    }
 
     #[test]
     fn a_model_cannot_name_a_file_elsewhere() {

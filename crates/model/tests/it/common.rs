@@ -85,7 +85,8 @@ pub(crate) fn provider(url: &str) -> Provider {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { idle: Duration::from_secs(10), ..Limits::default() }
+    let patience = Duration::from_secs(10);
+    Limits { first_byte: patience, idle: patience, ..Limits::default() }
 }
 
 pub(crate) async fn ask(

@@ -1,7 +1,13 @@
-//! Providers, scripts and the OpenAI dialect through the crate's public face.
+//! Providers, scripts, schemas and all dialects through the crate's public face.
 
 mod common;
+mod conversations;
 mod mock;
 mod openai;
+mod protocols;
 mod providers;
+mod recorded;
+mod refusals;
+mod schemas;
 mod script;
+mod strict;

@@ -50,7 +50,7 @@ impl Bench {
 async fn plain_answers_count_the_users_messages_and_are_logged() {
     let bench = bench(limits());
     assert_eq!(bench.say("hello").await.expect("an answer").text, "ok 1");
-    let assistant = Message::Assistant { text: "ok 1".into(), calls: vec![] };
+    let assistant = Message::assistant("ok 1", vec![]);
     let messages = vec![Message::user("hello"), assistant, Message::user("again [[no-stream]]")];
     assert_eq!(bench.ask(messages).await.expect("an answer").text, "ok 2");
     bench.logged(|line| line.number == 2 && line.outcome == Some(Outcome::Done)).await;
@@ -68,8 +68,8 @@ async fn tools_run_in_steps_and_side_by_side() {
         let answer = bench.ask(messages.clone()).await.expect("calls");
         assert_eq!((answer.stop, answer.calls.len()), (Stop::ToolCalls, calls));
         let ids: Vec<String> = answer.calls.iter().map(|call: &ToolCall| call.id.clone()).collect();
-        messages.push(Message::Assistant { text: answer.text, calls: answer.calls });
-        messages.extend(ids.into_iter().map(|call_id| Message::ToolResult { call_id, text: result.into() }));
+        messages.push(Message::assistant(answer.text, answer.calls));
+        messages.extend(ids.into_iter().map(|call_id| Message::result(call_id, result)));
     }
     let Message::Assistant { calls, .. } = &messages[1] else { panic!("{messages:?}") };
     assert_eq!(calls[0].arguments, r#"{"args":["-c","echo é"]}"#);
@@ -79,7 +79,11 @@ async fn tools_run_in_steps_and_side_by_side() {
 
 #[tokio::test]
 async fn failures_on_purpose_are_what_they_claim_and_once_is_once() {
-    let bench = bench(Limits { idle: Duration::from_millis(200), ..limits() });
+    let bench = bench(Limits {
+        first_byte: Duration::from_millis(200),
+        idle: Duration::from_millis(200),
+        ..limits()
+    });
     for (text, code, then) in [
         ("[[cut:3]]", "model.cut", "ok 1"),
         ("[[status-once:500]]", "model.status", "ok 1"),
@@ -106,13 +110,13 @@ async fn an_unknown_model_and_a_wrong_key_are_told_apart() {
     let error =
         lodge_model::call(&bench.provider, &request, &bench.context, &mut |_| ()).await.expect_err("unknown");
     assert_eq!(error.code(), "model.unknown");
-    let tested = lodge_model::test(&bench.provider, &bench.context).await.expect("a list");
+    let tested = lodge_model::test(&bench.provider, None, &bench.context).await.expect("a list");
     assert_eq!(tested.models, ["mock"]);
     let wrong = Some(lodge_model::Secret::new("sk-very-secret-wrong"));
     bench.provider = Provider::new("work", lodge_model::Kind::Openai, Some(&bench.mock.base_url()), wrong)
         .expect("a provider");
     assert_eq!(bench.say("hi").await.expect_err("refused").code(), "model.refused_auth");
-    let error = lodge_model::test(&bench.provider, &bench.context).await.expect_err("refused");
+    let error = lodge_model::test(&bench.provider, None, &bench.context).await.expect_err("refused");
     assert_eq!(error.code(), "model.refused_auth");
 }
 

@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use lodge_model::{CallContext, FileError, Kind, NewProvider, Providers, ProvidersError, Secret};
+use lodge_model::{FileError, Kind, NewProvider, Providers, ProvidersError, Secret, Timeouts, Usage};
 use tempfile::TempDir;
 
 const GOOD: &str = "# my providers
@@ -226,16 +227,58 @@ fn the_first_provider_makes_the_file() {
     assert_eq!(names(&home.providers), ["a", "script"]);
 }
 
-#[tokio::test]
-async fn kinds_of_later_releases_are_listed_but_not_called() {
-    let home = home(GOOD);
-    let found = home.providers.resolve("other/x").expect("a provider");
-    let request = lodge_model::Request::new("x", vec![]);
-    let context = CallContext::new("/nonexistent");
-    let error =
-        lodge_model::call(&found.provider, &request, &context, &mut |_| ()).await.expect_err("unsupported");
-    assert_eq!(error.code(), "provider.kind_unsupported");
-    assert!(error.to_string().contains("this release speaks openai and script"), "{error}");
-    let error = lodge_model::test(&found.provider, &context).await.expect_err("unsupported");
-    assert_eq!(error.code(), "provider.kind_unsupported");
+#[test]
+fn time_limits_prices_and_windows_are_read() {
+    let home = home(
+        "providers:\n- name: a\n  kind: openai\n  base-url: http://127.0.0.1:1/v1\n  connect-timeout: 3s\n  first-byte-timeout: 10m\n  \
+         idle-timeout: 500ms\n  prices: {m: {input: 1.25, output: 10, cached: 0.125}, gpt-5: {input: 0, output: 0}}\n  \
+         context-windows: {m: 1000}\n",
+    );
+    let provider = home.providers.get("a").expect("a provider");
+    let limit = |ms| Some(Duration::from_millis(ms));
+    let expected = Timeouts { connect: limit(3000), first_byte: limit(600_000), idle: limit(500) };
+    assert_eq!(provider.timeouts, expected);
+    let usage = Usage { input_tokens: 1000, output_tokens: 100, cached_tokens: 800, cache_write_tokens: 0 };
+    assert_eq!(provider.cost("m", &usage), Some(250 + 100 + 1000));
+    assert_eq!(provider.cost("gpt-5", &usage), Some(0), "what is written counts");
+    assert_eq!(provider.cost("gpt-5-mini", &usage), None, "it is not at its maker's, whose prices are known");
+    assert_eq!((provider.context_window("m"), provider.context_window("x")), (Some(1000), None));
+    assert_eq!(provider.context_window("gpt-5-mini"), Some(400_000));
+}
+
+#[test]
+fn known_prices_hold_at_the_makers_own_address_alone() {
+    let usage = Usage { input_tokens: 1_000_000, ..Usage::default() };
+    let cost = |kind, url, model: &str| {
+        lodge_model::Provider::new("p", kind, url, None).expect("a provider").cost(model, &usage)
+    };
+    assert_eq!(cost(Kind::Openai, None, "gpt-5-mini"), Some(250_000));
+    assert_eq!(cost(Kind::Openai, Some("https://api.openai.com/v1"), "gpt-5-mini"), Some(250_000));
+    assert_eq!(cost(Kind::Openai, Some("https://gateway.example/v1"), "gpt-5-mini"), None);
+    assert_eq!(cost(Kind::Anthropic, None, "claude-opus-4-5-20251101"), Some(5_000_000));
+    assert_eq!(cost(Kind::Gemini, None, "gemini-2.5-pro"), Some(2_500_000), "a long prompt");
+    assert_eq!(cost(Kind::Anthropic, None, "claude-unheard-of"), None);
+    assert_eq!(cost(Kind::Ollama, None, "anything"), Some(0));
+}
+
+#[test]
+fn settings_that_cannot_be_meant_are_refused_with_their_line() {
+    for (setting, part) in [
+        ("idle-timeout: 0s", "lets nothing through"),
+        ("idle-timeout: 5", "expected a time such as"),
+        ("first-byte-timeout: 2h", "expected a time such as"),
+        ("idle_timeout: 5s", "unknown key `idle_timeout`"),
+        ("prices: {m: {input: -1, output: 1}}", "expected amounts"),
+        ("prices: {m: {input: .nan, output: 1}}", "expected amounts"),
+        ("prices: {m: {input: 1}}", "`output` is missing"),
+        ("prices: {m: {input: 1, output: 1, out: 1}}", "unknown key `out`"),
+        ("prices: [1]", "expected"),
+        ("context-windows: {m: 0}", "windows of at least one token"),
+        ("context-windows: {m: many}", "expected"),
+    ] {
+        let home = home(&format!("providers:\n- name: a\n  kind: openai\n  {setting}\n"));
+        let error = home.providers.get("a").expect_err(setting);
+        let told = error.to_string();
+        assert!(told.contains(":4:") && told.contains(part), "{setting}: {told}");
+    }
 }

@@ -21,7 +21,7 @@ turns:
           - {name: cat, stdin: "{{input}}"}
       - calls: [{name: ask, arguments: {question: "is {{tool.1}} ok?", n: 2}}]
       - text: "{{tool.1}} then {{tool}}"
-        usage: {input: 11, output: 22}
+        usage: {input: 11, output: 22, cached: 5}
   - when: slow
     steps: [{text: "one two three", chunk-delay: 10ms, delay: 20ms}]
   - when: pieces
@@ -66,18 +66,15 @@ async fn say(dir: &Path, text: &str) -> (Result<Answer, CallError>, Vec<String>)
 #[tokio::test]
 async fn a_turn_with_tools_plays_step_by_step_and_every_step_can_be_repeated() {
     let dir = dir_with("demo.yaml", SCRIPT);
-    let mut messages = vec![
-        Message::user("before"),
-        Message::Assistant { text: "turn 1".into(), calls: vec![] },
-        Message::user("build it"),
-    ];
+    let mut messages =
+        vec![Message::user("before"), Message::assistant("turn 1", vec![]), Message::user("build it")];
     let mut answers = Vec::new();
     for results in [&["1", "it"][..], &["yes"], &[]] {
         let answer = ask(dir.path(), &messages).await.0.expect("an answer");
         assert_eq!(ask(dir.path(), &messages).await.0.expect("the same"), answer);
-        messages.push(Message::Assistant { text: answer.text.clone(), calls: answer.calls.clone() });
+        messages.push(Message::assistant(answer.text.clone(), answer.calls.clone()));
         for (call, text) in answer.calls.iter().zip(results) {
-            messages.push(Message::ToolResult { call_id: call.id.clone(), text: (*text).to_owned() });
+            messages.push(Message::result(call.id.clone(), *text));
         }
         answers.push(answer);
     }
@@ -96,7 +93,10 @@ async fn a_turn_with_tools_plays_step_by_step_and_every_step_can_be_repeated() {
     );
     assert_eq!(answers[1].calls, [call("call_2_1_0", "ask", r#"{"n":2,"question":"is 1 ok?"}"#)]);
     assert_eq!((answers[2].text.as_str(), answers[2].stop), ("1 then yes", Stop::End));
-    assert_eq!(answers[2].usage, Usage { input_tokens: 11, output_tokens: 22 });
+    assert_eq!(
+        answers[2].usage,
+        Usage { input_tokens: 11, output_tokens: 22, cached_tokens: 5, cache_write_tokens: 0 }
+    );
     let past = ask(dir.path(), &messages).await.0.expect_err("no fourth step");
     assert!(
         matches!(past, CallError::Script(ScriptError::PastEnd { line: 3, steps: 3, asked: 4, .. })),
@@ -200,6 +200,6 @@ async fn a_configured_place_is_a_file_or_a_directory_of_scripts() {
         let provider = provider(Some(&url));
         let answer = lodge_model::call(&provider, &request, &context, &mut |_| ()).await.expect("an answer");
         assert_eq!(answer.text, "turn 1");
-        assert_eq!(lodge_model::test(&provider, &context).await.expect("scripts").models, ["demo"]);
+        assert_eq!(lodge_model::test(&provider, None, &context).await.expect("scripts").models, ["demo"]);
     }
 }

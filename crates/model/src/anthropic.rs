@@ -1,0 +1,114 @@
+//! The Anthropic Messages dialect.
+//!
+//! What is sent is in `wire`, the putting together of a stream in `stream`. Thinking blocks are kept as they came,
+//! with their place among the others, and go back while tools run.
+
+mod layout;
+mod schema;
+mod stream;
+mod wire;
+
+use reqwest::Url;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
+
+use self::stream::Stream;
+use crate::context::Limits;
+use crate::dialect::{Dialect, Framing, Meaning, Reads, Reported, below, secret_header};
+use crate::provider::Provider;
+use crate::request::Request;
+use crate::secret::Secret;
+
+pub(crate) struct Anthropic;
+
+/// The version of the protocol, not of a model.
+const VERSION: &str = "2023-06-01";
+
+impl Dialect for Anthropic {
+    fn framing(&self) -> Framing {
+        Framing::Events
+    }
+
+    fn address(&self, provider: &Provider, _model: &str) -> Url {
+        below(provider, "v1", "messages")
+    }
+
+    fn listing(&self, provider: &Provider) -> Url {
+        let mut url = below(provider, "v1", "models");
+        url.set_query(Some("limit=1000"));
+        url
+    }
+
+    fn headers(&self, key: Option<&Secret>) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(HeaderName::from_static("anthropic-version"), HeaderValue::from_static(VERSION));
+        if let Some(key) = key {
+            secret_header(&mut headers, HeaderName::from_static("x-api-key"), key.expose());
+        }
+        headers
+    }
+
+    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8> {
+        wire::body(provider, request)
+    }
+
+    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads> {
+        Box::new(Stream::new(limits, messages))
+    }
+
+    fn models(&self, body: &[u8]) -> Option<Vec<String>> {
+        let list: ModelList = serde_json::from_slice(body).ok()?;
+        Some(list.data.into_iter().map(|model| model.id).collect())
+    }
+
+    fn reported(&self, body: &[u8]) -> Option<Reported> {
+        serde_json::from_slice::<Refusal>(body).ok().map(|refusal| refusal.error.reported())
+    }
+
+    fn meaning(&self, reported: &Reported) -> Meaning {
+        match reported.code.as_deref() {
+            Some("authentication_error" | "permission_error") => Meaning::Key,
+            Some("billing_error") => Meaning::Quota,
+            Some("request_too_large") => Meaning::ContextTooLong,
+            // Both come as an ordinary mistake of the request, and are told apart by their words alone.
+            Some("invalid_request_error") if reported.message.starts_with("prompt is too long") => {
+                Meaning::ContextTooLong
+            }
+            Some("invalid_request_error")
+                if reported.message.starts_with("Your credit balance is too low") =>
+            {
+                Meaning::Quota
+            }
+            Some("invalid_request_error" | "not_found_error") => Meaning::Request,
+            Some(_) | None => Meaning::Other,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    error: WireError,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireError {
+    r#type: Option<String>,
+    #[serde(default)]
+    message: String,
+}
+
+impl WireError {
+    fn reported(self) -> Reported {
+        Reported { code: self.r#type, message: self.message, retry_after: None }
+    }
+}

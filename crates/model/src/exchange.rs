@@ -1,0 +1,276 @@
+//! One HTTP request to one provider and the reading of its reply, in any dialect.
+//!
+//! Owns: time limits, size limits, refusals. What the bytes mean is the dialect's.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use reqwest::{Response, Url};
+use tokio::time::Instant;
+
+use crate::context::CallContext;
+use crate::dialect::{Dialect, Framing, Meaning, Progress, Reported};
+use crate::draft::{OnText, Written};
+use crate::error::{CallError, Fault, Nonsense, Silence};
+use crate::excerpt::excerpt;
+use crate::frames::Frames;
+use crate::names::Plain;
+use crate::provider::Provider;
+use crate::reach;
+use crate::request::{Answer, Reasoning, Request};
+use crate::retry_after::retry_after;
+
+/// Of a refusal we read no more than this.
+const REFUSAL_BYTES_MAX: usize = 64 << 10;
+const MODELS_BYTES_MAX: usize = 4 << 20;
+const MODELS_MAX: usize = 2000;
+/// How long a finished answer waits for its connection to become reusable.
+const DRAIN_GRACE: Duration = Duration::from_millis(5);
+
+pub(crate) struct Exchange<'a> {
+    provider: &'a Provider,
+    dialect: &'static dyn Dialect,
+    context: &'a CallContext,
+    /// Empty when there is none in mind.
+    model: &'a str,
+    began: Instant,
+}
+
+impl<'a> Exchange<'a> {
+    pub(crate) fn new(
+        provider: &'a Provider,
+        dialect: &'static dyn Dialect,
+        context: &'a CallContext,
+        model: &'a str,
+    ) -> Self {
+        Self { provider, dialect, context, model, began: Instant::now() }
+    }
+
+    /// The answer to a request.
+    pub(crate) async fn answer(&self, request: &Request, on_text: OnText<'_>) -> Result<Answer, CallError> {
+        let limit = self.context.limits.total;
+        match tokio::time::timeout(limit, self.complete(request, on_text)).await {
+            Ok(written) => written.map(|written| self.signed(written, request)),
+            Err(_) => Err(CallError::TooLong { provider: self.name(), limit }),
+        }
+    }
+
+    /// The models that the provider lists.
+    pub(crate) async fn models(&self) -> Result<Vec<String>, CallError> {
+        let url = self.dialect.listing(self.provider);
+        let client = self.client(&url)?;
+        let mut response = self.send(client.get(url)).await?;
+        let body = self.read_up_to(&mut response, MODELS_BYTES_MAX).await?;
+        match self.dialect.models(&body) {
+            Some(names) => Ok(names.into_iter().take(MODELS_MAX).collect()),
+            None => {
+                let is_page = body.trim_ascii_start().first() == Some(&b'<');
+                let what = if is_page { Nonsense::WebPage } else { Nonsense::NotJson };
+                Err(CallError::Garbage { provider: self.name(), what, excerpt: self.excerpt(&body) })
+            }
+        }
+    }
+
+    async fn complete(&self, request: &Request, on_text: OnText<'_>) -> Result<Written, CallError> {
+        let url = self.dialect.address(self.provider, &request.model);
+        let body = self.dialect.body(self.provider, request);
+        let accept = match self.dialect.framing() {
+            Framing::Events => "text/event-stream",
+            Framing::Lines => "application/x-ndjson",
+        };
+        let client = self.client(&url)?;
+        let json = HeaderValue::from_static("application/json");
+        let post = client.post(url).header(CONTENT_TYPE, json).header(ACCEPT, accept);
+        let response = self.send(post.body(body)).await?;
+        self.read_answer(response, request.messages.len(), on_text).await
+    }
+
+    /// Says whose thoughts they are, so that nobody else gets them, and which tools were meant.
+    fn signed(&self, written: Written, request: &Request) -> Answer {
+        let Written { text, mut calls, usage, stop, blocks } = written;
+        let plain = Plain::of(request);
+        for call in &mut calls {
+            call.name = plain.meant(&call.name).to_owned();
+        }
+        let reasoning = (!blocks.is_empty()).then(|| Reasoning {
+            kind: self.provider.kind,
+            provider: self.name(),
+            model: self.model.to_owned(),
+            blocks,
+        });
+        Answer { text, calls, usage, stop, reasoning }
+    }
+
+    fn name(&self) -> String {
+        self.provider.name.clone()
+    }
+
+    fn client(&self, url: &Url) -> Result<reqwest::Client, CallError> {
+        self.context
+            .client(url, self.provider.timeouts.connect)
+            .map_err(|cause| CallError::Client { provider: self.name(), cause: cause.without_url() })
+    }
+
+    fn excerpt(&self, bytes: &[u8]) -> String {
+        excerpt(bytes, self.provider.api_key.as_ref())
+    }
+
+    /// Waits for `step` no longer than the provider may be silent, which is longer before its first byte.
+    async fn lively<T>(&self, received: usize, step: impl Future<Output = T>) -> Result<T, CallError> {
+        let (timeouts, limits) = (self.provider.timeouts, self.context.limits);
+        let (waited, left, when) = if received == 0 {
+            let whole = timeouts.first_byte.unwrap_or(limits.first_byte);
+            (whole, whole.saturating_sub(self.began.elapsed()), Silence::BeforeTheFirstByte)
+        } else {
+            let whole = timeouts.idle.unwrap_or(limits.idle);
+            (whole, whole, Silence::WithinTheAnswer)
+        };
+        let silent = |_| CallError::Idle { provider: self.name(), waited, when };
+        tokio::time::timeout(left, step).await.map_err(silent)
+    }
+
+    /// Sends and returns a reply with a status of success.
+    async fn send(&self, builder: reqwest::RequestBuilder) -> Result<Response, CallError> {
+        let headers = self.dialect.headers(self.provider.api_key.as_ref());
+        let sent = self.lively(0, builder.headers(headers).send()).await?;
+        let response = match sent {
+            Ok(response) => response,
+            Err(cause) => {
+                let cause = cause.without_url();
+                if !cause.is_connect() && !cause.is_timeout() {
+                    return Err(self.cut(0, Some(cause)));
+                }
+                let url = self.provider.url();
+                let why = reach::why(&url, &cause).await;
+                let (provider, origin) = (self.name(), url.origin().ascii_serialization());
+                return Err(CallError::Unreachable { provider, origin, why, cause: Some(cause) });
+            }
+        };
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+    }
+
+    fn cut(&self, received: usize, cause: Option<reqwest::Error>) -> CallError {
+        CallError::Cut { provider: self.name(), received, cause: cause.map(reqwest::Error::without_url) }
+    }
+
+    async fn refusal(&self, mut response: Response) -> CallError {
+        let status = response.status().as_u16();
+        let by_header = retry_after(response.headers(), SystemTime::now());
+        // The status alone is worth reporting when the explanation does not arrive.
+        let body = self.read_up_to(&mut response, REFUSAL_BYTES_MAX).await.unwrap_or_default();
+        let reported = self.dialect.reported(&body);
+        let shown = match &reported {
+            Some(reported) => self.excerpt(reported.message.as_bytes()),
+            None => self.excerpt(&body),
+        };
+        let in_shape = reported.is_some();
+        let reported = reported.unwrap_or_default();
+        let meaning = self.dialect.meaning(&reported);
+        let retry_after = by_header.or(reported.retry_after);
+        match (meaning, status) {
+            (Meaning::Other, 401 | 403) => self.about(Meaning::Key, status, reported, shown),
+            (Meaning::Other, 402) => self.about(Meaning::Quota, status, reported, shown),
+            (Meaning::Other, 413) => self.about(Meaning::ContextTooLong, status, reported, shown),
+            // A 404 in the dialect's own shape is about the model; any other is about the address.
+            (Meaning::Other | Meaning::Request, 404) if in_shape && !self.model.is_empty() => {
+                self.about(Meaning::Model, status, reported, shown)
+            }
+            (Meaning::Other | Meaning::Request, _) => CallError::Status {
+                provider: self.name(),
+                kind: self.provider.kind,
+                status,
+                error_code: reported.code,
+                body: shown,
+                retry_after,
+            },
+            (Meaning::Key | Meaning::Quota | Meaning::Model | Meaning::ContextTooLong, _) => {
+                self.about(meaning, status, reported, shown)
+            }
+        }
+    }
+
+    /// A failure whose meaning is known.
+    fn about(&self, meaning: Meaning, status: u16, reported: Reported, body: String) -> CallError {
+        let (provider, model) = (self.name(), self.model.to_owned());
+        match meaning {
+            Meaning::Key => CallError::RefusedAuth { provider, status, body },
+            Meaning::Quota => CallError::Quota { provider, body },
+            Meaning::Model => CallError::UnknownModel { provider, model },
+            Meaning::ContextTooLong => CallError::ContextTooLong { provider, model },
+            Meaning::Request | Meaning::Other => CallError::InStream {
+                provider,
+                error_code: reported.code,
+                message: body,
+                lasting: meaning == Meaning::Request,
+            },
+        }
+    }
+
+    /// The body, or as much of it as fits.
+    async fn read_up_to(&self, response: &mut Response, bytes_max: usize) -> Result<Vec<u8>, CallError> {
+        let mut body = Vec::new();
+        while body.len() < bytes_max {
+            match self.lively(body.len(), response.chunk()).await? {
+                Ok(Some(chunk)) => {
+                    let room = bytes_max - body.len();
+                    body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+                }
+                Ok(None) => break,
+                Err(cause) => return Err(self.cut(body.len(), Some(cause))),
+            }
+        }
+        Ok(body)
+    }
+
+    async fn read_answer(
+        &self,
+        mut response: Response,
+        messages: usize,
+        on_text: OnText<'_>,
+    ) -> Result<Written, CallError> {
+        let limits = self.context.limits;
+        let mut frames = Frames::new(self.dialect.framing(), limits, self.dialect.reader(limits, messages));
+        loop {
+            match self.lively(frames.received, response.chunk()).await? {
+                Ok(Some(chunk)) => {
+                    frames.push(&chunk, on_text).map_err(|fault| self.fault(fault, frames.received))?;
+                }
+                Ok(None) => {
+                    frames.end(on_text).map_err(|fault| self.fault(fault, frames.received))?;
+                    break;
+                }
+                Err(cause) => match frames.progress() {
+                    Progress::Settled | Progress::Done => break,
+                    Progress::Open => return Err(self.cut(frames.received, Some(cause))),
+                },
+            }
+            if frames.progress() == Progress::Done {
+                // Reading to the end lets the connection serve the next call; an answer is not held up for it.
+                let _ = tokio::time::timeout(DRAIN_GRACE, response.chunk()).await;
+                break;
+            }
+        }
+        let received = frames.received;
+        frames.finish().map_err(|fault| self.fault(fault, received))
+    }
+
+    fn fault(&self, fault: Fault, received: usize) -> CallError {
+        let provider = self.name();
+        match fault {
+            Fault::Nonsense { what, text } => {
+                CallError::Garbage { provider, what, excerpt: self.excerpt(text.as_bytes()) }
+            }
+            Fault::Oversize { what, limit } => CallError::TooLarge { provider, what, limit },
+            Fault::Incomplete => self.cut(received, None),
+            Fault::Blocked { reason } => {
+                CallError::Refused { provider, words: self.excerpt(reason.as_bytes()) }
+            }
+            Fault::Reported(reported) => {
+                let meaning = self.dialect.meaning(&reported);
+                let shown = self.excerpt(reported.message.as_bytes());
+                self.about(meaning, 200, reported, shown)
+            }
+        }
+    }
+}
