@@ -2,7 +2,8 @@
 //!
 //! Owns: where they lie and what they are called, `lodge-<state directory>-<sandbox>.<launch>` beneath the
 //! cgroup of this process. A lock on the directory, which goes to the keeper with it, says that it is in use;
-//! one that nobody holds and nothing lives in is removed by whoever comes by. No controller is touched.
+//! one that nobody holds and nothing lives in is removed by whoever comes by. Beside it lie those of the first version
+//! that hold its limits (see `controllers`); where this tree has controllers, it holds them itself.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,6 +18,8 @@ use lodge_link::is_valid_id;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 
+use crate::controllers::{self, Held, Places};
+
 const FAMILY: &str = "lodge-";
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 /// Bytes of the digest of a state directory's path that go into names.
@@ -30,6 +33,7 @@ const NEIGHBOURS_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     place: Result<PathBuf, String>,
+    legacy: Places,
     prefix: String,
     swept: Once,
 }
@@ -56,17 +60,30 @@ impl Cgroups {
     pub(crate) fn of(state_dir: &Path) -> Cgroups {
         let digest = Sha256::digest(state_dir.as_os_str().as_encoded_bytes());
         let hex: String = digest.iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
-        Cgroups { place: place(), prefix: format!("{FAMILY}{hex}-"), swept: Once::new() }
+        let prefix = format!("{FAMILY}{hex}-");
+        Cgroups { place: place(), legacy: Places::find(), prefix, swept: Once::new() }
+    }
+
+    /// Makes those of the first version for one launch of a sandbox's keeper, as far as there can be any.
+    pub(crate) fn make_legacy(&self, sandbox: &str) -> Held {
+        self.legacy.make(&self.next_name(sandbox))
+    }
+
+    fn next_name(&self, sandbox: &str) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let launch = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("{}{sandbox}.{}-{launch}", self.prefix, std::process::id())
     }
 
     /// Makes a cgroup for one launch of a sandbox's keeper, or says why there can be none.
     pub(crate) fn make(&self, sandbox: &str) -> Result<Made, String> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        self.swept.call_once(|| {
+            self.place.iter().for_each(|place| sweep(place));
+            self.legacy.sweep();
+        });
         let place = self.place.as_ref().map_err(String::clone)?;
-        self.swept.call_once(|| sweep(place));
         for _ in 0..NAMES_MAX {
-            let launch = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{}{sandbox}.{}-{launch}", self.prefix, std::process::id());
+            let name = self.next_name(sandbox);
             let path = place.join(&name);
             match make_locked(&path) {
                 Ok(Some(dir)) => return usable(Made { dir: Some(dir), name, path }),
@@ -84,6 +101,20 @@ impl Cgroups {
             Some(parent) if path.is_absolute() && is_named => is_cgroup2(parent),
             Some(_) | None => Ok(false),
         }
+    }
+
+    /// As [`Cgroups::is_of`], for those of the first version.
+    pub(crate) fn is_legacy_of(&self, path: &Path, sandbox: &str) -> io::Result<bool> {
+        let is_named = path.file_name().is_some_and(|name| self.names(name, sandbox));
+        match path.parent() {
+            Some(parent) if path.is_absolute() && is_named => controllers::is_cgroup1(parent),
+            Some(_) | None => Ok(false),
+        }
+    }
+
+    /// As [`Cgroups::named`], for those of the first version.
+    pub(crate) fn legacy_named(&self, sandbox: &str) -> io::Result<Vec<PathBuf>> {
+        self.legacy.named(|path| path.file_name().is_some_and(|name| self.names(name, sandbox)))
     }
 
     /// Those that bear a sandbox's name. Whether anybody uses them is not looked at.
@@ -143,7 +174,7 @@ pub(crate) fn end(path: &Path) -> io::Result<Ending> {
 }
 
 /// Whether a cgroup was removed, be it before or after its file was opened.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
@@ -157,7 +188,33 @@ fn place() -> Result<PathBuf, String> {
     if rustix::process::geteuid().is_root() && is_ruled && !place.ancestors().any(is_delegated) {
         return Err("the daemon's own one is not delegated to it".to_owned());
     }
-    Ok(place)
+    Ok(beside(&place).unwrap_or(place))
+}
+
+/// Where controllers can be given on: not where processes are, so the cgroup above, if this process was put into one
+/// beneath it for that (`DelegateSubgroup=`). What can be had of them is asked for.
+fn beside(place: &Path) -> Option<PathBuf> {
+    let above = place.parent()?;
+    let user = rustix::process::geteuid();
+    let is_ours = if user.is_root() {
+        above.ancestors().any(is_delegated)
+    } else {
+        above.metadata().is_ok_and(|meta| meta.uid() == user.as_raw())
+    };
+    if !is_ours {
+        return None;
+    }
+    let read = |name: &str| fs::read_to_string(above.join(name)).ok();
+    let has_controllers = read("cgroup.controllers")?.split_whitespace().any(|name| name == "memory");
+    if !has_controllers || !read("cgroup.procs")?.is_empty() {
+        return None;
+    }
+    for controller in ["+memory", "+pids"] {
+        // One that cannot be given is done without, as the keeper finds.
+        if fs::write(above.join("cgroup.subtree_control"), controller).is_err() {}
+    }
+    // Another place is only better if sandboxes are really limited there.
+    read("cgroup.subtree_control")?.split_whitespace().any(|name| name == "memory").then(|| above.to_owned())
 }
 
 fn own_place(mountinfo: &str, own: &str) -> Option<PathBuf> {
@@ -174,7 +231,7 @@ fn own_place(mountinfo: &str, own: &str) -> Option<PathBuf> {
     })
 }
 
-fn is_delegated(path: &Path) -> bool {
+pub(crate) fn is_delegated(path: &Path) -> bool {
     ["trusted.delegate", "user.delegate"].iter().any(|name| {
         let mut value = [0; 8];
         rustix::fs::getxattr(path, *name, &mut value).is_ok_and(|len| value[..len] == *b"1")
@@ -190,7 +247,7 @@ fn is_cgroup2(path: &Path) -> io::Result<bool> {
 }
 
 /// None: somebody was faster, with the name or with sweeping it away.
-fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     match fs::create_dir(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
@@ -200,7 +257,7 @@ fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
 }
 
 /// None: it is gone, or somebody holds it.
-fn open_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn open_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(dir) => dir,
@@ -262,7 +319,7 @@ fn sweep(place: &Path) {
 }
 
 /// All cgroups of sandboxes, of whatever state directory.
-fn family(place: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
+pub(crate) fn family(place: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
     let is_ours = |entry: &io::Result<fs::DirEntry>| match entry {
         Ok(entry) => entry.file_name().to_str().is_some_and(|name| name.starts_with(FAMILY)),
         Err(_) => true,
@@ -288,10 +345,15 @@ mod tests {
 
     #[test]
     fn only_the_name_of_a_sandboxs_own_cgroup_is_believed() {
-        let cgroups =
-            Cgroups { place: Err(String::new()), prefix: "lodge-ab-".to_owned(), swept: Once::new() };
+        let cgroups = Cgroups {
+            place: Err(String::new()),
+            legacy: Places::default(),
+            prefix: "lodge-ab-".to_owned(),
+            swept: Once::new(),
+        };
         for path in ["/tmp/lodge-ab-box.1-2", "lodge-ab-box.1-2", "/sys/fs/cgroup/unified", "/", ""] {
             assert!(!cgroups.is_of(Path::new(path), "box").unwrap(), "{path}");
+            assert!(!cgroups.is_legacy_of(Path::new(path), "box").unwrap(), "{path}");
         }
     }
 }

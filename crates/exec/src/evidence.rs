@@ -95,7 +95,7 @@ impl Host {
         read_at(&file, OUTPUT, offset, len_max as u64, total)
     }
 
-    fn output(&self, sandbox: &str, exec: &str, stream: Stream) -> Result<File, ReadError> {
+    pub(crate) fn output(&self, sandbox: &str, exec: &str, stream: Stream) -> Result<File, ReadError> {
         check_ids(sandbox, exec)?;
         let name = match stream {
             Stream::Stdout => STDOUT_FILE,
@@ -142,7 +142,7 @@ fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadE
     if meta.is_file() && meta.nlink() == 1 { Ok(file) } else { Err(ReadError::NotPlain { what }) }
 }
 
-fn open_beneath(dir: &Path, path: &Path, flags: OFlags) -> io::Result<File> {
+pub(crate) fn open_beneath(dir: &Path, path: &Path, flags: OFlags) -> io::Result<File> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let fd = rustix::fs::openat2(&dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?;

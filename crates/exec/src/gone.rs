@@ -11,12 +11,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lodge_link::{CGROUP_FILE, GUARDIANS_FILE, PID_FILE, is_valid_id, limits};
+use lodge_link::{CGROUP_FILE, CONTROLLERS_FILE, GUARDIANS_FILE, PID_FILE, is_valid_id, limits};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 
 use crate::cgroup::{self, Ending};
+use crate::controllers;
 use crate::error::ReadError;
 use crate::evidence;
 use crate::host::Host;
@@ -30,6 +31,8 @@ const PROCESS_LEN_MAX: usize = 64;
 const PROCESSES_LOOKED_AT: usize = 1024;
 /// Longest path of a cgroup.
 const CGROUP_PATH_MAX: usize = 4096;
+/// Longest list of those that hold limits.
+const CONTROLLERS_MAX: usize = 4 * CGROUP_PATH_MAX;
 
 /// What there is of a sandbox's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +89,12 @@ impl Host {
                 left @ (Ending::Dying | Ending::InUse) => ending = left,
             }
         }
+        for path in self.controllers_of(sandbox)?.into_iter().chain(self.cgroups.legacy_named(sandbox)?) {
+            match controllers::end(&path)? {
+                Ending::Gone => {}
+                left @ (Ending::Dying | Ending::InUse) => ending = left,
+            }
+        }
         Ok(ending)
     }
 
@@ -129,6 +138,20 @@ impl Host {
         };
         let path = PathBuf::from(OsString::from_vec(text));
         Ok(self.cgroups.is_of(&path, sandbox)?.then_some(path))
+    }
+
+    /// Those of the first version that the last keeper of a sandbox wrote down.
+    fn controllers_of(&self, sandbox: &str) -> io::Result<Vec<PathBuf>> {
+        let what = "names of the cgroups of limits";
+        let text = self.written(sandbox, CONTROLLERS_FILE, what, CONTROLLERS_MAX)?.unwrap_or_default();
+        let mut found = Vec::new();
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let path = PathBuf::from(OsString::from_vec(line.to_vec()));
+            if self.cgroups.is_legacy_of(&path, sandbox)? {
+                found.push(path);
+            }
+        }
+        Ok(found)
     }
 
     /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.

@@ -51,6 +51,10 @@ impl Host {
         Stored::new(&self.bin, name, program.into())
     }
 
+    pub(crate) fn sandbox_dir(&self, sandbox: &str) -> PathBuf {
+        self.run.join(sandbox)
+    }
+
     /// Names this boot of the host: what ran before it does not run any more.
     pub fn boot_id(&self) -> &str {
         &self.boot_id
@@ -69,6 +73,12 @@ impl Host {
             Grouping::Cgroup { name } => command.args(["cgroup", name]),
             Grouping::None { why } => command.args(["none", why]),
         };
+        let legacy = self.cgroups.make_legacy("probe");
+        for (kind, path) in [("memory", &legacy.controllers.memory), ("pids", &legacy.controllers.pids)] {
+            if let Some(path) = path {
+                command.arg(kind).arg(path);
+            }
+        }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let fds: Vec<OwnedFd> = made.as_mut().and_then(Made::take_dir).into_iter().collect();
         start::give(&mut command, &fds, &[descriptors::CGROUP]);

@@ -5,11 +5,13 @@
 
 mod cgroup;
 mod channel;
+mod controllers;
 mod dial;
 mod error;
 mod evidence;
 mod gone;
 mod host;
+mod kept;
 mod lock;
 mod programs;
 mod start;
@@ -18,9 +20,10 @@ pub use channel::{Link, Receiver, Sender};
 pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
 pub use evidence::{Captured, Evidence, Stream};
 pub use host::Host;
+pub use kept::Keeping;
 pub use lodge_link::{
-    Bind, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, KnownExec, Layer,
-    Secret, Start, Usage, Welcome, limits,
+    Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, InForce,
+    KnownExec, Layer, Limits, Network, Resource, Secret, Start, Usage, Welcome, limits,
 };
 pub use programs::{Program, Stored};
 pub use start::SandboxSpec;

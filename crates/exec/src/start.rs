@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use lodge_link::{Bind, Grouping, KeeperSpec, SOCKET_FILE, Secret, descriptors, is_valid_id, limits, ready};
+use lodge_link::{
+    Bind, Controllers, Grouping, KeeperSpec, Limits, Network, SOCKET_FILE, Secret, descriptors, is_valid_id,
+    limits, ready,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
@@ -41,6 +44,8 @@ pub struct SandboxSpec {
     /// User and group of everything inside. Needed as root, without effect otherwise.
     pub uid: Option<u32>,
     pub binds: Vec<Bind>,
+    pub network: Network,
+    pub limits: Limits,
     /// Takes the keeper's words and the runtime's stderr.
     pub log: PathBuf,
     /// Where the keeper dies, for crash tests.
@@ -113,7 +118,8 @@ impl Host {
         // Dropped last, however this ends: by then its descriptors are closed, and only a keeper can have it.
         let (grouping, mut made) = grouping(&self.cgroups, &spec.id);
         let cgroup = made.as_mut().and_then(Made::take_dir);
-        let spec_file = self.spec_file(spec, grouping)?;
+        let legacy = self.cgroups.make_legacy(&spec.id);
+        let spec_file = self.spec_file(spec, grouping, legacy.controllers.clone())?;
         let (announced, announce) = pipe_pair().map_err(prepare)?;
         let given = [dir.into(), spec_file.into(), log.into(), announce].into_iter().chain(cgroup);
         let mut moved = Vec::new();
@@ -151,7 +157,12 @@ impl Host {
     }
 
     /// The spec in memory, on a descriptor: the secret stands in no argument and no file.
-    fn spec_file(&self, spec: &SandboxSpec, grouping: Grouping) -> Result<File, StartError> {
+    fn spec_file(
+        &self,
+        spec: &SandboxSpec,
+        grouping: Grouping,
+        controllers: Controllers,
+    ) -> Result<File, StartError> {
         let prepare = |cause| StartError::Prepare { sandbox: spec.id.clone(), cause };
         let bytes = KeeperSpec {
             sandbox: spec.id.clone(),
@@ -163,6 +174,9 @@ impl Host {
             binds: spec.binds.clone(),
             failpoint: spec.failpoint.clone().unwrap_or_default(),
             grouping,
+            network: spec.network.clone(),
+            limits: spec.limits,
+            controllers,
         }
         .encode();
         if bytes.len() > limits::SPEC_MAX {

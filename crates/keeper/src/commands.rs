@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lodge_link::{Command, Ended, Event, ExecKind, ExecState, ExitRecord, Start, Usage, is_valid_id};
 
 use crate::captured::Captured;
+use crate::disk::{Room, Space};
 use crate::execs::{self, Claim, Claimed, Output, Running, Stage};
 use crate::files::Holding;
 use crate::keep::Keeper;
@@ -16,6 +17,7 @@ use crate::kills::Held;
 use crate::relay::{Feed, Lines, WhenEmpty};
 use crate::spawn::{self, Hold, NotSpawned, Progress, Spawned};
 use crate::sys;
+use crate::watch::Before;
 
 /// Most execs at a time in one sandbox.
 const RUNNING_MAX: usize = 256;
@@ -34,28 +36,36 @@ impl Keeper {
 
     fn start(&mut self, start: Start) {
         if let Some(why) = self.refusal(&start) {
-            let exec = start.exec;
-            return self.tell(&Event::Refused { exec, why: why.to_owned(), recorded: false });
+            return self.refuse(start.exec, why);
         }
+        match self.room(&start, Instant::now()) {
+            Room::Known(space) => self.begin(start, space),
+            Room::Wait => {}
+        }
+    }
+
+    pub(crate) fn begin(&mut self, start: Start, space: Space) {
         let claimed = match self.shelf.claim(&start.exec, start.kind) {
             Ok(Claim::New(claimed)) => claimed,
             Ok(Claim::Taken) => return self.tell_state(&start.exec),
-            Err(error) => {
-                let why = format!("cannot claim it: {error}");
-                return self.tell(&Event::Refused { exec: start.exec, why, recorded: false });
-            }
+            Err(error) => return self.refuse(start.exec, &format!("cannot claim it: {error}")),
         };
         self.fail_at("keeper.after_claim", start.kind);
-        let (serial, started_ms) = (self.next_serial(), sys::now_ms());
+        let (serial, started_ms, before) = (self.next_serial(), sys::now_ms(), self.before());
         let Claimed { dir, record: room, output } = claimed;
-        match self.spawn(&start, serial, output) {
+        match self.spawn(&start, serial, output, space) {
             Ok(begun) => {
                 self.fail_at("keeper.after_spawn", start.kind);
                 let id = start.exec.clone();
                 let progress = begun.progress;
-                let running = begun.running(start, serial, dir, room, started_ms);
+                let mut running = begun.running(start, serial, dir, room, started_ms);
+                running.before = before;
+                running.space = space;
+                running.note = space.note(self.confined.bounds.limits.disk_bytes);
                 let pid = running.shown_pid();
                 self.running.push(running);
+                self.watch_from(Instant::now());
+                self.runtime_works(Instant::now());
                 self.record_guardians();
                 self.tell(&Event::Started { exec: id, pid });
                 match progress {
@@ -65,7 +75,7 @@ impl Keeper {
             }
             Err(NotSpawned { errno, why }) => {
                 let ended = Ended::NotStarted { errno, why: why.clone() };
-                let recorded = self.record_not_started(&dir, &room, ended, started_ms);
+                let recorded = self.record_not_started(&dir, &room, ended, started_ms).is_some();
                 // It did not run and nothing says so: without its claim it can be asked for again.
                 if !recorded {
                     self.forget(&start.exec);
@@ -75,8 +85,12 @@ impl Keeper {
         }
     }
 
+    pub(crate) fn refuse(&mut self, exec: String, why: &str) {
+        self.tell(&Event::Refused { exec, why: why.to_owned(), recorded: false });
+    }
+
     /// Why an exec is not even claimed.
-    fn refusal(&self, start: &Start) -> Option<&'static str> {
+    pub(crate) fn refusal(&self, start: &Start) -> Option<&'static str> {
         let is_known = self.running.iter().any(|one| one.id == start.exec);
         let has_runtime = self.running.iter().any(|one| one.kind == ExecKind::Runtime);
         if !is_valid_id(&start.exec) {
@@ -100,7 +114,13 @@ impl Keeper {
         Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() }
     }
 
-    fn spawn(&self, start: &Start, serial: u64, output: Option<Output>) -> Result<Begun, NotSpawned> {
+    fn spawn(
+        &self,
+        start: &Start,
+        serial: u64,
+        output: Option<Output>,
+        space: Space,
+    ) -> Result<Begun, NotSpawned> {
         let failed = |cause: std::io::Error| NotSpawned {
             errno: cause.raw_os_error().unwrap_or(libc::EIO),
             why: format!("cannot prepare it: {cause}"),
@@ -113,9 +133,9 @@ impl Keeper {
         };
         let hold = match &group {
             Some(group) => Hold::Group(group),
-            None => Hold::Guardian { lock: self.lock.as_raw_fd() },
+            None => Hold::Guardian { lock: self.lock.as_raw_fd(), others: self.guardians().len() as u64 },
         };
-        let spawned = spawn::spawn(start, &self.confined, hold, given);
+        let spawned = spawn::spawn(start, &self.confined, hold, given, space);
         let Spawned { pid, guard, stdin, stdout, stderr, progress } = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
@@ -137,7 +157,13 @@ impl Keeper {
         Ok(Begun { pid, held, stdin, stdout, stderr: Captured::new(stderr, err_file, cap), progress })
     }
 
-    fn record_not_started(&self, dir: &OwnedFd, room: &File, ended: Ended, started_ms: u64) -> bool {
+    fn record_not_started(
+        &self,
+        dir: &OwnedFd,
+        room: &File,
+        ended: Ended,
+        started_ms: u64,
+    ) -> Option<ExitRecord> {
         let record = ExitRecord {
             ended,
             started_ms,
@@ -146,17 +172,18 @@ impl Keeper {
             stderr: Default::default(),
             usage: Usage::default(),
             note: String::new(),
+            cause: None,
         };
         match execs::write_record(dir, room, &record) {
-            Ok(()) => true,
+            Ok(()) => Some(record),
             Err(error) => {
                 self.log.say(&format!("could not record an exec that did not start: {error}"));
-                false
+                None
             }
         }
     }
 
-    fn tell_state(&mut self, exec: &str) {
+    pub(crate) fn tell_state(&mut self, exec: &str) {
         let state = self.shelf.state(exec, &self.running);
         let exec = exec.to_owned();
         self.tell(&match state {
@@ -167,6 +194,7 @@ impl Keeper {
     }
 
     fn kill(&mut self, exec: &str, grace: Duration) {
+        self.stop_waiting(exec);
         if self.is_killable(exec) { self.doom(exec, grace) } else { self.tell_not_running(exec) }
     }
 
@@ -175,12 +203,11 @@ impl Keeper {
         if is_valid_id(exec) && self.shelf.is_claimed(exec) {
             self.tell_state(exec);
         } else {
-            let why = "it was never started".to_owned();
-            self.tell(&Event::Refused { exec: exec.to_owned(), why, recorded: false });
+            self.refuse(exec.to_owned(), "it was never started");
         }
     }
 
-    fn forget(&mut self, exec: &str) {
+    pub(crate) fn forget(&mut self, exec: &str) {
         // A running exec has no outcome that could have been recorded.
         if !is_valid_id(exec) || self.running.iter().any(|one| one.id == exec) {
             return;
@@ -192,6 +219,7 @@ impl Keeper {
     }
 
     fn feed_runtime(&mut self, line: &[u8]) {
+        self.runtime_works(Instant::now());
         let Some(one) = self.running.iter_mut().find(|one| one.kind == ExecKind::Runtime) else { return };
         if !one.stdin.line(line) {
             let serial = one.serial;
@@ -241,6 +269,15 @@ impl Begun {
             stage: Stage::Alive,
             retry_at: None,
             note: String::new(),
+            cause: None,
+            deadline: (start.timeout_ms > 0)
+                .then(|| Instant::now().checked_add(Duration::from_millis(start.timeout_ms)))
+                .flatten(),
+            timeout_ms: start.timeout_ms,
+            output_max: start.output_max,
+            before: Before::default(),
+            space: Space::Left,
+            cpu_us: 0,
         }
     }
 }

@@ -7,18 +7,21 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use lodge_link::KeeperSpec;
+use lodge_link::{ExecKind, InForce, KeeperSpec};
 
+use crate::bounds::{Bounds, Processes};
 use crate::fence::{Fence, Namespaces};
 use crate::files::Files;
 use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset};
 use crate::layers::Layers;
+use crate::network::Gate;
 use crate::seccomp::{self, Clone3};
 use crate::sys;
 
-/// Execs are killed first when memory runs out.
-const EXEC_OOM_SCORE_ADJ: i32 = 500;
+/// Tools are killed first when memory runs out, then the runtime.
+const TOOL_OOM_SCORE_ADJ: i32 = 500;
+const RUNTIME_OOM_SCORE_ADJ: i32 = 250;
 const LAST_CAPABILITY_MAX: i32 = 63;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
@@ -46,10 +49,25 @@ pub(crate) struct Confined {
     pub(crate) oom: Option<OomScore>,
     /// Rules that each exec has to enter by itself.
     pub(crate) rules: Option<Ruleset>,
+    /// Rules that keep tools apart from the runtime and from each other.
+    pub(crate) apart: Option<Ruleset>,
+    /// Rules by which a tool can make no file, for when there is no room.
+    pub(crate) makes_nothing: Option<Ruleset>,
     pub(crate) groups: Option<Groups>,
     /// Whether each exec has to refuse `clone3` to itself.
     pub(crate) refuses_clone3: bool,
     pub(crate) files: Files,
+    /// Where the sandbox has one.
+    pub(crate) gate: Option<Gate>,
+    pub(crate) bounds: Bounds,
+}
+
+impl Confined {
+    /// Each limit of the sandbox, with what enforces it.
+    pub(crate) fn limits_in_force(&self) -> Vec<InForce> {
+        let processes = if self.proc_is_ours { Processes::Seen } else { Processes::Hidden };
+        self.bounds.in_force(processes)
+    }
 }
 
 /// The keeper's own score, raised around each fork so that only the child keeps it.
@@ -64,25 +82,35 @@ impl OomScore {
         let own = std::fs::read_to_string("/proc/self/oom_score_adj")?.trim().to_owned();
         let file = File::options().write(true).open("/proc/self/oom_score_adj")?;
         let score = OomScore { file, own };
-        score.raise()?;
+        score.raise(ExecKind::Tool)?;
         score.restore()?;
         Ok(score)
     }
 
-    pub(crate) fn raise(&self) -> io::Result<()> {
+    pub(crate) fn raise(&self, kind: ExecKind) -> io::Result<()> {
         let own = self.own.parse::<i32>().unwrap_or(0);
-        (&self.file).write_all(own.max(EXEC_OOM_SCORE_ADJ).to_string().as_bytes())
+        let raised = match kind {
+            ExecKind::Tool => TOOL_OOM_SCORE_ADJ,
+            ExecKind::Runtime => RUNTIME_OOM_SCORE_ADJ,
+        };
+        (&self.file).write_all(own.max(raised).to_string().as_bytes())
     }
 
     pub(crate) fn restore(&self) -> io::Result<()> {
         (&self.file).write_all(self.own.as_bytes())
     }
+
+    /// In a child that is not to be killed before its parent.
+    pub(crate) fn as_keeper(&self) -> io::Result<()> {
+        std::fs::write("/proc/self/oom_score_adj", &self.own)
+    }
 }
 
 /// Confines this process and everything that it will start.
 pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
-    let Fence { mut layers, namespaces, proc_is_ours, groups } = fence;
+    let Fence { mut layers, namespaces, proc_is_ours, groups, gate, mut bounds } = fence;
     let user = user(spec, &mut layers)?;
+    bounds.set_users(user, namespaces);
     let files = Files::raise()?;
     let oom = match OomScore::open() {
         Ok(score) => {
@@ -102,18 +130,36 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     layers.note("capabilities", drop_capabilities());
     let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
     writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
-    let own = own_places(dir, groups.as_ref());
+    let own = own_places(dir, groups.as_ref(), &bounds);
     let rules = confine_files(&writable, &own, namespaces, &mut layers)?;
+    // Where there is no Landlock, that was noted above.
+    let apart = layers.has("landlock").then(landlock::apart).transpose()?;
+    let makes_nothing = layers.has("landlock").then(landlock::makes_nothing).transpose()?;
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
     let is_filtered = layers.note("seccomp", seccomp::enter(clone3));
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
-    Ok(Confined { layers, namespaces, proc_is_ours, user, oom, rules, groups, refuses_clone3, files })
+    Ok(Confined {
+        layers,
+        namespaces,
+        proc_is_ours,
+        user,
+        oom,
+        rules,
+        apart,
+        makes_nothing,
+        groups,
+        refuses_clone3,
+        files,
+        gate,
+        bounds,
+    })
 }
 
 /// What the keeper itself has to write. Masks, owners and read-only mounts keep execs from it.
-fn own_places<'a>(dir: &'a OwnedFd, groups: Option<&'a Groups>) -> Vec<Place<'a>> {
+fn own_places<'a>(dir: &'a OwnedFd, groups: Option<&'a Groups>, bounds: &'a Bounds) -> Vec<Place<'a>> {
     let groups = groups.map(|groups| [Place::Write(&groups.dir), Place::RemoveFrom(&groups.parent)]);
-    std::iter::once(Place::Write(dir)).chain(groups.into_iter().flatten()).collect()
+    let own = std::iter::once(Place::Write(dir)).chain(groups.into_iter().flatten());
+    own.chain(bounds.parents().map(Place::RemoveFrom)).collect()
 }
 
 /// The keeper can share its execs' rules only where a mask keeps them from its directory.
@@ -153,7 +199,7 @@ unsafe fn prctl(option: i32, value: libc::c_ulong) -> io::Result<()> {
 }
 
 /// Empties the bounding, ambient and inheritable sets, and keeps of the rest what a keeper needs.
-fn drop_capabilities() -> io::Result<()> {
+pub(crate) fn drop_capabilities() -> io::Result<()> {
     for capability in 0..=LAST_CAPABILITY_MAX {
         let number = libc::c_ulong::from(capability.cast_unsigned());
         // SAFETY: no memory is passed.

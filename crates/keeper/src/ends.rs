@@ -90,9 +90,19 @@ impl Keeper {
             let main = self.running.iter_mut().find(|one| one.pid == Some(pid) && one.stage == Stage::Alive);
             match main {
                 Some(one) => one.ended(died.into(), guardian::from_rusage(&usage)),
+                None if self.confined.gate.as_ref().is_some_and(|gate| gate.pid == pid) => {
+                    self.gate_died(died)
+                }
                 None => self.collected(pid, died),
             }
         }
+    }
+
+    /// Without its gate a sandbox would wait for a network that never answers, and nobody inside can have another.
+    fn gate_died(&mut self, died: Died) {
+        self.confined.gate = None;
+        self.log.say(&format!("its gate died ({died:?}), so it ends"));
+        self.end(HOST_GRACE, Instant::now());
     }
 
     /// Ends each exec whose main process is gone and whose output is, too, or has had its time.
@@ -119,6 +129,7 @@ impl Keeper {
                 ExecKind::Tool => self.running[at].stdout.pump(null),
                 ExecKind::Runtime => self.relay(serial),
             };
+            self.check_output(serial);
             let stderr = match &self.running[at].stderr.pipe {
                 Some(_) => self.running[at].stderr.pump(null),
                 None => Flow::Ended,
@@ -138,7 +149,8 @@ impl Keeper {
             Stage::Draining { ended, usage, finished_ms, .. } => (ended.clone(), *usage, *finished_ms),
             Stage::Alive => return self.running.push(one),
         };
-        let record = one.record(ended, usage, finished_ms);
+        let cause = self.cause_of(&one, &ended);
+        let record = one.record(ended, usage, finished_ms, cause);
         self.fail_at("keeper.before_exit_record", one.kind);
         match execs::write_record(&one.dir, &one.room, &record) {
             Ok(()) => {}
@@ -163,6 +175,11 @@ impl Keeper {
             }
         }
         self.remember(one.id.clone(), one.pid, one.held);
+        if let Some(cause) = record.cause {
+            self.explained(cause.resource);
+            // What it left behind is part of what ran into the limit.
+            self.doom(&one.id, Duration::ZERO);
+        }
         self.tell(&Event::Exited { exec: one.id, record });
     }
 
@@ -215,6 +232,8 @@ impl Keeper {
         if !self.running.is_empty() {
             return false;
         }
+        // Nobody is left to use it, and it is a process, too.
+        self.confined.gate = None;
         // SAFETY: `siginfo_t` is plain data, for which zeroes are a valid value, and outlives the call.
         let any = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();

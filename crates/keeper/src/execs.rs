@@ -11,14 +11,16 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use lodge_link::{
-    Counted, EXEC_DIR, EXIT_FILE, Ended, ExecKind, ExecState, ExitRecord, KnownExec, STDERR_FILE,
+    Cause, Counted, EXEC_DIR, EXIT_FILE, Ended, ExecKind, ExecState, ExitRecord, KnownExec, STDERR_FILE,
     STDOUT_FILE, Usage, is_valid_id, limits,
 };
 
 use crate::captured::Captured;
+use crate::disk::Space;
 use crate::kills::Held;
 use crate::relay::{Feed, Lines};
 use crate::sys;
+use crate::watch::Before;
 
 const EXIT_NEW: &str = "exit.new";
 const EXIT_TEMPORARY: &CStr = c"exit.new";
@@ -76,6 +78,19 @@ pub(crate) struct Running {
     /// Its record could not be written: not before this moment is that tried again.
     pub(crate) retry_at: Option<Instant>,
     pub(crate) note: String,
+    /// The limit that it ran into, once it is known.
+    pub(crate) cause: Option<Cause>,
+    /// When its time is over, and how long that was.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) timeout_ms: u64,
+    /// Most that it may write; 0: anything.
+    pub(crate) output_max: u64,
+    /// What the kernel had counted when it began.
+    pub(crate) before: Before,
+    /// Whether it may write files.
+    pub(crate) space: Space,
+    /// What it was seen to have used of processors.
+    pub(crate) cpu_us: u64,
 }
 
 /// Where an exec is between its start and its record.
@@ -97,7 +112,13 @@ impl Running {
         self.pid.unwrap_or_default().cast_unsigned()
     }
 
-    pub(crate) fn record(&self, ended: Ended, usage: Usage, finished_ms: u64) -> ExitRecord {
+    pub(crate) fn record(
+        &self,
+        ended: Ended,
+        usage: Usage,
+        finished_ms: u64,
+        cause: Option<Cause>,
+    ) -> ExitRecord {
         let mut note = self.note.clone();
         for (stream, captured) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if let Some(trouble) = &captured.trouble {
@@ -113,6 +134,7 @@ impl Running {
             stderr: self.stderr.counted,
             usage,
             note,
+            cause,
         }
     }
 }

@@ -12,9 +12,12 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
 
+use crate::bounds::Bounds;
+use crate::devices;
 use crate::group::Groups;
 use crate::layers::Layers;
 use crate::masks;
+use crate::network::Gate;
 use crate::read_only;
 use crate::sys;
 
@@ -34,6 +37,8 @@ pub(crate) struct Fence {
     pub(crate) proc_is_ours: bool,
     /// The sandbox's cgroup, where execs can be held by it.
     pub(crate) groups: Option<Groups>,
+    pub(crate) gate: Option<Gate>,
+    pub(crate) bounds: Bounds,
 }
 
 /// Failpoints that do not kill: the keeper behaves as on a host that has no such thing.
@@ -45,6 +50,10 @@ const NO_PROC: &str = "keeper.no_proc";
 pub(crate) fn tests_without(spec: &KeeperSpec, what: &str) -> bool {
     spec.failpoint.split('+').any(|point| point == what)
 }
+
+const SHARED_MEMORY: &str = "/dev/shm";
+/// How large that is where memory has no limit.
+const SHARED_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
 
 /// A bind whose source was opened before anything was hidden.
 struct Opened {
@@ -82,19 +91,29 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
     }
     layers.holds("pidns");
     layers.holds("mountns");
+    // By itself, as kernels can be built without: what processes share goes on in the host's then.
+    // SAFETY: no memory is passed.
+    layers.note("ipcns", sys::check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop));
     Ok(Namespaces::Own)
 }
 
 impl Fence {
     /// Builds the fence from inside the namespaces.
     pub(crate) fn build(spec: &KeeperSpec, namespaces: Namespaces, layers: Layers) -> io::Result<Fence> {
-        let mut fence = Fence { layers, namespaces, proc_is_ours: false, groups: None };
+        let mut fence = Fence {
+            layers,
+            namespaces,
+            proc_is_ours: false,
+            groups: None,
+            gate: None,
+            bounds: Bounds::default(),
+        };
         match namespaces {
             Namespaces::Own => fence.mounts(spec)?,
             Namespaces::Host => {
                 fence.proc_is_ours = true;
                 let what = "needs a mount namespace";
-                ["proc", "masks"].iter().for_each(|name| fence.layers.missing(name, what));
+                ["proc", "masks", "devices"].iter().for_each(|name| fence.layers.missing(name, what));
                 // SAFETY: no memory is passed.
                 let reaps = sys::check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) });
                 fence.layers.note("subreaper", reaps.map(drop));
@@ -112,6 +131,7 @@ impl Fence {
             return Ok(());
         }
         let opened = self.open_binds(spec)?;
+        let temporary = open_temporary(&spec.root);
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
         let fresh = if tests_without(spec, NO_PROC) {
             Err(io::Error::other("a test does without"))
@@ -123,7 +143,14 @@ impl Fence {
         let mut masked = Vec::new();
         let mut refused = None;
         for mask in masks::to_hide(&spec.state_dir) {
-            match hide(&mask) {
+            let hidden = if masks::is_temporary(&mask) {
+                give_temporary(&mask, temporary.as_ref())
+            } else {
+                // Beneath a directory that was just replaced there is nothing yet to lay it over.
+                let over = deepest(&masked, &mask).map(|above| make_target(above, &mask, true));
+                over.transpose().and_then(|_| hide(&mask))
+            };
+            match hidden {
                 Ok(()) => masked.push(mask),
                 Err(error) => refused = Some(format!("{}: {error}", mask.display())),
             }
@@ -133,13 +160,31 @@ impl Fence {
             Some(why) => self.layers.missing("masks", why),
         }
         self.bind_back(spec, opened, &masked)?;
-        for mask in &masked {
+        self.layers.note("devices", devices::replace());
+        self.share_memory(spec);
+        for mask in masked.iter().filter(|mask| !masks::is_temporary(mask)) {
             // Read-only is a bonus: without it, what is written there stays in the sandbox's own memory.
             if let Err(error) = read_only::remount(&sys::c_string(mask.as_os_str())?) {
                 self.layers.missing("masks_read_only", format!("{}: {error}", mask.display()));
             }
         }
         Ok(())
+    }
+
+    /// Gives the sandbox shared memory of its own, so that it neither sees nor fills that of the host. Less than what
+    /// it may use, so that filling it leaves something for its processes.
+    fn share_memory(&mut self, spec: &KeeperSpec) {
+        if !Path::new(SHARED_MEMORY).is_dir() {
+            return;
+        }
+        let size = spec.limits.memory_bytes.map_or(SHARED_MEMORY_BYTES, |bytes| (bytes / 2).max(4096));
+        let options = format!("mode=1777,size={size},nr_inodes=64k");
+        let mounted = sys::c_string(OsStr::new(&options)).and_then(|options| {
+            let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+            let target = sys::c_string(OsStr::new(SHARED_MEMORY))?;
+            mount(Some(c"tmpfs"), &target, Some(c"tmpfs"), flags, Some(&options))
+        });
+        self.layers.note("shared_memory", mounted);
     }
 
     /// Sources are opened in the new mount namespace, before the masks hide them.
@@ -149,7 +194,10 @@ impl Fence {
         let mut opened = vec![Opened { bind: root, source }];
         for bind in spec.binds.iter().cloned().chain(masks::resolver()) {
             match sys::open_path(bind.source.as_os_str()) {
-                Ok(source) => opened.push(Opened { bind, source }),
+                Ok(source) => {
+                    check_itself(&bind.source, &source)?;
+                    opened.push(Opened { bind, source });
+                }
                 Err(error) => {
                     self.layers.missing("bind", format!("{}: {error}", bind.source.display()));
                 }
@@ -161,15 +209,15 @@ impl Fence {
     fn bind_back(&mut self, spec: &KeeperSpec, opened: Vec<Opened>, masked: &[PathBuf]) -> io::Result<()> {
         for (index, Opened { bind, source }) in opened.into_iter().enumerate() {
             let is_root = index == 0;
-            let hiding = masked.iter().find(|mask| bind.target.starts_with(mask));
+            let hiding = deepest(masked, &bind.target);
             if bind.source == bind.target && hiding.is_none() && !bind.read_only {
                 continue;
             }
             // What lies beneath the agent's root is the agent's: no link of its making is followed.
-            let base =
-                if !is_root && bind.target.starts_with(&spec.root) { Some(&spec.root) } else { hiding };
-            match bind_one(&bind, &source, base.map(PathBuf::as_path)) {
-                Ok(()) => {}
+            let is_agents = !is_root && bind.target.starts_with(&spec.root);
+            let base = if is_agents { Some(spec.root.as_path()) } else { hiding };
+            match bind_one(&bind, &source, base) {
+                Ok(()) => close_other_way(&bind, &source, masked)?,
                 Err(NotBound::Writable(error)) => return Err(not_read_only(&bind, &error)),
                 // The host's own path is there without the bind, and nothing keeps it from being written.
                 Err(NotBound::Absent(error))
@@ -185,6 +233,29 @@ impl Fence {
         }
         Ok(())
     }
+}
+
+/// Refuses a source that leads elsewhere. Its path was the real one when it was checked; since then whoever may write
+/// above it can have put a link there.
+fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
+    let real = std::fs::read_link(OsStr::from_bytes(fd_path(source).to_bytes()))?;
+    if real == path {
+        return Ok(());
+    }
+    // The path last: it may be longer than what is told of a failure.
+    Err(io::Error::other(format!("a link leads elsewhere now, so nothing is bound from {}", path.display())))
+}
+
+/// What is read-only at its target is so at the host's own path as well, where the sandbox sees that.
+fn close_other_way(bind: &Bind, source: &OwnedFd, masked: &[PathBuf]) -> io::Result<()> {
+    let is_hidden = masked.iter().any(|mask| bind.source.starts_with(mask));
+    if !bind.read_only || bind.source == bind.target || is_hidden {
+        return Ok(());
+    }
+    let own = Bind { source: bind.source.clone(), target: bind.source.clone(), read_only: true };
+    bind_one(&own, source, None).map_err(|error| match error {
+        NotBound::Absent(error) | NotBound::Writable(error) => not_read_only(&own, &error),
+    })
 }
 
 /// Why a bind is not what was asked for.
@@ -259,8 +330,33 @@ fn ignore_existing(made: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn fd_path(fd: &OwnedFd) -> std::ffi::CString {
+pub(crate) fn fd_path(fd: &OwnedFd) -> std::ffi::CString {
     std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
+}
+
+/// The part of the agent's root that it uses for a while.
+fn open_temporary(root: &Path) -> Option<OwnedFd> {
+    let path = sys::c_string(root.join("tmp").as_os_str()).ok()?;
+    sys::open_at(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0).ok()
+}
+
+/// Lays the sandbox's own directory over one that all of the host share, or an empty one where there is none.
+fn give_temporary(path: &Path, own: Option<&OwnedFd>) -> io::Result<()> {
+    let target = sys::c_string(path.as_os_str())?;
+    if let Some(own) = own
+        && mount(Some(&fd_path(own)), &target, None, libc::MS_BIND, None).is_ok()
+    {
+        return Ok(());
+    }
+    let flags = libc::MS_NOSUID | libc::MS_NODEV;
+    let options = c"mode=1777,size=64m,nr_inodes=64k";
+    mount(Some(c"tmpfs"), &target, Some(c"tmpfs"), flags, Some(options))
+}
+
+/// Of those masks that a path lies beneath, the one that was laid last.
+fn deepest<'a>(masks: &'a [PathBuf], path: &Path) -> Option<&'a Path> {
+    let above = masks.iter().map(PathBuf::as_path).filter(|mask| path.starts_with(mask));
+    above.max_by_key(|mask| mask.as_os_str().len())
 }
 
 /// Lays an empty directory over `path` that everybody may pass through.

@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use lodge_link::{Grouping, KeeperSpec, descriptors};
 
+use crate::bounds::number;
 use crate::fence::{self, Fence, Namespaces};
 use crate::read_only;
 use crate::sys;
@@ -18,6 +19,7 @@ use crate::sys;
 const PROCS: &CStr = c"cgroup.procs";
 const KILL: &CStr = c"cgroup.kill";
 const EVENTS: &CStr = c"cgroup.events";
+const CPU: &CStr = c"cpu.stat";
 /// Longest list of processes that is read at once.
 const PIDS_BYTES_MAX: u64 = 1024 * 1024;
 const EVENTS_BYTES_MAX: u64 = 4096;
@@ -160,7 +162,16 @@ impl Group {
         Ok(())
     }
 
-    fn pids(&self) -> io::Result<Vec<i32>> {
+    /// What everything in it has used of processors so far, also what is dead by now.
+    pub(crate) fn cpu_us(&self) -> u64 {
+        let mut text = String::new();
+        let read = open(&self.dir, CPU, libc::O_RDONLY)
+            .and_then(|fd| File::from(fd).take(EVENTS_BYTES_MAX).read_to_string(&mut text));
+        // One that was removed uses nothing any more.
+        read.ok().and_then(|_| number(&text, "usage_usec")).unwrap_or(0)
+    }
+
+    pub(crate) fn pids(&self) -> io::Result<Vec<i32>> {
         let mut list = String::new();
         let file = File::from(open(&self.dir, PROCS, libc::O_RDONLY)?);
         file.take(PIDS_BYTES_MAX).read_to_string(&mut list)?;

@@ -13,12 +13,14 @@ use lodge_link::{Event, ExecKind, KeeperSpec, TurnedAwayWhy, VERSION, Welcome, k
 
 use crate::captured::{Captured, Flow};
 use crate::confine::Confined;
+use crate::disk::Disk;
 use crate::execs::{Running, Shelf, Stage};
 use crate::kills::{Doomed, Held, Past, Strays};
 use crate::log::Log;
 use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
 use crate::relay::{LineTooLong, Lines};
 use crate::sys;
+use crate::watch::Watch;
 
 /// How often a keeper without a daemon looks whether it is still wanted.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(60);
@@ -59,6 +61,8 @@ pub(crate) struct Keeper {
     alone_since: Instant,
     looked_around: Instant,
     pub(crate) serial: u64,
+    pub(crate) watch: Watch,
+    pub(crate) disk: Disk,
 }
 
 /// The end of the sandbox, once it has begun.
@@ -88,6 +92,7 @@ enum Source {
     Stderr(u64),
     Guard(u64),
     Leftovers,
+    Count,
 }
 
 impl Keeper {
@@ -117,6 +122,8 @@ impl Keeper {
             alone_since: now,
             looked_around: now,
             serial: 0,
+            watch: Watch::default(),
+            disk: Disk::default(),
             lock,
             spec,
             dir,
@@ -149,6 +156,9 @@ impl Keeper {
             && let Err(error) = groups.remove_all()
         {
             self.log.say(&format!("its cgroup stays: {error}"));
+        }
+        if let Err(error) = self.confined.bounds.leave() {
+            self.log.say(&format!("a cgroup of its limits stays: {error}"));
         }
         self.log.say("ends");
     }
@@ -188,6 +198,9 @@ impl Keeper {
                 add(pipe.as_raw_fd(), libc::POLLIN, Source::Stderr(one.serial));
             }
         }
+        if let Some(answer) = self.count_answer() {
+            add(answer.as_raw_fd(), libc::POLLIN, Source::Count);
+        }
         for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
             add(pipe.as_raw_fd(), libc::POLLIN, Source::Leftovers);
         }
@@ -207,11 +220,18 @@ impl Keeper {
             }
             // What a pump or a relay found is seen again, or not, by the next poll.
             Source::Stdout(serial) => match self.find(serial) {
-                Some(one) if one.kind == ExecKind::Tool => drop(one.stdout.pump(null)),
+                Some(one) if one.kind == ExecKind::Tool => {
+                    one.stdout.pump(null);
+                    self.check_output(serial);
+                }
                 Some(_) => drop(self.relay(serial)),
                 None => {}
             },
-            Source::Stderr(serial) => drop(self.find(serial).map(|one| one.stderr.pump(null))),
+            Source::Stderr(serial) => {
+                self.find(serial).map(|one| one.stderr.pump(null));
+                self.check_output(serial);
+            }
+            Source::Count => self.hear_count(Instant::now()),
             Source::Guard(serial) => self.hear_guard(serial),
             Source::Leftovers => self.leftovers.retain_mut(|leftover| leftover.pump(null) != Flow::Ended),
         }
@@ -263,6 +283,7 @@ impl Keeper {
                     host_pid: self.host_pid,
                     layers: self.confined.layers.list.clone(),
                     execs: self.shelf.known(&self.running),
+                    limits: self.confined.limits_in_force(),
                 };
                 let mut bytes = Vec::new();
                 welcome.append_to(&mut bytes);
@@ -330,6 +351,8 @@ impl Keeper {
             Err(_) => return Flow::Dry,
         };
         one.stdout.counted.seen += len as u64;
+        self.runtime_works(Instant::now());
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
         let daemon = &mut self.daemon;
         let cut = one.lines.push(&chunk[..len], |line| {
             if let Some(daemon) = daemon {
@@ -367,7 +390,10 @@ impl Keeper {
         });
         let alone = self.daemon.is_none().then_some(self.look_around_at());
         let strays = self.strays.map(|strays| strays.at);
-        let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone).min();
+        let alive = self.running.iter().filter(|one| one.stage == Stage::Alive);
+        let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at);
+        let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);
+        let due = due.chain(watches).min();
         let Some(due) = due else { return -1 };
         // Rounded up: waking a moment early would only mean to sleep again.
         i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
@@ -376,6 +402,8 @@ impl Keeper {
     fn keep_time(&mut self, now: Instant) {
         self.strangers.retain(|stranger| stranger.until > now);
         self.finish_drained(now);
+        self.end_overdue(now);
+        self.look(now);
         self.kill_doomed(now);
         self.kill_strays(now);
         self.go_on_ending(now);

@@ -44,9 +44,9 @@ pub(crate) struct Doomed {
 /// An exec that ended, and what may live on of it.
 #[derive(Debug)]
 pub(crate) struct Past {
-    exec: String,
+    pub(crate) exec: String,
     main: Option<i32>,
-    held: Option<Held>,
+    pub(crate) held: Option<Held>,
 }
 
 /// The search for processes whose guardian was killed.
@@ -68,6 +68,11 @@ impl Keeper {
     /// Whether this exec can be killed by name, be it over or not.
     pub(crate) fn is_killable(&self, exec: &str) -> bool {
         self.running.iter().any(|one| one.id == exec) || self.past.iter().any(|past| past.exec == exec)
+    }
+
+    /// Whether somebody asked this exec to go.
+    pub(crate) fn is_doomed(&self, exec: &str) -> bool {
+        self.doomed.iter().any(|doomed| doomed.exec == exec)
     }
 
     /// Asks an exec and its descendants to go, and sets the moment when they are not asked any more.
@@ -219,8 +224,10 @@ impl Keeper {
         let Some(mut strays) = self.strays.filter(|strays| strays.at <= now) else { return };
         if self.confined.proc_is_ours {
             let own = std::process::id().cast_signed();
-            let (guardians, reach) = (self.guardians(), Reach::within(self.confined.namespaces, own));
-            if Walk::now().kill_descendants(own, Without::Children(&guardians), reach) > 0 {
+            let reach = Reach::within(self.confined.namespaces, own);
+            let gate = self.confined.gate.as_ref().map(|gate| gate.pid);
+            let spared: Vec<i32> = self.guardians().into_iter().chain(gate).collect();
+            if Walk::now().kill_descendants(own, Without::Children(&spared), reach) > 0 {
                 strays.quiet_since = now;
             }
         }

@@ -1,4 +1,5 @@
-//! Landlock by its system calls: read and execute everywhere, write in few places, signal only the sandbox.
+//! Landlock by its system calls: read and execute what programs of the host need, write in few places, signal only the
+//! sandbox.
 //!
 //! Behind a mask it is entered once, by the keeper, so that all execs of a sandbox share one domain: they
 //! may signal each other and nothing outside. Without a mask each exec enters one of its own, which leaves
@@ -6,7 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::layers::Layers;
 use crate::sys;
@@ -16,11 +17,36 @@ const WRITE_FILE: u64 = 1 << 1;
 const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
 const REMOVE_DIR: u64 = 1 << 4;
+const MAKE_CHAR: u64 = 1 << 6;
+const MAKE_DIR: u64 = 1 << 7;
+const MAKE_REG: u64 = 1 << 8;
+const MAKE_SOCK: u64 = 1 << 9;
+const MAKE_FIFO: u64 = 1 << 10;
+const MAKE_BLOCK: u64 = 1 << 11;
+const MAKE_SYM: u64 = 1 << 12;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 const SCOPE_ABSTRACT_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
+
+/// What of the host can be read: programs and what they are made of, their settings, and what the kernel tells. Whoever
+/// keeps data elsewhere has to mount it.
+const HOST_PLACES: [&str; 13] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/opt",
+    "/etc",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/var/cache/fontconfig",
+];
 
 const CREATE_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: u32 = 1;
@@ -80,6 +106,30 @@ pub(crate) fn prepare(writable: &[&Path], own: &[Place<'_>], layers: &mut Layers
     }
 }
 
+/// Rules that take nothing away that an exec could use. Whoever enters them is in a part of its own, from which nobody
+/// outside of it can be looked into: not the runtime's memory, environment or pipes.
+pub(crate) fn apart() -> io::Result<Ruleset> {
+    let attr = RulesetAttr { handled_fs: MAKE_BLOCK, handled_net: 0, scoped: 0 };
+    create(&attr, size_of::<u64>()).map(Ruleset)
+}
+
+/// Rules by which nothing new can be made anywhere. What is there can be removed, and files can be cut.
+pub(crate) fn makes_nothing() -> io::Result<Ruleset> {
+    let handled_fs = MAKE_CHAR | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_BLOCK | MAKE_SYM;
+    create(&RulesetAttr { handled_fs, handled_net: 0, scoped: 0 }, size_of::<u64>()).map(Ruleset)
+}
+
+/// Leaves this process, and all that it starts, nothing of any file but to read these and what is beneath them.
+pub(crate) fn read_alone(places: &[PathBuf]) -> io::Result<()> {
+    let ruleset = empty(abi()?)?;
+    for place in places {
+        allow(&ruleset, &sys::open_path(place.as_os_str())?, READ_FILE | READ_DIR)?;
+    }
+    // SAFETY: no memory is passed.
+    sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    Ruleset(ruleset).enter()
+}
+
 fn abi() -> io::Result<i64> {
     let none: *const RulesetAttr = std::ptr::null();
     // SAFETY: asking for the version takes a null pointer and no size.
@@ -97,7 +147,8 @@ fn handled(abi: i64) -> u64 {
     (1 << bits) - 1
 }
 
-fn ruleset(abi: i64, writable: &[&Path], own: &[Place<'_>]) -> io::Result<Ruleset> {
+/// Rules that forbid everything that this version of the kernel can forbid.
+fn empty(abi: i64) -> io::Result<OwnedFd> {
     let handled = handled(abi);
     let scoped = if abi >= 6 { SCOPE_SIGNAL | SCOPE_ABSTRACT_SOCKET } else { 0 };
     let attr = RulesetAttr { handled_fs: handled, handled_net: 0, scoped };
@@ -106,13 +157,27 @@ fn ruleset(abi: i64, writable: &[&Path], own: &[Place<'_>]) -> io::Result<Rulese
         4..=5 => 16,
         6.. => size_of::<RulesetAttr>(),
     };
+    create(&attr, size)
+}
+
+/// `size` says how much of it this version of the kernel knows.
+fn create(attr: &RulesetAttr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: `attr` outlives the call and is at least `size` bytes long; the result is a new descriptor.
-    let ruleset = unsafe {
-        let fd = sys::check_long(libc::syscall(libc::SYS_landlock_create_ruleset, &attr, size, 0u32))?;
-        OwnedFd::from_raw_fd(fd as RawFd)
-    };
-    let top = sys::open_path(Path::new("/").as_os_str())?;
-    allow(&ruleset, &top, EXECUTE | READ_FILE | READ_DIR)?;
+    unsafe {
+        let fd = sys::check_long(libc::syscall(libc::SYS_landlock_create_ruleset, attr, size, 0u32))?;
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+fn ruleset(abi: i64, writable: &[&Path], own: &[Place<'_>]) -> io::Result<Ruleset> {
+    let (handled, ruleset) = (handled(abi), empty(abi)?);
+    for path in HOST_PLACES {
+        match sys::open_path(Path::new(path).as_os_str()) {
+            Ok(place) => allow(&ruleset, &place, EXECUTE | READ_FILE | READ_DIR)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
     for place in own {
         match place {
             Place::Write(dir) => allow(&ruleset, dir, handled)?,

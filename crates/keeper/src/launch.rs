@@ -16,11 +16,13 @@ use lodge_link::{
     limits, ready,
 };
 
+use crate::bounds;
 use crate::confine;
 use crate::fence::{self, Fence};
 use crate::keep::Keeper;
 use crate::layers::Layers;
 use crate::log::Log;
+use crate::network;
 use crate::sys;
 use crate::tree;
 
@@ -103,7 +105,11 @@ fn serve(ready: &File) -> Result<(), Failed> {
 
     let host_pid = record_pid(&dir);
     record_cgroup(&dir, &spec.grouping).during("record the cgroup")?;
+    bounds::record(&dir, &spec.controllers).during("record the cgroups of its limits")?;
+    let gate = network::enter(&spec, namespaces, &mut layers).during("close the network")?;
     let fence = Fence::build(&spec, namespaces, layers).during("build the fence")?;
+    let mut fence = Fence { gate, ..fence };
+    fence.bound(&spec);
     let listener = listen(&dir).during("listen")?;
     let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;
     let keeper = Keeper::new(spec, dir, lock, log, listener, host_pid, confined).during("prepare")?;

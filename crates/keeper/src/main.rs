@@ -1,15 +1,26 @@
 //! The program in every sandbox: pid 1 of its namespace, parent of everything that runs in it.
 //!
 //! Owns: execs, their pipes, output files and exit records, the fence around them, and the link to a
-//! daemon that comes and goes. Never: models, prompts, JSON, networks, or a decision about what to run.
+//! daemon that comes and goes. Never: models, prompts, JSON, or a decision about what to run.
 
+mod bounds;
 mod captured;
 mod commands;
 mod confine;
+mod devices;
+mod disk;
 mod ends;
 mod execs;
 mod fence;
 mod files;
+mod gate;
+mod gate_body;
+mod gate_dns;
+mod gate_http;
+mod gate_names;
+mod gate_relay;
+mod gate_rules;
+mod gate_serve;
 mod group;
 mod guardian;
 mod keep;
@@ -17,8 +28,11 @@ mod kills;
 mod landlock;
 mod launch;
 mod layers;
+mod loads;
 mod log;
 mod masks;
+mod measure;
+mod network;
 mod peers;
 mod probe;
 mod read_only;
@@ -27,17 +41,19 @@ mod seccomp;
 mod spawn;
 mod sys;
 mod tree;
+mod watch;
 
 use std::process::ExitCode;
 
-use lodge_link::Grouping;
+use lodge_link::{Controllers, Grouping};
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
     let verb = args.next();
     match verb.as_ref().and_then(|verb| verb.to_str()) {
         Some("keep") => launch::keep(),
-        Some("probe") => probe::probe(grouping(args)),
+        Some("gate") => gate::run(),
+        Some("probe") => probe::probe(cgroups(args)),
         Some(_) | None => {
             eprintln!(
                 "error: `keeper keep` is started by lodged; `keeper probe` tells what this host can do"
@@ -47,12 +63,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// From the arguments of a probe: `cgroup <name>`, or `none <why>`.
-fn grouping(args: impl Iterator<Item = std::ffi::OsString>) -> Grouping {
+/// From the arguments of a probe: `cgroup <name>` or `none <why>`, then `memory <path>` and `pids <path>` where there
+/// are such cgroups of the first version.
+fn cgroups(args: impl Iterator<Item = std::ffi::OsString>) -> (Grouping, Controllers) {
     let words: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
-    match words.as_slice() {
-        [kind, name] if kind == "cgroup" => Grouping::Cgroup { name: name.clone() },
-        [kind, why] if kind == "none" => Grouping::None { why: why.clone() },
-        [..] => Grouping::None { why: "none was given".to_owned() },
+    let mut grouping = Grouping::None { why: "none was given".to_owned() };
+    let mut controllers = Controllers::default();
+    for pair in words.chunks_exact(2) {
+        let value = pair[1].clone();
+        match pair[0].as_str() {
+            "cgroup" => grouping = Grouping::Cgroup { name: value },
+            "none" => grouping = Grouping::None { why: value },
+            "memory" => controllers.memory = Some(value.into()),
+            "pids" => controllers.pids = Some(value.into()),
+            _unknown => {}
+        }
     }
+    (grouping, controllers)
 }

@@ -1,6 +1,6 @@
 //! Which parts of the host a sandbox does not see.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use lodge_link::Bind;
@@ -10,10 +10,19 @@ use crate::fence::is_top;
 /// Where hosts keep sockets, homes and secrets of others.
 const ALWAYS: [&str; 3] = ["/run", "/home", "/root"];
 
-/// The directories to lay a mask over, none beneath another.
+/// Where programs put what they need for a while: each sandbox has its own.
+const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// Whether a mask is to be written in.
+pub(crate) fn is_temporary(mask: &Path) -> bool {
+    TEMPORARY.iter().any(|path| Path::new(path).canonicalize().is_ok_and(|path| path == mask))
+}
+
+/// The directories to lay a mask over, none beneath another, unless that is to be written in.
 pub(crate) fn to_hide(state_dir: &Path) -> Vec<PathBuf> {
-    let mut wanted: Vec<PathBuf> = ALWAYS.iter().map(PathBuf::from).collect();
+    let mut wanted: Vec<PathBuf> = ALWAYS.iter().chain(&TEMPORARY).map(PathBuf::from).collect();
     wanted.push(cover(state_dir));
+    wanted.extend(own_home());
     let mut found: Vec<PathBuf> = wanted
         .iter()
         .filter_map(|path| path.canonicalize().ok())
@@ -23,7 +32,7 @@ pub(crate) fn to_hide(state_dir: &Path) -> Vec<PathBuf> {
     // Sorted, a directory comes before everything beneath it.
     let mut masks: Vec<PathBuf> = Vec::new();
     for path in found {
-        if !masks.iter().any(|mask| path.starts_with(mask)) {
+        if !masks.iter().any(|mask| path == *mask || (path.starts_with(mask) && !is_temporary(mask))) {
             masks.push(path);
         }
     }
@@ -39,6 +48,24 @@ fn cover(state_dir: &Path) -> PathBuf {
         !is_top(path) && path.metadata().is_ok_and(|meta| !open_to_all(meta.permissions().mode()))
     });
     closed.map_or_else(|| state_dir.to_owned(), |path| path.to_path_buf())
+}
+
+/// The home of the user who runs the daemon, wherever it lies. One that is not his own is a place of the host's.
+fn own_home() -> Option<PathBuf> {
+    // SAFETY: cannot fail and touches no memory.
+    let uid = unsafe { libc::geteuid() };
+    let home = home_in(&std::fs::read_to_string("/etc/passwd").ok()?, uid)?;
+    home.metadata().is_ok_and(|meta| meta.uid() == uid).then_some(home)
+}
+
+fn home_in(passwd: &str, uid: u32) -> Option<PathBuf> {
+    // The first is whom the host takes.
+    let mut homes = passwd.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let is_his = fields.get(2).and_then(|field| field.parse().ok()) == Some(uid);
+        fields.get(5).filter(|home| is_his && home.starts_with('/')).map(PathBuf::from)
+    });
+    homes.next()
 }
 
 /// Names resolve by a file that many hosts keep beneath `/run`.
@@ -61,9 +88,18 @@ mod tests {
         assert!(masks.iter().any(|mask| dir.starts_with(mask)), "{masks:?}");
         for (index, mask) in masks.iter().enumerate() {
             let others = masks.iter().enumerate().filter(|(other, _)| *other != index);
+            let others = others.filter(|(_, other)| !is_temporary(other));
             assert!(others.into_iter().all(|(_, other)| !mask.starts_with(other)), "{masks:?}");
         }
         std::fs::remove_dir(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_home_is_found_by_its_user() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nbroken\nann:x:1000:1000:Ann:/data/ann:/bin/sh\nx:x:7:7::rel:/\n";
+        assert_eq!(home_in(passwd, 1000), Some(PathBuf::from("/data/ann")));
+        assert_eq!((home_in(passwd, 7), home_in(passwd, 8)), (None, None));
     }
 
     #[test]

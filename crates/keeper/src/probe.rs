@@ -6,18 +6,19 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
-use lodge_link::{Grouping, KeeperSpec, SECRET_LEN, Secret};
+use lodge_link::{Controllers, Grouping, KeeperSpec, Limits, Network, SECRET_LEN, Secret};
 
 use crate::confine;
 use crate::fence::{self, Fence};
 use crate::layers::Layers;
+use crate::network;
 use crate::sys;
 
 /// Any user that is not root will do to see whether there can be one.
 const PROBE_UID: u32 = 65_534;
 
-pub(crate) fn probe(grouping: Grouping) -> ExitCode {
-    match try_layers(grouping) {
+pub(crate) fn probe(cgroups: (Grouping, Controllers)) -> ExitCode {
+    match try_layers(cgroups) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: could not probe: {error}");
@@ -27,7 +28,7 @@ pub(crate) fn probe(grouping: Grouping) -> ExitCode {
 }
 
 /// Builds a whole fence around a child that has nothing to run, and lets it tell.
-fn try_layers(grouping: Grouping) -> io::Result<()> {
+fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()> {
     let spec = KeeperSpec {
         sandbox: "probe".to_owned(),
         incarnation: 0,
@@ -38,6 +39,9 @@ fn try_layers(grouping: Grouping) -> io::Result<()> {
         binds: Vec::new(),
         failpoint: String::new(),
         grouping,
+        network: Network::Host,
+        limits: Limits::default(),
+        controllers,
     };
     let mut layers = Layers::default();
     let namespaces = fence::unshare(&spec, &mut layers)?;
@@ -47,7 +51,9 @@ fn try_layers(grouping: Grouping) -> io::Result<()> {
         child => return await_child(child),
     }
     let dir: OwnedFd = std::fs::File::open("/")?.into();
-    let fence = Fence::build(&spec, namespaces, layers)?;
+    network::probe(&spec, namespaces, &mut layers);
+    let mut fence = Fence::build(&spec, namespaces, layers)?;
+    fence.bound(&spec);
     let confined = confine::enter(&spec, &dir, fence)?;
     let mut out = io::stdout().lock();
     for layer in &confined.layers.list {

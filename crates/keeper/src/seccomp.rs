@@ -73,6 +73,9 @@ const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
+/// What sockets may speak: of the rest, one reaches the machine that this one runs on, and none is for programs.
+const SOCKETS: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+
 const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
 /// The low half of the first argument, on a little-endian machine.
@@ -96,6 +99,21 @@ pub(crate) fn enter(clone3: Clone3) -> io::Result<()> {
 /// lets no other convention through.
 pub(crate) fn refuse_clone3() -> io::Result<()> {
     install(without_clone3())
+}
+
+/// Refuses to this process, and to all that it starts, to become another program. Conditions as above.
+pub(crate) fn refuse_programs() -> io::Result<()> {
+    install(without_programs())
+}
+
+fn without_programs() -> Vec<libc::sock_filter> {
+    vec![
+        load(NUMBER_AT),
+        jump(libc::BPF_JEQ, libc::SYS_execve as u32, 1, 0),
+        jump(libc::BPF_JEQ, libc::SYS_execveat as u32, 0, 1),
+        answer(refuse(libc::EPERM)),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ]
 }
 
 fn without_clone3() -> Vec<libc::sock_filter> {
@@ -140,12 +158,26 @@ fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
         jump(libc::BPF_JEQ, 0, 0, 1),
         answer(libc::SECCOMP_RET_ALLOW),
         answer(refuse(libc::EPERM)),
+    ]);
+    code.extend(sockets());
+    code.extend([
         jump(libc::BPF_JEQ, libc::SYS_clone as u32, 0, 3),
         load(FIRST_AT),
         jump(libc::BPF_JSET, NAMESPACE_FLAGS.cast_unsigned(), 0, 1),
         answer(refuse(libc::EPERM)),
         answer(libc::SECCOMP_RET_ALLOW),
     ]);
+    code
+}
+
+/// With the number loaded, and loaded still behind it.
+fn sockets() -> Vec<libc::sock_filter> {
+    let past_list = SOCKETS.len() as u8;
+    let mut code = vec![jump(libc::BPF_JEQ, libc::SYS_socket as u32, 0, past_list + 3), load(FIRST_AT)];
+    for (at, family) in SOCKETS.iter().enumerate() {
+        code.push(jump(libc::BPF_JEQ, family.cast_unsigned(), past_list - at as u8, 0));
+    }
+    code.extend([answer(refuse(libc::EAFNOSUPPORT)), answer(libc::SECCOMP_RET_ALLOW)]);
     code
 }
 
@@ -225,6 +257,15 @@ mod tests {
         assert_eq!(decide(ARCH, clone, thread.cast_unsigned()), libc::SECCOMP_RET_ALLOW);
         for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_openat, libc::SYS_kill, libc::SYS_rseq] {
             assert_eq!(decide(ARCH, number as u32, u32::MAX), libc::SECCOMP_RET_ALLOW, "{number}");
+        }
+        let socket = libc::SYS_socket as u32;
+        for family in SOCKETS {
+            assert_eq!(decide(ARCH, socket, family.cast_unsigned()), libc::SECCOMP_RET_ALLOW, "{family}");
+        }
+        for family in [0, libc::AF_VSOCK, libc::AF_PACKET, libc::AF_ALG, libc::AF_BLUETOOTH, libc::AF_KEY, -1]
+        {
+            let refused = refuse(libc::EAFNOSUPPORT);
+            assert_eq!(decide(ARCH, socket, family.cast_unsigned()), refused, "{family}");
         }
         assert_eq!(decide(0x4000_0003, 1, 0), libc::SECCOMP_RET_KILL_PROCESS);
         #[cfg(target_arch = "x86_64")]

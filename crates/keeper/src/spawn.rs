@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{Duration, Instant};
 
-use lodge_link::Start;
+use lodge_link::{ExecKind, Start};
 
 /// How often, and after which pause, a program that is still open for writing is tried again.
 const BUSY_RETRIES_MAX: u32 = 100;
@@ -22,10 +22,12 @@ const COLLECT_PAUSE_US: u32 = 500;
 const REPORT_LEN: usize = 5;
 
 use crate::confine::{self, Confined, User};
+use crate::disk::Space;
 use crate::fence::Namespaces;
 use crate::group::Group;
 use crate::guardian::{self, Guard, Met};
 use crate::landlock::Ruleset;
+use crate::network::Gate;
 use crate::seccomp;
 use crate::sys;
 
@@ -36,6 +38,8 @@ pub(crate) enum Hold<'a> {
     /// A guardian, which shares the sandbox's lock.
     Guardian {
         lock: RawFd,
+        /// How many there are beside it.
+        others: u64,
     },
 }
 
@@ -93,8 +97,19 @@ struct Theirs {
     report: RawFd,
 }
 
+/// What a guardian has to know of those around it.
+#[derive(Clone, Copy)]
+struct Guards {
+    keeper: i32,
+    status: RawFd,
+    lock: RawFd,
+    others: u64,
+}
+
 /// Everything that the child needs, made before the fork.
 struct Prepared {
+    kind: ExecKind,
+    space: Space,
     argv: Vec<CString>,
     env: Vec<CString>,
     /// Where the program may lie, in the order of the search.
@@ -111,8 +126,9 @@ pub(crate) fn spawn(
     confined: &Confined,
     hold: Hold<'_>,
     stderr: Option<OwnedFd>,
+    space: Space,
 ) -> Result<Spawned, NotSpawned> {
-    let prepared = prepare(start)?;
+    let prepared = prepare(start, space, confined.gate.as_ref().map_or(&[][..], Gate::variables))?;
     let failed = |cause: io::Error| NotSpawned {
         errno: cause.raw_os_error().unwrap_or(libc::EIO),
         why: format!("cannot start a process: {cause}"),
@@ -131,20 +147,21 @@ pub(crate) fn spawn(
     let theirs = Theirs { streams, report: report_theirs.as_raw_fd() };
     let (first, status) = match hold {
         Hold::Group(group) => {
-            let pid = fork(confined, || sys::fork_into(group.dir.as_raw_fd())).map_err(failed)?;
+            let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd())).map_err(failed)?;
             if pid == 0 {
-                let (step, error) = become_program(&prepared, confined, theirs);
+                let (step, error) = become_program(&prepared, confined, theirs, 0);
                 tell(step, error, theirs.report)
             }
             (pid, None)
         }
-        Hold::Guardian { lock } => {
+        Hold::Guardian { lock, others } => {
             let (status, status_theirs) = sys::pipe().map_err(failed)?;
             sys::set_nonblocking(status.as_raw_fd()).map_err(failed)?;
             let keeper = std::process::id().cast_signed();
-            let pid = fork(confined, sys::fork).map_err(failed)?;
+            let pid = fork(confined, start.kind, sys::fork).map_err(failed)?;
             if pid == 0 {
-                become_guardian(&prepared, confined, theirs, (keeper, status_theirs.as_raw_fd(), lock));
+                let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
+                become_guardian(&prepared, confined, theirs, guards);
             }
             (pid, Some(status))
         }
@@ -176,7 +193,8 @@ pub(crate) fn spawn(
     Ok(Spawned { pid, guard, stdin, stdout, stderr, progress })
 }
 
-fn prepare(start: &Start) -> Result<Prepared, NotSpawned> {
+/// `added` are variables that the start may set otherwise.
+fn prepare(start: &Start, space: Space, added: &[(&str, &str)]) -> Result<Prepared, NotSpawned> {
     let invalid = |why: &str| NotSpawned { errno: libc::EINVAL, why: why.to_owned() };
     let c = |text: &OsStr| sys::c_string(text).map_err(|_| invalid("a zero byte in an argument or variable"));
     let Some(program) = start.argv.first().filter(|program| !program.is_empty()) else {
@@ -190,6 +208,9 @@ fn prepare(start: &Start) -> Result<Prepared, NotSpawned> {
         }
         env.push(c(&join(name, b'=', value))?);
     }
+    for (name, value) in added.iter().filter(|(name, _)| start.env.iter().all(|(set, _)| set != name)) {
+        env.push(c(&join(OsStr::new(name), b'=', OsStr::new(value)))?);
+    }
     let programs = if program.as_bytes().contains(&b'/') {
         vec![c(program)?]
     } else {
@@ -197,7 +218,7 @@ fn prepare(start: &Start) -> Result<Prepared, NotSpawned> {
         let dirs = path.unwrap_or_default().split(|byte| *byte == b':').filter(|dir| !dir.is_empty());
         dirs.map(|dir| c(&join(OsStr::from_bytes(dir), b'/', program))).collect::<Result<_, _>>()?
     };
-    Ok(Prepared { argv, env, programs, cwd: c(start.cwd.as_os_str())? })
+    Ok(Prepared { kind: start.kind, space, argv, env, programs, cwd: c(start.cwd.as_os_str())? })
 }
 
 fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
@@ -208,10 +229,10 @@ fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
 }
 
 /// Forks with the score of an exec, which the keeper gives back at once.
-fn fork(confined: &Confined, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
+fn fork(confined: &Confined, kind: ExecKind, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
     // A score that cannot be written was reported as a missing layer, or is a passing failure.
     if let Some(oom) = &confined.oom
-        && oom.raise().is_err()
+        && oom.raise(kind).is_err()
     {}
     let forked = fork();
     let is_child = matches!(forked, Ok(0));
@@ -223,25 +244,40 @@ fn fork(confined: &Confined, fork: impl FnOnce() -> io::Result<i32>) -> io::Resu
 }
 
 /// Runs in the child: forks the program and stays as its guardian.
-fn become_guardian(
-    prepared: &Prepared,
-    confined: &Confined,
-    theirs: Theirs,
-    (keeper, status, lock): (i32, RawFd, RawFd),
-) -> ! {
+fn become_guardian(prepared: &Prepared, confined: &Confined, theirs: Theirs, guards: Guards) -> ! {
     match guardian::prepare().and_then(|()| sys::fork()) {
         Ok(0) => {
-            let (step, error) = become_program(prepared, confined, theirs);
+            let (step, error) = become_program(prepared, confined, theirs, guards.others + 1);
             tell(step, error, theirs.report)
         }
-        Ok(main) => guardian::guard(main, keeper, status, lock),
+        Ok(main) => {
+            // One that is killed for want of memory would leave its exec to the keeper, which copes.
+            if let Some(oom) = &confined.oom
+                && oom.as_keeper().is_err()
+            {}
+            guardian::guard(main, guards.keeper, guards.status, guards.lock)
+        }
         Err(error) => tell(Step::Hold, error, theirs.report),
     }
 }
 
 /// Runs in the child, and returns only if something failed.
-fn become_program(prepared: &Prepared, confined: &Confined, theirs: Theirs) -> (Step, io::Error) {
-    match confined.rules.as_ref().map_or(Ok(()), Ruleset::enter) {
+fn become_program(
+    prepared: &Prepared,
+    confined: &Confined,
+    theirs: Theirs,
+    guardians: u64,
+) -> (Step, io::Error) {
+    let apart = match prepared.kind {
+        ExecKind::Tool => confined.apart.as_ref(),
+        ExecKind::Runtime => None,
+    };
+    let makes_nothing = match prepared.space {
+        Space::Left => None,
+        Space::Full { .. } => confined.makes_nothing.as_ref(),
+    };
+    let rules = confined.rules.as_ref().into_iter().chain(apart).chain(makes_nothing);
+    match rules.into_iter().try_for_each(Ruleset::enter) {
         Ok(()) => {}
         Err(error) => return (Step::User, error),
     }
@@ -249,7 +285,9 @@ fn become_program(prepared: &Prepared, confined: &Confined, theirs: Theirs) -> (
         Ok(()) => {}
         Err(error) => return (Step::Streams, error),
     }
-    match become_user(confined) {
+    let restricted = become_user(confined)
+        .and_then(|()| confined.bounds.restrict(prepared.kind, prepared.space, guardians));
+    match restricted {
         Ok(()) => {}
         Err(error) => return (Step::User, error),
     }
@@ -283,12 +321,7 @@ fn arrange_streams(streams: [RawFd; 3], report: RawFd) -> io::Result<()> {
 fn become_user(confined: &Confined) -> io::Result<()> {
     match confined.user {
         User::Keeper => {}
-        // SAFETY: an empty list of groups is a null pointer and no length.
-        User::Own(uid) => unsafe {
-            sys::check(libc::setgroups(0, std::ptr::null()))?;
-            sys::check(libc::setresgid(uid, uid, uid))?;
-            sys::check(libc::setresuid(uid, uid, uid))?;
-        },
+        User::Own(uid) => sys::become_user(uid)?,
     }
     confine::set_capabilities(0)?;
     confined.files.restore()?;

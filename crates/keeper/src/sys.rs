@@ -136,6 +136,78 @@ pub(crate) fn splice(pipe: BorrowedFd<'_>, to: RawFd, len: usize) -> io::Result<
     usize::try_from(moved).map_err(|_| io::Error::last_os_error())
 }
 
+/// Sends bytes and a descriptor with the first of them.
+pub(crate) fn send_fd(socket: RawFd, bytes: &[u8], fd: RawFd) -> io::Result<()> {
+    let mut room = ControlRoom::default();
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the message describes `part` and `room`, which outlive the call; the room is long enough for one
+    // descriptor and aligned for its header. The bytes are only read.
+    let sent = unsafe {
+        let message = room.message(&mut part);
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as libc::c_uint) as _;
+        std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), fd);
+        libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
+    };
+    match usize::try_from(sent) {
+        Ok(len) if len == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Receives what [`send_fd`] sent: exactly so many bytes, and the descriptor.
+pub(crate) fn receive_fd(socket: RawFd, bytes: &mut [u8]) -> io::Result<OwnedFd> {
+    let mut room = ControlRoom::default();
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: as above, and the kernel writes at most what is announced. A descriptor that came with the message
+    // belongs to nobody else.
+    unsafe {
+        let mut message = room.message(&mut part);
+        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_WAITALL;
+        let len = usize::try_from(libc::recvmsg(socket, &mut message, flags));
+        if len.map_err(|_| io::Error::last_os_error())? != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let header = libc::CMSG_FIRSTHDR(&message);
+        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        owned(std::ptr::read_unaligned(libc::CMSG_DATA(header).cast()))
+    }
+}
+
+/// Room for the header of one descriptor beside a message, aligned as the kernel wants it.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct ControlRoom([u8; 32]);
+
+impl ControlRoom {
+    /// A message of one part. It refers to both, so they must outlive its use.
+    fn message(&mut self, part: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: plain data, for which zeroes are a valid value.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = part;
+        message.msg_iovlen = 1;
+        message.msg_control = self.0.as_mut_ptr().cast();
+        // SAFETY: plain arithmetic.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as libc::c_uint) } as _;
+        message
+    }
+}
+
+/// Becomes a user and a group of that number, and of no other.
+pub(crate) fn become_user(uid: u32) -> io::Result<()> {
+    // SAFETY: an empty list of groups is a null pointer and no length.
+    unsafe {
+        check(libc::setgroups(0, std::ptr::null()))?;
+        check(libc::setresgid(uid, uid, uid))?;
+        check(libc::setresuid(uid, uid, uid)).map(drop)
+    }
+}
+
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = check_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
@@ -225,6 +297,26 @@ pub(crate) fn is_child(pid: i32) -> bool {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         libc::waitid(libc::P_PID, pid.cast_unsigned(), &mut info, flags) == 0
+    }
+}
+
+/// Lowers a limit of this process and of all that it starts. One that is lower already stays.
+pub(crate) fn set_rlimit(which: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Result<()> {
+    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is filled in, or read, and outlives both calls.
+    unsafe {
+        check(libc::getrlimit(which, &mut now))?;
+        now = libc::rlimit { rlim_cur: now.rlim_cur.min(soft), rlim_max: now.rlim_max.min(hard) };
+        check(libc::setrlimit(which, &now)).map(drop)
+    }
+}
+
+pub(crate) fn statfs(path: &CStr) -> io::Result<libc::statfs> {
+    // SAFETY: `statfs` is plain data, for which zeroes are a valid value, and outlives the call, as the path does.
+    unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        check(libc::statfs(path.as_ptr(), &mut stat))?;
+        Ok(stat)
     }
 }
 

@@ -32,6 +32,10 @@ pub struct Start {
     pub stdin: Vec<u8>,
     /// Most bytes kept of each stream.
     pub output_cap: u64,
+    /// When it is ended, counted from its start; 0: never.
+    pub timeout_ms: u64,
+    /// Most bytes that it may write to both streams together before it is ended; 0: any number.
+    pub output_max: u64,
 }
 
 impl fmt::Debug for Start {
@@ -205,6 +209,7 @@ impl Start {
             put.os(name).os(value);
         });
         put.os(self.cwd.as_os_str()).bytes(&self.stdin).u64(self.output_cap);
+        put.u64(self.timeout_ms).u64(self.output_max);
     }
 
     fn take(take: &mut Take<'_>) -> Result<Start, DecodeError> {
@@ -220,6 +225,9 @@ impl Start {
             cwd: take.os()?.into(),
             stdin: take.bytes()?.to_vec(),
             output_cap: take.u64()?,
+            // Daemons before these knew neither.
+            timeout_ms: if take.is_empty() { 0 } else { take.u64()? },
+            output_max: if take.is_empty() { 0 } else { take.u64()? },
         })
     }
 }
@@ -330,6 +338,8 @@ mod tests {
             cwd: "/".into(),
             stdin: b"in".to_vec(),
             output_cap: 10,
+            timeout_ms: 11,
+            output_max: 12,
         };
         vec![
             Command::Start(start),
@@ -350,6 +360,7 @@ mod tests {
             stderr: Counted::default(),
             usage: Usage::default(),
             note: String::new(),
+            cause: None,
         };
         let exec = || "e1".to_owned();
         vec![

@@ -4,6 +4,7 @@
 //! [`Welcome`] or turns it away. Either proof covers both nonces, both versions and the epoch, and the
 //! two are labelled, so that neither can be replayed or reflected.
 
+use crate::bounds::InForce;
 use crate::frame::{Layer, RawFrame, append, kind};
 use crate::record::ExitRecord;
 use crate::secret::Secret;
@@ -42,6 +43,8 @@ pub struct Welcome {
     pub layers: Vec<Layer>,
     /// Every exec whose directory exists, up to `WELCOME_EXECS_MAX`.
     pub execs: Vec<KnownExec>,
+    /// The limits of the sandbox and who enforces them.
+    pub limits: Vec<InForce>,
 }
 
 /// One exec that a keeper knows of.
@@ -141,6 +144,7 @@ impl Welcome {
                 put.text(layer.missing.as_deref().unwrap_or(""));
             });
             put.list(&self.execs, |put, known| known.put(put));
+            put.list(&self.limits, |put, limit| limit.put(put));
         });
     }
 
@@ -163,6 +167,12 @@ impl Welcome {
                 Ok(Layer { name, missing: missing.then_some(why) })
             })?,
             execs: take.list(KnownExec::take)?,
+            // Keepers before this one told of none.
+            limits: if take.is_empty() {
+                Vec::new()
+            } else {
+                take.list(InForce::take)?.into_iter().flatten().collect()
+            },
         }))
     }
 }
@@ -256,6 +266,11 @@ mod tests {
                 KnownExec { exec: "e1".to_owned(), state: ExecState::Running { pid: 4 } },
                 KnownExec { exec: "e2".to_owned(), state: ExecState::Lost },
             ],
+            limits: vec![InForce {
+                resource: crate::bounds::Resource::Disk,
+                limit: 5,
+                by: "watching".to_owned(),
+            }],
         };
         let away = TurnedAway { why: TurnedAwayWhy::OldEpoch { current: 8 } };
         let mut stream = Vec::new();

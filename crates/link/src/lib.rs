@@ -6,6 +6,7 @@
 //! The encoding is versioned and append-only. A field is added at the end and given a default; fields
 //! that a reader does not know are ignored, and frames whose type it does not know are skipped.
 
+mod bounds;
 mod frame;
 mod handshake;
 pub mod limits;
@@ -15,6 +16,7 @@ mod sha256;
 mod spec;
 mod wire;
 
+pub use bounds::{Cause, Controllers, InForce, Limits, Resource};
 pub use frame::{Assembler, Command, Event, ExecKind, FrameError, Layer, RawFrame, Start};
 pub use handshake::{
     Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
@@ -23,7 +25,7 @@ pub use handshake::{
 pub use record::{Counted, Ended, ExitRecord, Usage};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
-pub use spec::{Bind, Grouping, KeeperSpec};
+pub use spec::{Bind, Grouping, KeeperSpec, Network};
 pub use wire::DecodeError;
 
 /// The lock whose holder is the keeper of the directory it lies in.
@@ -40,6 +42,8 @@ pub const PID_FILE: &str = "pid";
 pub const GUARDIANS_FILE: &str = "guardians";
 /// The sandbox's cgroup as a path of the host, for whoever has to end what a dead keeper left in it.
 pub const CGROUP_FILE: &str = "cgroup";
+/// The sandbox's cgroups of the first version, a path of the host on each line, for whoever has to remove them.
+pub const CONTROLLERS_FILE: &str = "controllers";
 /// Holds one directory for each claimed exec.
 pub const EXEC_DIR: &str = "exec";
 /// Within an exec's directory: its [`ExitRecord`].

@@ -3,6 +3,7 @@
 //! A disk may lose the end of a file, or keep its length and lose what it held. The seal is what tells
 //! an outcome from such remains; a frame needs none.
 
+use crate::bounds::Cause;
 use crate::sha256::Sha256;
 use crate::wire::{DecodeError, Put, Take};
 
@@ -49,6 +50,8 @@ pub struct ExitRecord {
     pub usage: Usage,
     /// What the keeper had to do with it beyond waiting, or empty.
     pub note: String,
+    /// The limit that it ran into, if that is known.
+    pub cause: Option<Cause>,
 }
 
 impl ExitRecord {
@@ -64,6 +67,7 @@ impl ExitRecord {
         put.u64(self.stdout.seen).u64(self.stdout.kept).u64(self.stderr.seen).u64(self.stderr.kept);
         put.u64(self.usage.user_us).u64(self.usage.system_us).u64(self.usage.max_rss_kb);
         put.text(&self.note);
+        Cause::put(self.cause.as_ref(), &mut put);
         put.out
     }
 
@@ -106,6 +110,8 @@ impl ExitRecord {
             stderr: Counted { seen: take.u64()?, kept: take.u64()? },
             usage: Usage { user_us: take.u64()?, system_us: take.u64()?, max_rss_kb: take.u64()? },
             note: take.text()?,
+            // Keepers before this one knew of none.
+            cause: if take.is_empty() { None } else { Cause::take(&mut take)? },
         })
     }
 }
@@ -119,7 +125,11 @@ fn seal_of(bare: &[u8]) -> [u8; SEAL_LEN] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::Resource;
     use crate::limits;
+
+    /// Length of a cause at the end of a record.
+    const CAUSE_LEN: usize = 17;
 
     fn sample(ended: Ended) -> ExitRecord {
         ExitRecord {
@@ -130,6 +140,7 @@ mod tests {
             stderr: Counted { seen: 5, kept: 6 },
             usage: Usage { user_us: 7, system_us: 8, max_rss_kb: 9 },
             note: "cut".to_owned(),
+            cause: Some(Cause { resource: Resource::Memory, limit: 10, used: 11 }),
         }
     }
 
@@ -148,9 +159,27 @@ mod tests {
     #[test]
     fn every_cut_of_a_record_is_refused() {
         let bytes = sample(Ended::Code(0)).encode();
-        for len in 0..bytes.len() {
+        let earlier = bytes.len() - CAUSE_LEN;
+        for len in (0..bytes.len()).filter(|len| *len != earlier) {
             assert!(ExitRecord::decode(&bytes[..len]).is_err(), "cut at {len}");
         }
+    }
+
+    #[test]
+    fn a_record_of_a_keeper_that_knew_no_causes_has_none() {
+        let record = sample(Ended::Signal(9));
+        let bytes = record.encode();
+        let back = ExitRecord::decode(&bytes[..bytes.len() - CAUSE_LEN]);
+        assert_eq!(back, Ok(ExitRecord { cause: None, ..record }));
+    }
+
+    #[test]
+    fn a_cause_that_a_later_keeper_tells_is_none() {
+        let record = ExitRecord { cause: None, ..sample(Ended::Code(1)) };
+        let mut bytes = record.encode();
+        let at = bytes.len() - CAUSE_LEN;
+        bytes[at] = 250;
+        assert_eq!(ExitRecord::decode(&bytes), Ok(record));
     }
 
     /// A record as long as one can be, so that it lies in several sectors.

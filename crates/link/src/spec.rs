@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::bounds::{Controllers, Limits};
 use crate::secret::{SECRET_LEN, Secret, wipe};
 use crate::wire::{DecodeError, Put, Take};
 
@@ -24,6 +25,17 @@ pub enum Grouping {
     None { why: String },
 }
 
+/// What of the network the sandbox reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// The host's own.
+    Host,
+    /// A loopback of its own and nothing else.
+    None,
+    /// The same, and through a gate these: names, `*.names`, addresses and ranges, each with an optional port.
+    List { allow: Vec<String> },
+}
+
 /// Everything a keeper has to know about its sandbox.
 #[derive(Debug, Clone)]
 pub struct KeeperSpec {
@@ -40,6 +52,9 @@ pub struct KeeperSpec {
     /// Where to die, for crash tests. Empty: nowhere.
     pub failpoint: String,
     pub grouping: Grouping,
+    pub network: Network,
+    pub limits: Limits,
+    pub controllers: Controllers,
 }
 
 impl KeeperSpec {
@@ -61,6 +76,13 @@ impl KeeperSpec {
             Grouping::Cgroup { name } => put.u8(1).text(name),
             Grouping::None { why } => put.u8(0).text(why),
         };
+        match &self.network {
+            Network::Host => put_network(&mut put, 0, &[]),
+            Network::None => put_network(&mut put, 1, &[]),
+            Network::List { allow } => put_network(&mut put, 2, allow),
+        }
+        self.limits.put(&mut put);
+        self.controllers.put(&mut put);
         put.out
     }
 
@@ -94,8 +116,40 @@ impl KeeperSpec {
                 (unknown, _) => return Err(DecodeError::BadTag(unknown)),
             }
         };
-        Ok(KeeperSpec { sandbox, incarnation, secret, state_dir, root, uid, binds, failpoint, grouping })
+        let network = if take.is_empty() {
+            Network::Host
+        } else {
+            match (take.u8()?, take.list(|take| take.text())?) {
+                (0, _) => Network::Host,
+                (1, _) => Network::None,
+                (2, allow) => Network::List { allow },
+                (unknown, _) => return Err(DecodeError::BadTag(unknown)),
+            }
+        };
+        let limits = if take.is_empty() { Limits::default() } else { Limits::take(&mut take)? };
+        let controllers =
+            if take.is_empty() { Controllers::default() } else { Controllers::take(&mut take)? };
+        Ok(KeeperSpec {
+            sandbox,
+            incarnation,
+            secret,
+            state_dir,
+            root,
+            uid,
+            binds,
+            failpoint,
+            grouping,
+            network,
+            limits,
+            controllers,
+        })
     }
+}
+
+fn put_network(put: &mut Put, kind: u8, allow: &[String]) {
+    put.u8(kind).list(allow, |put, word| {
+        put.text(word);
+    });
 }
 
 #[cfg(test)]
@@ -114,6 +168,9 @@ mod tests {
             binds: vec![bind],
             failpoint: String::new(),
             grouping: Grouping::Cgroup { name: "lodge-box".to_owned() },
+            network: Network::List { allow: vec!["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()] },
+            limits: Limits { memory_bytes: Some(1 << 30), ..Limits::default() },
+            controllers: Controllers { memory: None, pids: Some("/sys/fs/cgroup/pids/x".into()) },
         }
     }
 
@@ -133,14 +190,52 @@ mod tests {
         let mut grouping = Put::default();
         grouping.u8(1).text("lodge-box");
         let mut bytes = spec.encode();
-        assert!(bytes.ends_with(&grouping.out));
-        let before = bytes.len() - grouping.out.len();
+        let before = at(&bytes, &grouping.out);
         let back = KeeperSpec::decode(&mut bytes[..before]).unwrap();
-        let expected = KeeperSpec { grouping: Grouping::None { why: "none was given".to_owned() }, ..spec };
+        let grouped = Grouping::None { why: "none was given".to_owned() };
+        let expected = KeeperSpec {
+            grouping: grouped,
+            network: Network::Host,
+            limits: Limits::default(),
+            controllers: Controllers::default(),
+            ..spec
+        };
         assert_eq!(format!("{back:?}"), format!("{expected:?}"));
         for cut in 1..grouping.out.len() {
             let mut bytes = sample().encode();
             assert!(KeeperSpec::decode(&mut bytes[..before + cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    /// Where a part of the encoding begins.
+    fn at(bytes: &[u8], part: &[u8]) -> usize {
+        bytes.windows(part.len()).position(|window| window == part).unwrap()
+    }
+
+    #[test]
+    fn a_spec_of_a_daemon_that_knew_no_networks_is_one_with_the_hosts() {
+        let spec = sample();
+        let mut network = Put::default();
+        put_network(&mut network, 2, &["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()]);
+        let mut bytes = spec.encode();
+        let before = at(&bytes, &network.out);
+        let back = KeeperSpec::decode(&mut bytes[..before]).unwrap();
+        assert_eq!(back.network, Network::Host);
+        for cut in 1..network.out.len() {
+            let mut bytes = sample().encode();
+            assert!(KeeperSpec::decode(&mut bytes[..before + cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_spec_of_a_daemon_that_knew_no_limits_is_one_without() {
+        let mut limits = Put::default();
+        sample().limits.put(&mut limits);
+        let before = at(&sample().encode(), &limits.out);
+        let back = KeeperSpec::decode(&mut sample().encode()[..before]).unwrap();
+        assert_eq!((back.limits, back.controllers), (Limits::default(), Controllers::default()));
+        for cut in 1..limits.out.len() {
+            assert!(KeeperSpec::decode(&mut sample().encode()[..before + cut]).is_err(), "cut at {cut}");
         }
     }
 }

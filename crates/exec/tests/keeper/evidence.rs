@@ -101,6 +101,7 @@ fn remains_of_a_record_are_a_claim_and_a_record_of_an_older_keeper_is_an_outcome
         stderr: Counted::default(),
         usage: Usage::default(),
         note: "n".repeat(1500),
+        cause: None,
     };
     let sealed = record.seal();
     for whole in [sealed.clone(), record.encode()] {

@@ -61,7 +61,9 @@ impl Home {
         let root = state.join("agents/a/root");
         fs::create_dir_all(&root).unwrap();
         let root = root.canonicalize().unwrap();
-        let uid = is_root().then(|| 60_000 + NEXT_UID.fetch_add(1, Ordering::Relaxed));
+        // No two tests may share one: the kernel counts processes by user.
+        let first = 100_000 + std::process::id() * 64;
+        let uid = is_root().then(|| first + NEXT_UID.fetch_add(1, Ordering::Relaxed));
         if let Some(uid) = uid {
             chown(&root, Some(uid), Some(uid)).unwrap();
         }
@@ -89,6 +91,8 @@ impl Home {
             root: self.root.clone(),
             uid: self.uid,
             binds: Vec::new(),
+            network: lodge_exec::Network::Host,
+            limits: lodge_exec::Limits::default(),
             log: self.state().join("log"),
             failpoint: None,
         }
@@ -128,6 +132,8 @@ impl Home {
             cwd: self.root.clone(),
             stdin: Vec::new(),
             output_cap: 1 << 20,
+            timeout_ms: 0,
+            output_max: 0,
         }
     }
 

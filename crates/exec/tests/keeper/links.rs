@@ -79,6 +79,7 @@ async fn whoever_answers_without_the_secret_is_not_taken_for_the_keeper() {
             host_pid: None,
             layers: Vec::new(),
             execs: Vec::new(),
+            limits: Vec::new(),
         };
         welcome.append_to(&mut bytes);
         stream.write_all(&bytes).unwrap();

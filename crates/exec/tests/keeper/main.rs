@@ -8,5 +8,7 @@ mod gone;
 mod home;
 mod hostile;
 mod kills;
+mod limits;
 mod links;
+mod network;
 mod runtimes;

@@ -1,0 +1,349 @@
+//! The limits of the sandbox as far as the kernel holds them: cgroups where there are any, rlimits where not.
+//!
+//! Owns: entering and leaving cgroups of the first version, what is written to either kind, the counters that tell
+//! of a limit that was hit, and the rlimits of each exec. Never: what follows from a limit that was hit (see `watch`).
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use lodge_link::{CONTROLLERS_FILE, Controllers, ExecKind, InForce, KeeperSpec, Limits, Resource};
+
+use crate::confine::User;
+use crate::disk::Space;
+use crate::fence::{self, Fence, Namespaces};
+use crate::group::Groups;
+use crate::launch;
+use crate::sys;
+
+/// A failpoint that does not kill: the keeper behaves as on a host without controllers.
+const NO_CONTROLLERS: &str = "keeper.no_controllers";
+/// Longest file of counters that is read.
+const COUNTERS_MAX: usize = 4096;
+/// Tasks of the keeper's own, beside those that were allowed to the sandbox.
+const OWN_TASKS: u64 = 2;
+/// How much of an rlimit on data is left to a program beyond what the sandbox may use: what programs reserve and never
+/// touch is not what is limited, and the watch sees what they touch.
+const DATA_ROOM_BYTES: u64 = 1 << 30;
+/// Between the signal that a program may handle and the one that it may not.
+const CPU_ROOM_S: u64 = 5;
+
+/// The sandbox's limits and what holds them.
+#[derive(Debug, Default)]
+pub(crate) struct Bounds {
+    pub(crate) limits: Limits,
+    memory: Option<Counted>,
+    pids: Option<Counted>,
+    /// Whether the time of an exec's dead processes is known by its cgroup.
+    counts_cpu: bool,
+    entered: Vec<Entered>,
+    users: Users,
+}
+
+/// Whose processes an rlimit counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Users {
+    /// Those of the sandbox alone.
+    Own,
+    /// Those of the sandbox, with its keeper and guardians.
+    Namespace,
+    /// Everything of that user on the host: a number for the sandbox would mean nothing.
+    #[default]
+    Host,
+}
+
+/// Whether the keeper sees the processes of its sandbox, so that it can add up what they use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Processes {
+    Seen,
+    Hidden,
+}
+
+/// A limit in a cgroup, and the number of times that it was hit.
+#[derive(Debug)]
+struct Counted {
+    file: File,
+    key: &'static str,
+    by: &'static str,
+}
+
+/// A cgroup of the first version that this process is in.
+#[derive(Debug)]
+struct Entered {
+    parent: OwnedFd,
+    /// The parent's list of processes, open for the way back.
+    back: File,
+    name: CString,
+}
+
+impl Fence {
+    /// Lets the kernel hold what it can of the limits, and notes what it does not. The kind of users comes later.
+    pub(crate) fn bound(&mut self, spec: &KeeperSpec) {
+        let none = Controllers::default();
+        let is_without = fence::tests_without(spec, NO_CONTROLLERS);
+        let given = if is_without { &none } else { &spec.controllers };
+        let mut bounds = Bounds { limits: spec.limits, ..Bounds::default() };
+        let groups = self.groups.as_ref().filter(|_| !is_without);
+        let memory = bounds.hold_memory(given.memory.as_deref(), groups);
+        self.layers.note("limit_memory", memory);
+        let pids = bounds.hold_pids(given.pids.as_deref(), groups);
+        self.layers.note("limit_pids", pids);
+        bounds.counts_cpu = self.groups.is_some();
+        self.layers.note(
+            "limit_cpu_time",
+            if bounds.counts_cpu { Ok(()) } else { Err(instead("no cgroup", "rlimits and watching")) },
+        );
+        self.bounds = bounds;
+    }
+}
+
+/// Writes down which cgroups the sandbox has, for whoever comes after a keeper that was killed.
+pub(crate) fn record(dir: &OwnedFd, controllers: &Controllers) -> io::Result<()> {
+    let paths = [&controllers.memory, &controllers.pids].into_iter().flatten();
+    let paths: Vec<&[u8]> = paths.map(|path| path.as_os_str().as_bytes()).collect();
+    launch::put_file(dir, CONTROLLERS_FILE, c"controllers.new", &paths.join(&b'\n'))
+}
+
+impl Bounds {
+    fn hold_memory(&mut self, legacy: Option<&Path>, groups: Option<&Groups>) -> io::Result<()> {
+        let limit = self.limits.memory_bytes;
+        let held = match (legacy, groups) {
+            (Some(path), _) => Entered::enter(path, |dir| {
+                if let Some(limit) = limit {
+                    let limit = limit.to_string();
+                    put(dir, c"memory.limit_in_bytes", &limit)?;
+                    // Without an account of swap there is no such file.
+                    ignore_absent(put(dir, c"memory.memsw.limit_in_bytes", &limit))?;
+                }
+                Counted::open(dir, c"memory.oom_control", "oom_kill", "cgroup (memory, version 1)")
+            })
+            .map(|(entered, counted)| {
+                self.entered.push(entered);
+                counted
+            }),
+            (None, Some(groups)) => {
+                Counted::open(&groups.dir, c"memory.events", "oom_kill", "cgroup (memory)").and_then(
+                    |counted| {
+                        if let Some(limit) = limit {
+                            put(&groups.dir, c"memory.max", &limit.to_string())?;
+                            ignore_absent(put(&groups.dir, c"memory.swap.max", "0"))?;
+                        }
+                        Ok(counted)
+                    },
+                )
+            }
+            (None, None) => Err(io::Error::other("no cgroup")),
+        };
+        self.memory = Some(held.map_err(|error| instead(error, "rlimits and watching"))?);
+        Ok(())
+    }
+
+    fn hold_pids(&mut self, legacy: Option<&Path>, groups: Option<&Groups>) -> io::Result<()> {
+        let limit = self.limits.pids;
+        let held = match (legacy, groups) {
+            (Some(path), _) => Entered::enter(path, |dir| {
+                if let Some(limit) = limit {
+                    put(dir, c"pids.max", &limit.saturating_add(OWN_TASKS).to_string())?;
+                }
+                Counted::open(dir, c"pids.events", "max", "cgroup (pids, version 1)")
+            })
+            .map(|(entered, counted)| {
+                self.entered.push(entered);
+                counted
+            }),
+            (None, Some(groups)) => Counted::open(&groups.dir, c"pids.events", "max", "cgroup (pids)")
+                .and_then(|counted| {
+                    if let Some(limit) = limit {
+                        put(&groups.dir, c"pids.max", &limit.to_string())?;
+                    }
+                    Ok(counted)
+                }),
+            (None, None) => Err(io::Error::other("no cgroup")),
+        };
+        self.pids = Some(held.map_err(|error| instead(error, "rlimits and watching"))?);
+        Ok(())
+    }
+
+    pub(crate) fn set_users(&mut self, user: User, namespaces: Namespaces) {
+        self.users = match (user, namespaces) {
+            (User::Own(_), Namespaces::Own | Namespaces::Host) => Users::Own,
+            (User::Keeper, Namespaces::Own) => Users::Namespace,
+            (User::Keeper, Namespaces::Host) => Users::Host,
+        };
+    }
+
+    /// How often the kernel killed for want of memory. None: nobody counts, so that somebody has to watch.
+    pub(crate) fn oom_kills(&self) -> Option<u64> {
+        self.memory.as_ref().map(Counted::read)
+    }
+
+    /// How often the kernel refused a process. None: as above.
+    pub(crate) fn refused_forks(&self) -> Option<u64> {
+        self.pids.as_ref().map(Counted::read)
+    }
+
+    /// In a child, before it becomes its program: what holds where no cgroup does. `guardians` live beside it.
+    pub(crate) fn restrict(&self, kind: ExecKind, space: Space, guardians: u64) -> io::Result<()> {
+        if let Some(bytes) = self.limits.memory_bytes.filter(|_| self.memory.is_none()) {
+            let data = bytes.saturating_add(bytes.max(DATA_ROOM_BYTES));
+            sys::set_rlimit(libc::RLIMIT_DATA, data, data)?;
+        }
+        if let Some(pids) = self.limits.pids.filter(|_| self.pids.is_none()) {
+            let most = match self.users {
+                Users::Own => Some(pids),
+                Users::Namespace => Some(pids.saturating_add(OWN_TASKS + guardians)),
+                Users::Host => None,
+            };
+            most.map_or(Ok(()), |most| sys::set_rlimit(libc::RLIMIT_NPROC, most, most))?;
+        }
+        if let Some(bytes) = self.limits.disk_bytes {
+            let most = match space {
+                Space::Left => bytes,
+                Space::Full { .. } => 0,
+            };
+            sys::set_rlimit(libc::RLIMIT_FSIZE, most, most)?;
+        }
+        match (kind, space) {
+            (ExecKind::Tool, Space::Left) => {}
+            // To be refused a write is no reason to die: for a runtime, whose log is a file, nor for whoever removes files.
+            // SAFETY: no memory is passed.
+            (ExecKind::Runtime, _) | (ExecKind::Tool, Space::Full { .. }) => unsafe {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            },
+        }
+        match (kind, self.limits.cpu_ms) {
+            (ExecKind::Tool, Some(cpu_ms)) => {
+                // The watch comes first; this holds should it not.
+                let seconds = cpu_ms.div_ceil(1000).saturating_add(1);
+                sys::set_rlimit(libc::RLIMIT_CPU, seconds, seconds.saturating_add(CPU_ROOM_S))
+            }
+            (ExecKind::Tool | ExecKind::Runtime, _) => Ok(()),
+        }
+    }
+
+    /// Each limit, with what enforces it.
+    pub(crate) fn in_force(&self, processes: Processes) -> Vec<InForce> {
+        let watching = |rlimit: &str| match processes {
+            Processes::Seen => format!("{rlimit} and watching"),
+            Processes::Hidden => rlimit.to_owned(),
+        };
+        let memory = self.memory.as_ref().map_or_else(|| watching("rlimit"), |held| held.by.to_owned());
+        let pids = match (&self.pids, self.users) {
+            (Some(held), _) => held.by.to_owned(),
+            (None, Users::Own | Users::Namespace) => watching("rlimit"),
+            (None, Users::Host) => "watching".to_owned(),
+        };
+        let cpu = if self.counts_cpu { "cgroup (cpu) and rlimit".to_owned() } else { watching("rlimit") };
+        let all = [
+            (Resource::Memory, self.limits.memory_bytes, memory),
+            (Resource::Pids, self.limits.pids, pids),
+            (Resource::CpuTime, self.limits.cpu_ms, cpu),
+            (Resource::Disk, self.limits.disk_bytes, "rlimit and watching".to_owned()),
+        ];
+        all.into_iter()
+            .filter_map(|(resource, limit, by)| Some(InForce { resource, limit: limit?, by }))
+            .collect()
+    }
+
+    /// Where the keeper has to remove a directory at its end.
+    pub(crate) fn parents(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.entered.iter().map(|entered| &entered.parent)
+    }
+
+    /// Leaves its cgroups and removes them, once nothing else is in them.
+    pub(crate) fn leave(&self) -> io::Result<()> {
+        self.entered.iter().try_for_each(|entered| {
+            (&entered.back).write_all(b"0")?;
+            sys::unlink_at(entered.parent.as_raw_fd(), &entered.name, libc::AT_REMOVEDIR)
+        })
+    }
+}
+
+impl Entered {
+    /// Enters a cgroup, once `prepare` has set its limits.
+    fn enter(
+        path: &Path,
+        prepare: impl FnOnce(&OwnedFd) -> io::Result<Counted>,
+    ) -> io::Result<(Entered, Counted)> {
+        let dir = sys::open_at(
+            libc::AT_FDCWD,
+            &sys::c_string(path.as_os_str())?,
+            libc::O_RDONLY | libc::O_DIRECTORY,
+            0,
+        )?;
+        let parent = sys::open_at(dir.as_raw_fd(), c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+        let back = File::from(sys::open_at(parent.as_raw_fd(), c"cgroup.procs", libc::O_WRONLY, 0)?);
+        let name = path.file_name().ok_or_else(|| io::Error::other("it has no name"))?;
+        let counted = prepare(&dir)?;
+        put(&dir, c"cgroup.procs", "0")?;
+        Ok((Entered { parent, back, name: sys::c_string(name)? }, counted))
+    }
+}
+
+impl Counted {
+    fn open(dir: &OwnedFd, name: &CStr, key: &'static str, by: &'static str) -> io::Result<Counted> {
+        let file = File::from(sys::open_at(dir.as_raw_fd(), name, libc::O_RDONLY, 0)?);
+        Ok(Counted { file, key, by })
+    }
+
+    /// 0 also where nothing can be read any more: then nothing was hit that could be told.
+    fn read(&self) -> u64 {
+        let mut bytes = [0; COUNTERS_MAX];
+        let len = self.file.read_at(&mut bytes, 0).unwrap_or(0);
+        let text = std::str::from_utf8(&bytes[..len]).unwrap_or("");
+        number(text, self.key).unwrap_or(0)
+    }
+}
+
+/// The number that stands on the line of `key`.
+pub(crate) fn number(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (name, value) = line.split_once(char::is_whitespace)?;
+        (name.trim_end_matches(':') == key).then(|| value.split_whitespace().next()?.parse().ok())?
+    })
+}
+
+fn put(dir: &OwnedFd, name: &CStr, value: &str) -> io::Result<()> {
+    File::from(sys::open_at(dir.as_raw_fd(), name, libc::O_WRONLY, 0)?).write_all(value.as_bytes())
+}
+
+fn ignore_absent(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn instead(why: impl std::fmt::Display, by: &str) -> io::Error {
+    io::Error::other(format!("by {by}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_found_by_its_key_and_by_nothing_like_it() {
+        let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 12\n";
+        assert_eq!(number(text, "oom_kill"), Some(12));
+        assert_eq!(number("Pss:  7 kB\nPss_Anon:\t 5 kB\n", "Pss_Anon"), Some(5));
+        assert_eq!(number(text, "oom"), None);
+    }
+
+    #[test]
+    fn what_no_cgroup_holds_is_told_as_watched() {
+        let limits = Limits { memory_bytes: Some(5), pids: Some(6), cpu_ms: None, disk_bytes: Some(8) };
+        let bounds = Bounds { limits, users: Users::Namespace, ..Bounds::default() };
+        let told: Vec<(Resource, u64, String)> = bounds
+            .in_force(Processes::Seen)
+            .into_iter()
+            .map(|one| (one.resource, one.limit, one.by))
+            .collect();
+        let by = || "rlimit and watching".to_owned();
+        assert_eq!(told, [(Resource::Memory, 5, by()), (Resource::Pids, 6, by()), (Resource::Disk, 8, by())]);
+    }
+}

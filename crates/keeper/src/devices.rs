@@ -1,0 +1,61 @@
+//! The sandbox's own `/dev`: the few devices that programs need, and terminals that are made inside.
+//!
+//! The host's holds disks, keyboards and the terminals of people, and on many hosts they are open to the user who runs
+//! the daemon. Owns: that mount. Never: what follows when it cannot be had.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::fence::{fd_path, mount};
+use crate::read_only;
+use crate::sys;
+
+const DEVICES: &str = "/dev";
+/// They hold nothing that anybody could share by them. A host may lack one.
+const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
+const LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+/// What is mounted there has room of its own.
+const PLACES: [&str; 2] = ["pts", "shm"];
+
+/// Replaces the host's devices, all or none of them.
+pub(crate) fn replace() -> io::Result<()> {
+    let sources = NODES.map(|name| {
+        let path = Path::new(DEVICES).join(name);
+        sys::open_path(path.as_os_str()).map(|source| (path, source))
+    });
+    let target = sys::c_string(Path::new(DEVICES).as_os_str())?;
+    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
+    mount(Some(c"tmpfs"), &target, Some(c"tmpfs"), flags, Some(c"mode=0755,size=64k,nr_inodes=64"))?;
+    let filled = sources.into_iter().flatten().try_for_each(|(path, source)| bind(&path, &source));
+    match filled.and_then(|()| furnish()).and_then(|()| read_only::remount(&target)) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            // SAFETY: the path is a C string that outlives the call.
+            sys::check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) })?;
+            Err(error)
+        }
+    }
+}
+
+fn bind(path: &Path, source: &OwnedFd) -> io::Result<()> {
+    std::fs::File::create_new(path)?;
+    mount(Some(&fd_path(source)), &sys::c_string(path.as_os_str())?, None, libc::MS_BIND, None)
+}
+
+fn furnish() -> io::Result<()> {
+    for (name, to) in LINKS {
+        std::os::unix::fs::symlink(to, Path::new(DEVICES).join(name))?;
+    }
+    for name in PLACES {
+        std::fs::create_dir(Path::new(DEVICES).join(name))?;
+    }
+    let (flags, options) = (libc::MS_NOSUID | libc::MS_NOEXEC, c"newinstance,ptmxmode=0666,mode=0620");
+    mount(Some(c"devpts"), c"/dev/pts", Some(c"devpts"), flags, Some(options))
+}

@@ -1,0 +1,232 @@
+//! How full the agent's root is, as far as it has to be known.
+//!
+//! The file system says in no time how much is free; the root is counted only when as much is gone as the sandbox had
+//! left, or nobody looked for a while. A tool that begins while there is no room can write to no file: it may make some.
+
+use std::ffi::CString;
+use std::io;
+use std::time::{Duration, Instant};
+
+use lodge_link::{Cause, ExecKind, Resource, Start};
+
+use crate::keep::Keeper;
+use crate::measure::{ENTRY_BYTES, Measuring};
+use crate::sys;
+
+/// How old a count may get while tools run: so many times as long as it took, within these. Others may free as much as
+/// the sandbox takes, and then what is free tells nothing.
+const COUNT_AGAIN_FACTOR: u32 = 50;
+const COUNT_AGAIN_MIN: Duration = Duration::from_secs(1);
+const COUNT_AGAIN_MAX: Duration = Duration::from_secs(30);
+/// Between two counts, at least; and so many times as long as the last one took.
+const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_FACTOR: u32 = 4;
+/// Counts in a row that came to nothing, until whoever runs is taken to be in their way.
+const FAILURES_MAX: u32 = 3;
+/// Most tools that wait for a count.
+const WAITING_MAX: usize = 64;
+/// How much more may be there than when a tool began that cannot write: output that is kept comes by itself.
+const FULL_GROWS_MAX: u64 = 1 << 20;
+
+/// What is known of the root.
+#[derive(Debug, Default)]
+pub(crate) struct Disk {
+    counted: Option<Count>,
+    under_way: Option<(Measuring, Free, Instant)>,
+    not_before: Option<Instant>,
+    failures: u32,
+    /// Tools that are started once it is known whether there is room.
+    waiting: Vec<Start>,
+}
+
+/// A count, and what was free when it began.
+#[derive(Debug, Clone, Copy)]
+struct Count {
+    used: u64,
+    free: Free,
+    at: Instant,
+    took: Duration,
+}
+
+/// What a file system has left.
+#[derive(Debug, Clone, Copy)]
+struct Free {
+    bytes: u64,
+    files: u64,
+}
+
+impl Free {
+    fn of(root: &CString) -> io::Result<Free> {
+        let stat = sys::statfs(root)?;
+        Ok(Free { bytes: stat.f_bfree.saturating_mul(stat.f_bsize.max(0) as u64), files: stat.f_ffree })
+    }
+
+    /// What was taken since, by whomever.
+    fn taken_until(self, now: Free) -> u64 {
+        let files = self.files.saturating_sub(now.files).saturating_mul(ENTRY_BYTES);
+        self.bytes.saturating_sub(now.bytes).max(files)
+    }
+}
+
+/// Whether a tool may write files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    Left,
+    /// So much was used when it began.
+    Full {
+        used: u64,
+    },
+}
+
+/// What is known when a tool is to be started.
+pub(crate) enum Room {
+    Known(Space),
+    /// It begins by itself, as soon as it is known.
+    Wait,
+}
+
+impl Space {
+    /// What the result of a tool says that began like this.
+    pub(crate) fn note(self, limit: Option<u64>) -> String {
+        let used = match (self, limit) {
+            (Space::Left, _) | (Space::Full { .. }, None) => return String::new(),
+            (Space::Full { used: u64::MAX }, Some(_)) => "they cannot be counted".to_owned(),
+            (Space::Full { used }, Some(limit)) => format!("{used} bytes of {limit} are used"),
+        };
+        format!(
+            "no room is left for the agent's files ({used}), so this ran without being able to write any. \
+             Remove what is not needed. "
+        )
+    }
+
+    /// Whether a tool that began like this may be the reason that so much is used now.
+    pub(crate) fn may_have_taken(self, used_now: u64) -> bool {
+        match self {
+            Space::Left => true,
+            Space::Full { used } => used_now > used.saturating_add(FULL_GROWS_MAX),
+        }
+    }
+}
+
+impl Keeper {
+    /// Looks at how much is free, and has the root counted if that could be too little.
+    pub(crate) fn look_at_disk(&mut self, now: Instant) {
+        let Some(limit) = self.confined.bounds.limits.disk_bytes else { return };
+        self.hear_count(now);
+        let Some(free) = self.free() else { return };
+        let is_awaited = !self.disk.waiting.is_empty();
+        let must_count = self.disk.counted.is_none_or(|count| {
+            let at_most = count.used.saturating_add(count.free.taken_until(free));
+            let again_after = (count.took * COUNT_AGAIN_FACTOR).clamp(COUNT_AGAIN_MIN, COUNT_AGAIN_MAX);
+            is_awaited || at_most > limit || now > count.at + again_after
+        });
+        if must_count {
+            self.count(free, now);
+        }
+    }
+
+    fn free(&self) -> Option<Free> {
+        let root = sys::c_string(self.spec.root.as_os_str()).ok()?;
+        Free::of(&root).ok()
+    }
+
+    fn count(&mut self, free: Free, now: Instant) {
+        if self.disk.under_way.is_some() || self.disk.not_before.is_some_and(|at| now < at) {
+            return;
+        }
+        match Measuring::begin(&self.spec.root, self.confined.namespaces, now) {
+            Ok(measuring) => self.disk.under_way = Some((measuring, free, now)),
+            // No process could be had. There may be one at the next look.
+            Err(_) => self.disk.not_before = Some(now + PAUSE),
+        }
+    }
+
+    /// Takes the answer of whoever counts, if there is one.
+    pub(crate) fn hear_count(&mut self, now: Instant) {
+        let Some((measuring, free, began)) = &self.disk.under_way else { return };
+        let used = match measuring.answer() {
+            Ok(None) if now < measuring.until => return,
+            Ok(None) => {
+                measuring.give_up();
+                None
+            }
+            Ok(used) => used,
+            Err(_) => None,
+        };
+        let (free, took) = (*free, now.saturating_duration_since(*began));
+        self.disk.under_way = None;
+        self.disk.not_before = Some(now + PAUSE.max(took * PAUSE_FACTOR));
+        match used {
+            Some(used) => {
+                self.disk.failures = 0;
+                self.disk.counted = Some(Count { used, free, at: now, took });
+                self.settle_disk(used);
+            }
+            None => {
+                self.disk.failures += 1;
+                if self.disk.failures >= FAILURES_MAX {
+                    self.disk.failures = 0;
+                    self.log.say("the root cannot be counted, so nobody may write to it");
+                    self.disk.counted = Some(Count { used: u64::MAX, free, at: now, took });
+                    self.settle_disk(u64::MAX);
+                }
+            }
+        }
+    }
+
+    fn settle_disk(&mut self, used: u64) {
+        let Some(limit) = self.confined.bounds.limits.disk_bytes else { return };
+        let cause = Cause { resource: Resource::Disk, limit, used };
+        if used > limit {
+            self.end_writers(cause);
+        }
+        for start in std::mem::take(&mut self.disk.waiting) {
+            // The sandbox may have begun to end, or filled with others, while this one waited.
+            match self.refusal(&start) {
+                Some(why) => self.refuse(start.exec, why),
+                None if used >= limit => self.begin(start, Space::Full { used }),
+                None => self.begin(start, Space::Left),
+            }
+        }
+    }
+
+    /// Whether there is room for what a tool may write. A tool that has to wait begins by itself.
+    pub(crate) fn room(&mut self, start: &Start, now: Instant) -> Room {
+        let Some(limit) = self.confined.bounds.limits.disk_bytes else { return Room::Known(Space::Left) };
+        let Some(Count { used, .. }) = self.disk.counted.filter(|count| count.used >= limit) else {
+            return Room::Known(Space::Left);
+        };
+        if start.kind == ExecKind::Runtime || self.shelf.is_claimed(&start.exec) {
+            return Room::Known(Space::Left);
+        }
+        if self.disk.waiting.len() < WAITING_MAX
+            && let Some(free) = self.free()
+        {
+            // Somebody may have made room since.
+            self.disk.not_before = None;
+            self.count(free, now);
+        }
+        if self.disk.under_way.is_none() || self.disk.waiting.len() >= WAITING_MAX {
+            return Room::Known(Space::Full { used });
+        }
+        self.disk.waiting.retain(|waiting| waiting.exec != start.exec);
+        self.disk.waiting.push(start.clone());
+        self.watch_from(now);
+        Room::Wait
+    }
+
+    /// Drops a tool that waits.
+    pub(crate) fn stop_waiting(&mut self, exec: &str) {
+        self.disk.waiting.retain(|waiting| waiting.exec != exec);
+    }
+
+    /// Whether somebody counts, and may have to be given up, or waits for a count, which may have to be made again.
+    pub(crate) fn is_counting(&self) -> bool {
+        self.disk.under_way.is_some() || !self.disk.waiting.is_empty()
+    }
+
+    /// The descriptor on which the answer of whoever counts arrives.
+    pub(crate) fn count_answer(&self) -> Option<&std::os::fd::OwnedFd> {
+        self.disk.under_way.as_ref().map(|(measuring, ..)| &measuring.answer)
+    }
+}

@@ -1,0 +1,393 @@
+//! Which hosts a sandbox with a list may reach, and which addresses no list opens.
+//!
+//! Owns: the meaning of a NETWORK line. Never: sockets, names that have to be resolved.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Longest name of a host.
+const NAME_MAX: usize = 253;
+const LABEL_MAX: usize = 63;
+
+/// Where clouds tell a machine its secrets, beside the link-local ranges. No list opens these.
+const METADATA: [IpAddr; 5] = [
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// Whom a request names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// In small letters, without a dot at its end.
+    Name(String),
+    Address(IpAddr),
+}
+
+impl Host {
+    /// From a request or a list. An address in a form that only old libraries read is nobody.
+    pub(crate) fn read(word: &str) -> Option<Host> {
+        if let Some(inner) = word.strip_prefix('[') {
+            let address = inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?;
+            return Some(Host::Address(IpAddr::V6(address)));
+        }
+        if let Ok(address) = word.parse::<Ipv4Addr>() {
+            return Some(Host::Address(IpAddr::V4(address)));
+        }
+        let name = word.strip_suffix('.').unwrap_or(word);
+        let is_label = |label: &str| {
+            !label.is_empty()
+                && label.len() <= LABEL_MAX
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+        };
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let is_number = last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x");
+        let is_name = name.len() <= NAME_MAX && name.split('.').all(is_label) && !is_number;
+        is_name.then(|| Host::Name(name.to_ascii_lowercase()))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Name(name) => out.write_str(name),
+            Host::Address(IpAddr::V4(address)) => write!(out, "{address}"),
+            Host::Address(IpAddr::V6(address)) => write!(out, "[{address}]"),
+        }
+    }
+}
+
+/// A network, by its first address and how many of its bits count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    first: IpAddr,
+    bits: u32,
+}
+
+impl Range {
+    fn one(address: IpAddr) -> Range {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        Range { first: address, bits }
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        match (self.first, address) {
+            (IpAddr::V4(first), IpAddr::V4(address)) => {
+                let differ = first.to_bits() ^ address.to_bits();
+                differ.checked_shr(32 - self.bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(first), IpAddr::V6(address)) => {
+                let differ = first.to_bits() ^ address.to_bits();
+                differ.checked_shr(128 - self.bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Hosts {
+    Named(String),
+    /// What ends with this, which begins with a dot.
+    Beneath(String),
+    Range(Range),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    hosts: Hosts,
+    /// None: every port.
+    port: Option<u16>,
+}
+
+/// The list, and its words as they were written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rules {
+    list: Vec<Rule>,
+    words: String,
+}
+
+/// Where an address lies, seen from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// One of the host's own addresses, whatever it is.
+    Own,
+    Elsewhere,
+}
+
+/// Why an address is not connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// No list opens it.
+    Always,
+    /// A list opens it by naming the address or its range.
+    UnlessListed,
+}
+
+impl Rules {
+    /// Reads a list, or says which of its words has no meaning.
+    pub(crate) fn read(words: &[String]) -> Result<Rules, String> {
+        let list =
+            words.iter().map(|word| rule(word).ok_or_else(|| word.clone())).collect::<Result<_, _>>()?;
+        Ok(Rules { list, words: words.join(" ") })
+    }
+
+    /// The list as people wrote it.
+    pub(crate) fn words(&self) -> &str {
+        &self.words
+    }
+
+    /// Whether the list names this host. For an address that is not all: see [`Rules::check`].
+    pub(crate) fn name(&self, host: &Host, port: u16) -> bool {
+        match host {
+            Host::Name(name) => self.matching(port).any(|hosts| match hosts {
+                Hosts::Named(named) => named == name,
+                Hosts::Beneath(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+                Hosts::Range(_) => false,
+            }),
+            Host::Address(address) => self.lists(canonical(*address), port),
+        }
+    }
+
+    /// Whether an address of a host that the list names may be connected to.
+    pub(crate) fn check(&self, address: IpAddr, port: u16, place: Place) -> Result<(), Closed> {
+        let address = canonical(address);
+        if is_never(address) {
+            return Err(Closed::Always);
+        }
+        let is_private = is_private(address) || place == Place::Own;
+        if is_private && !self.lists(address, port) { Err(Closed::UnlessListed) } else { Ok(()) }
+    }
+
+    fn lists(&self, address: IpAddr, port: u16) -> bool {
+        self.matching(port).any(|hosts| match hosts {
+            Hosts::Range(range) => range.has(address),
+            Hosts::Named(_) | Hosts::Beneath(_) => false,
+        })
+    }
+
+    fn matching(&self, port: u16) -> impl Iterator<Item = &Hosts> {
+        let rules = self.list.iter().filter(move |rule| rule.port.is_none_or(|only| only == port));
+        rules.map(|rule| &rule.hosts)
+    }
+}
+
+fn rule(word: &str) -> Option<Rule> {
+    if let Some((address, bits)) = word.split_once('/') {
+        let (first, bits): (IpAddr, u32) = (address.parse().ok()?, bits.parse().ok()?);
+        let bits_max = if first.is_ipv4() { 32 } else { 128 };
+        return (bits <= bits_max).then_some(Rule { hosts: Hosts::Range(Range { first, bits }), port: None });
+    }
+    if let Ok(address) = word.parse::<IpAddr>() {
+        return Some(Rule { hosts: Hosts::Range(Range::one(canonical(address))), port: None });
+    }
+    let (host, port) = match word.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port.parse::<u16>().ok().filter(|port| *port > 0)?)),
+        None => (word, None),
+    };
+    let hosts = match host.strip_prefix("*.") {
+        Some(name) => match Host::read(name)? {
+            Host::Name(name) => Hosts::Beneath(format!(".{name}")),
+            Host::Address(_) => return None,
+        },
+        None => match Host::read(host)? {
+            Host::Name(name) => Hosts::Named(name),
+            Host::Address(address) => Hosts::Range(Range::one(canonical(address))),
+        },
+    };
+    Some(Rule { hosts, port })
+}
+
+/// The address that a packet really goes to: the older one, where a newer form only wraps it.
+fn canonical(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(wrapped) = address else { return address };
+    let segments = wrapped.segments();
+    let [.., a, b, c, d] = wrapped.octets();
+    let inner = Ipv4Addr::new(a, b, c, d);
+    match segments {
+        [0, 0, 0, 0, 0, 0xffff, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => IpAddr::V4(inner),
+        // The same without a mark, apart from the unspecified address and the loopback.
+        [0, 0, 0, 0, 0, 0, _, low] if low > 1 || segments[6] > 0 => IpAddr::V4(inner),
+        [0x2002, high, low, ..] => {
+            let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        [..] => address,
+    }
+}
+
+/// Addresses that no list opens.
+fn is_never(address: IpAddr) -> bool {
+    let is_closed = match address {
+        IpAddr::V4(v4) => {
+            v4.octets()[0] == 0
+                || v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_multicast()
+                || v4.is_broadcast()
+        }
+        IpAddr::V6(v6) => {
+            v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast()
+        }
+    };
+    is_closed || METADATA.contains(&address)
+}
+
+/// Addresses of somebody's own network, which a name opens only where the list has the address, too.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, _] = v4.octets();
+            v4.is_private()
+                || (a == 100 && b & 0xc0 == 64)
+                || (a == 198 && b & 0xfe == 18)
+                || (a == 192 && b == 0 && c == 0)
+                || a >= 240
+        }
+        IpAddr::V6(v6) => {
+            let first = v6.segments()[0];
+            first & 0xfe00 == 0xfc00 || first & 0xffc0 == 0xfec0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(line: &str) -> Rules {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Rules::read(&words).unwrap()
+    }
+
+    fn named(line: &str, host: &str, port: u16) -> bool {
+        Host::read(host).is_some_and(|host| rules(line).name(&host, port))
+    }
+
+    #[test]
+    fn a_list_names_hosts_and_ports_and_no_others() {
+        let line = "api.example.com:443 *.pypi.org Plain.example 10.1.2.3 192.168.0.0/16 [2001:db8::1]:8080 2001:db8:5::/48";
+        for (host, port) in [
+            ("api.example.com", 443),
+            ("API.Example.COM.", 443),
+            ("files.pypi.org", 80),
+            ("a.b.pypi.org", 443),
+            ("plain.example", 1),
+            ("10.1.2.3", 22),
+            ("192.168.77.1", 80),
+            ("[2001:db8::1]", 8080),
+            ("[2001:db8:5:9::7]", 443),
+            ("[::ffff:10.1.2.3]", 22),
+        ] {
+            assert!(named(line, host, port), "{host}:{port}");
+        }
+        for (host, port) in [
+            ("api.example.com", 80),
+            ("example.com", 443),
+            ("xapi.example.com", 443),
+            ("api.example.com.evil.test", 443),
+            ("pypi.org", 443),
+            ("evilpypi.org", 443),
+            ("10.1.2.4", 22),
+            ("192.169.0.1", 80),
+            ("[2001:db8::1]", 80),
+            ("[2001:db8::2]", 8080),
+            ("[2001:db8:6::1]", 443),
+        ] {
+            assert!(!named(line, host, port), "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_read_in_its_own_form_only() {
+        for odd in [
+            "0x7f.1",
+            "127.1",
+            "2130706433",
+            "0177.0.0.1",
+            "[::1%lo]",
+            "::1",
+            "a..b",
+            "",
+            ".",
+            "a b",
+            "a%2eb",
+        ] {
+            assert_eq!(Host::read(odd), None, "{odd}");
+        }
+        let long = "a.".repeat(200);
+        assert_eq!(Host::read(&long), None);
+    }
+
+    #[test]
+    fn no_list_opens_the_host_itself_its_links_or_its_clouds_secrets() {
+        let everything = rules("0.0.0.0/0 ::/0 *.example.com");
+        for closed in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "0.1.2.3",
+            "169.254.169.254",
+            "169.254.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "100.100.100.200",
+            "168.63.129.16",
+            "::",
+            "::1",
+            "fe80::1",
+            "ff02::1",
+            "fd00:ec2::254",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b::a9fe:a9fe",
+            "2002:7f00:1::",
+        ] {
+            let address: IpAddr = closed.parse().unwrap();
+            assert_eq!(everything.check(address, 80, Place::Elsewhere), Err(Closed::Always), "{closed}");
+        }
+    }
+
+    #[test]
+    fn a_name_leads_to_a_private_address_only_if_that_is_listed_too() {
+        let names = rules("*.example.com");
+        let both = rules("*.example.com 10.0.0.0/8 192.168.1.1:80 fd12::/16 203.0.113.9");
+        for (address, port, place, open) in [
+            ("203.0.113.7", 443, Place::Elsewhere, [true, true]),
+            ("203.0.113.7", 443, Place::Own, [false, false]),
+            ("203.0.113.9", 443, Place::Own, [false, true]),
+            ("10.1.2.3", 443, Place::Elsewhere, [false, true]),
+            ("::ffff:10.1.2.3", 443, Place::Elsewhere, [false, true]),
+            ("192.168.1.1", 80, Place::Elsewhere, [false, true]),
+            ("192.168.1.1", 81, Place::Elsewhere, [false, false]),
+            ("100.64.0.1", 80, Place::Elsewhere, [false, false]),
+            ("fd12::1", 80, Place::Elsewhere, [false, true]),
+            ("fc00::1", 80, Place::Elsewhere, [false, false]),
+            ("2001:db8::1", 80, Place::Elsewhere, [true, true]),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            let found = [&names, &both].map(|rules| rules.check(address, port, place).is_ok());
+            assert_eq!(found, open, "{address}:{port} {place:?}");
+        }
+    }
+
+    #[test]
+    fn a_word_without_meaning_is_told() {
+        for word in [
+            "http://a.example",
+            "a.example:0",
+            "10.0.0.0/33",
+            "*.10.0.0.1",
+            "*.[::1]",
+            "a b",
+            "*",
+            "300.1.1.1",
+        ] {
+            assert_eq!(Rules::read(&[word.to_owned()]), Err(word.to_owned()));
+        }
+    }
+}

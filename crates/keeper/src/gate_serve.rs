@@ -1,0 +1,302 @@
+//! One connection to the gate, from its first byte to its last.
+//!
+//! Owns: the order in which a request is read, checked, connected and passed on, and what a client is told that is
+//! refused. A name is resolved once, and what was checked is what is connected to.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use crate::gate_http::{self, Asked, Bad, HEAD_MAX, Target};
+use crate::gate_names::{self, NoAddress};
+use crate::gate_relay::{self, Upward};
+use crate::gate_rules::{Closed, Host, Place, Rules};
+
+/// How long a client may take to say what it wants.
+const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// How long one address of a server may take to answer.
+const CONNECT_WITHIN: Duration = Duration::from_secs(15);
+/// How much of the list a refusal repeats.
+const LIST_SHOWN_MAX: usize = 1024;
+const READ_LEN: usize = 4096;
+
+/// Why a client is not connected.
+#[derive(Debug)]
+enum Refused {
+    /// It left, and nobody is there to be told.
+    Gone,
+    Late,
+    TooLong,
+    Bad(Bad),
+    NotListed(Target),
+    Closed {
+        target: Target,
+        address: IpAddr,
+        closed: Closed,
+    },
+    NoAddress {
+        name: String,
+        why: NoAddress,
+    },
+    NotConnected {
+        target: Target,
+        cause: io::Error,
+    },
+}
+
+/// Serves one client to its end.
+pub(crate) fn serve(client: &TcpStream, rules: &Rules) {
+    let served = open(client, rules);
+    match served {
+        // How a connection ended that was open is between its two ends.
+        Ok(Opened { server, first, upward }) => drop(gate_relay::relay(client, &server, first, upward)),
+        Err(Refused::Gone) => {}
+        Err(refused) => {
+            let (status, text) = refused.told(rules);
+            say(client, &gate_http::answer(&status, &text));
+        }
+    }
+}
+
+/// Tells a client that there are too many, as soon as it has asked.
+pub(crate) fn turn_away(client: &TcpStream, connections_max: usize) {
+    if matches!(read_head(client), Err(Refused::Gone)) {
+        return;
+    }
+    let text = format!("this sandbox has {connections_max} connections open, which is the most it may have");
+    say(client, &gate_http::answer("503 Too many connections", &text));
+}
+
+fn say(mut client: &TcpStream, answer: &str) {
+    if client.write_all(answer.as_bytes()).is_ok() {
+        gate_relay::linger(client);
+    }
+}
+
+/// A server that may be reached, and what it gets first.
+struct Opened {
+    server: TcpStream,
+    first: Vec<u8>,
+    upward: Upward,
+}
+
+fn open(mut client: &TcpStream, rules: &Rules) -> Result<Opened, Refused> {
+    // Small answers go at once; a socket that refuses this still works.
+    drop(client.set_nodelay(true));
+    let (bytes, len) = read_head(client)?;
+    let (target, asked) = gate_http::read(&bytes[..len]).map_err(Refused::Bad)?;
+    let after = &bytes[len..];
+    match asked {
+        Asked::Tunnel => {
+            let server = connect(target, rules)?;
+            client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").map_err(|_| Refused::Gone)?;
+            Ok(Opened { server, first: after.to_vec(), upward: Upward::Everything })
+        }
+        Asked::Request { head, mut body } => {
+            let taken = body.take(after).map_err(|_| Refused::Bad(Bad::Body))?;
+            let server = connect(target, rules)?;
+            let mut first = head.into_bytes();
+            first.extend_from_slice(&after[..taken]);
+            Ok(Opened { server, first, upward: Upward::Request(body) })
+        }
+    }
+}
+
+/// What a client sent until its head was whole, and where that ends.
+fn read_head(mut client: &TcpStream) -> Result<(Vec<u8>, usize), Refused> {
+    let until = Instant::now() + HEAD_WITHIN;
+    let mut bytes = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Refused::Late);
+        }
+        client.set_read_timeout(Some(left)).map_err(|_| Refused::Gone)?;
+        let mut chunk = [0; READ_LEN];
+        match client.read(&mut chunk) {
+            Ok(0) => return Err(Refused::Gone),
+            Ok(len) => bytes.extend_from_slice(&chunk[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Refused::Late),
+            Err(_) => return Err(Refused::Gone),
+        }
+        match gate_http::head_len(&bytes) {
+            Some(len) if len <= HEAD_MAX => return Ok((bytes, len)),
+            Some(_) => return Err(Refused::TooLong),
+            None if bytes.len() >= HEAD_MAX => return Err(Refused::TooLong),
+            None => {}
+        }
+    }
+}
+
+/// Connects to the first address that may be connected to and answers.
+fn connect(target: Target, rules: &Rules) -> Result<TcpStream, Refused> {
+    let port = target.port;
+    let check = |address: IpAddr| rules.check(address, port, place_of(address));
+    let is_named = rules.name(&target.host, port);
+    let addresses = match &target.host {
+        // Advice to list it would be wrong: no list opens it.
+        Host::Address(address) if check(*address) == Err(Closed::Always) => vec![*address],
+        Host::Address(_) | Host::Name(_) if !is_named => return Err(Refused::NotListed(target)),
+        Host::Address(address) => vec![*address],
+        Host::Name(name) => {
+            gate_names::resolve(name).map_err(|why| Refused::NoAddress { name: name.clone(), why })?
+        }
+    };
+    let (mut closed, mut failed) = (None, None);
+    for address in addresses {
+        if let Err(why) = check(address) {
+            closed.get_or_insert((address, why));
+            continue;
+        }
+        match TcpStream::connect_timeout(&SocketAddr::new(address, port), CONNECT_WITHIN) {
+            Ok(server) => {
+                // As above.
+                drop(server.set_nodelay(true));
+                return Ok(server);
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    match (failed, closed) {
+        (Some(cause), _) => Err(Refused::NotConnected { target, cause }),
+        (None, Some((address, closed))) => Err(Refused::Closed { target, address, closed }),
+        (None, None) => Err(Refused::NotConnected { target, cause: io::ErrorKind::AddrNotAvailable.into() }),
+    }
+}
+
+/// Whether an address is one of the host's own: packets to those come from the address itself, or from a loopback.
+fn place_of(address: IpAddr) -> Place {
+    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    // Nothing is sent: the kernel only chooses a way. Where there is none, connecting will fail, too.
+    let source = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(SocketAddr::new(address, 9))?;
+        socket.local_addr()
+    });
+    match source.map(|source| source.ip()) {
+        Ok(source) if source == address || source.is_loopback() => Place::Own,
+        Ok(_) | Err(_) => Place::Elsewhere,
+    }
+}
+
+impl Refused {
+    /// The status and the words of the answer.
+    fn told(&self, rules: &Rules) -> (String, String) {
+        let plain = |status: &str, text: &str| (status.to_owned(), text.to_owned());
+        match self {
+            Refused::Gone => plain("400 Bad Request", ""),
+            Refused::Late => plain("408 Request Timeout", "the request did not come"),
+            Refused::TooLong => {
+                let text = format!("the head of a request may be {HEAD_MAX} bytes long");
+                plain("431 Request Header Fields Too Large", &text)
+            }
+            Refused::Bad(bad) => plain("400 Bad Request", bad.text()),
+            Refused::NotListed(Target { host, port }) => {
+                let text = format!(
+                    "the agent's NETWORK does not list {host}:{port}\n  now:  NETWORK {}\n  hint: add `{host}:{port}` to \
+                     that line of its Agentfile, and update the agent",
+                    shown(rules.words())
+                );
+                (format!("403 {host} is not listed by NETWORK"), text)
+            }
+            Refused::Closed { target: Target { host, .. }, address, closed } => {
+                let text = match closed {
+                    Closed::Always => format!(
+                        "{host} leads to {address}, which no NETWORK list opens: it is the host's own, link-local or \
+                         metadata\n  hint: serve it at another address, or give the agent `NETWORK host`"
+                    ),
+                    Closed::UnlessListed => format!(
+                        "{host} leads to {address}, which is private or the host's own\n  hint: add `{address}` to the \
+                         NETWORK line of the agent's Agentfile, too, and update the agent"
+                    ),
+                };
+                (format!("403 {address} is closed to NETWORK"), text)
+            }
+            Refused::NoAddress { name, why: NoAddress::NoSuchName } => {
+                plain("502 No such name", &format!("there is no address for {name}"))
+            }
+            Refused::NoAddress { name, why: NoAddress::NoAnswer } => {
+                let text = format!("no name server of this host answered for {name}");
+                plain("504 No answer from name servers", &text)
+            }
+            Refused::NotConnected { target: Target { host, port }, cause } => {
+                plain("502 Not connected", &format!("could not connect to {host}:{port}: {cause}"))
+            }
+        }
+    }
+}
+
+fn shown(words: &str) -> String {
+    match words.char_indices().nth(LIST_SHOWN_MAX) {
+        Some((end, _)) => format!("{} …", &words[..end]),
+        None => words.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What a client hears that says this to a gate with this list.
+    fn told(list: &str, said: &[u8]) -> String {
+        let words: Vec<String> = list.split_whitespace().map(str::to_owned).collect();
+        let rules = Rules::read(&words).unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let server = std::thread::spawn(move || serve(&far, &rules));
+        // One that was refused early may not take it all.
+        drop(near.write_all(said));
+        let mut heard = String::new();
+        near.read_to_string(&mut heard).unwrap();
+        drop(near);
+        server.join().unwrap();
+        heard
+    }
+
+    #[test]
+    fn a_refusal_names_the_host_and_the_line_that_would_open_it() {
+        let heard = told("a.example:443 *.b.example", b"CONNECT c.example:443 HTTP/1.1\r\n\r\n");
+        assert!(heard.starts_with("HTTP/1.1 403 c.example is not listed by NETWORK\r\n"), "{heard}");
+        for part in ["NETWORK a.example:443 *.b.example\n", "add `c.example:443` to that line"] {
+            assert!(heard.contains(part), "{heard}");
+        }
+        let heard = told("a.example:443", b"GET http://a.example/ HTTP/1.1\r\n\r\n");
+        assert!(heard.contains("add `a.example:80`"), "{heard}");
+    }
+
+    #[test]
+    fn addresses_that_are_closed_stay_so_however_they_are_named() {
+        for target in [
+            "127.0.0.1",
+            "169.254.169.254",
+            "[::1]",
+            "[fd00:ec2::254]",
+            "[::ffff:127.0.0.1]",
+            "0.0.0.0",
+            "localhost",
+        ] {
+            let list = "0.0.0.0/0 ::/0 localhost";
+            for said in [
+                format!("CONNECT {target}:80 HTTP/1.1\r\n\r\n"),
+                format!("GET http://{target}/ HTTP/1.1\r\n\r\n"),
+            ] {
+                let heard = told(list, said.as_bytes());
+                assert!(heard.starts_with("HTTP/1.1 403 "), "{heard}");
+                assert!(heard.contains("no NETWORK list opens"), "{heard}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_head_that_never_ends_is_cut_off() {
+        let mut said = b"GET http://a.example/ HTTP/1.1\r\nX: ".to_vec();
+        said.resize(HEAD_MAX + 10, b'x');
+        let heard = told("a.example", &said);
+        assert!(heard.starts_with("HTTP/1.1 431 "), "{heard}");
+        let heard = told("a.example", b"hello\r\n\r\n");
+        assert!(heard.starts_with("HTTP/1.1 400 "), "{heard}");
+    }
+}
