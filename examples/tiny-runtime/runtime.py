@@ -2,15 +2,20 @@
 """A whole Lodge runtime in one file: the agent loop over JSON-RPC lines on stdin and stdout.
 Start it as `runtime.py serve --root <directory>`. The protocol is described in docs/runtime-protocol.md.
 """
-import hashlib, json, os, sys
+import hashlib, json, os, re, sys
 
 ARGUMENT_CHARS_MAX = 100 * 1024
 FORM = 'Arguments are a JSON object such as {"args": ["--help"], "stdin": ""}, and not both may be empty.'
 SCHEMA = {"type": "object", "additionalProperties": False, "properties": {
     "args": {"type": "array", "items": {"type": "string"}}, "stdin": {"type": "string"}}}
 
+STRATEGIES = ("sliding", "summarize", "handoff")
+SAMPLING = ("temperature", "top-p", "top-k", "presence-penalty", "frequency-penalty")
+CALLS_A_STEP_MAX, ROUNDS_ALIKE_MAX = 64, 4
+
 plan = {"epoch": 0}  # what the latest `initialize` settled
-turns = {}  # turn -> {"number": its place in the session, "asked": {id: request without an answer}}
+turns = {}  # turn -> {"from": first turn that the model reads, "asked": {id: request without an answer},
+#            "round": what was called and came back since the model was asked, "alike": how often in a row}
 
 class Refusal(Exception):
     """Its arguments: the JSON-RPC number, the dotted code, the message."""
@@ -23,17 +28,32 @@ def ask(id, method, **params):
     turns[params["turn"]]["asked"][id] = {"method": method, "params": params}
     send(id=id, method=method, params=params)
 
-def window(number):
-    """The first turn the model still sees: cut to half when full, so the prefix stays the same for long."""
-    most = max(1, plan["messages"] // 2)
-    between = most - max(1, most // 2) + 1
-    return 1 + -(-max(0, number - most) // between) * between if plan["messages"] else 1
+def cut(number, epoch):
+    """Where to compact a conversation that is full: at half, so that the prefix stays the same for long."""
+    first, most = 0, max(1, plan["messages"] // 2)
+    if plan["messages"] and number + 1 - epoch["from_turn"] > most:
+        first = number + 1 - max(1, most // 2)
+    if plan["tokens"] and epoch["bytes"] > plan["tokens"] * 4:
+        kept = 1
+        while kept < len(epoch["turns"]) and sum(epoch["turns"][-kept - 1:]) <= plan["tokens"] * 2:
+            kept += 1
+        first = max(first, number + 1 - kept)
+    return first
 
-def setting(configs, key, default):
-    if not configs.get(key, "0").isdecimal():
+def setting(configs, key, default, form=str.isdecimal):
+    if key in configs and not form(configs[key]):
         print(f"level=warn event=config.defaulted key={key}", file=sys.stderr, flush=True)
         return default
-    return int(configs.get(key, default))
+    return type(default)(configs.get(key, default))
+
+def sampling(configs):
+    """Passed on when they are set and numbers, and not at all otherwise."""
+    given = {key: configs[key] for key in SAMPLING if re.fullmatch(r"-?\d+(\.\d+)?", configs.get(key, ""))}
+    return {key.replace("-", "_"): json.loads(text) for key, text in given.items()}
+
+def milliseconds(text):
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text)
+    return found and int(found[1]) * {"ms": 1, "m": 60_000, "h": 3_600_000}.get(found[2], 1_000)
 
 def section(root, name, file, description=None):
     try:
@@ -51,12 +71,14 @@ def initialize(epoch, root, configs={}, context=[], tools=[], **_):
     system = "\n\n---\n\n".join(filter(None, (section(root, **entry) for entry in context)))
     plan.update(epoch=epoch, context=hashlib.sha256(system.encode()).hexdigest()[:16],
                 tools=[tool["name"] for tool in tools], steps=setting(configs, "max-iterations", 20),
-                messages=setting(configs, "memory-max-messages", 20))
+                messages=setting(configs, "memory-max-messages", 20), tokens=setting(configs, "memory-max-tokens", 0),
+                strategy=setting(configs, "memory-strategy", "summarize", STRATEGIES.__contains__),
+                timeout=milliseconds(setting(configs, "tool-timeout", "10m", milliseconds)))
     offered = [{"name": tool["name"], "parameters": SCHEMA, "description": "\n\n## Usage\n\n".join(
         filter(None, (tool.get("description"), tool.get("usage"))))} for tool in tools]
     return {"protocol": 1, "runtime": {"name": "tiny-runtime", "version": "1"}, "tools": offered,
             "context": {"id": plan["context"], "system": system},
-            "params": {"max_tokens": setting(configs, "max-tokens", 4096)},
+            "params": {"max_tokens": setting(configs, "max-tokens", 4096), **sampling(configs)},
             "window": {"max_messages": plan["messages"]}, "turns": [{"turn": turn} for turn in turns]}
 
 def tool_request(name, arguments):
@@ -75,19 +97,46 @@ def tool_request(name, arguments):
             raise ValueError("an argument is too large or contains a NUL character")
     except (ValueError, TypeError, AttributeError) as why:
         return "tool/answer", {"text": f"Not run: {why}. {FORM}", "error": True}
-    return "exec/run", {"bin": name, "args": args, "stdin": stdin}
+    return "exec/run", {"bin": name, "args": args, "stdin": stdin, "timeout_ms": plan["timeout"]}
 
-def go_on(turn, step, calls=()):
-    """Asks for the calls of step's answer; with nothing unanswered, asks the model, unless often enough."""
-    for call in calls:
+def call_tools(turn, step, calls):
+    for place, call in enumerate(calls):
         method, params = tool_request(call["name"], call.get("arguments"))
+        if place >= CALLS_A_STEP_MAX:
+            text = f"Not run: one answer may contain at most {CALLS_A_STEP_MAX} tool calls."
+            method, params = "tool/answer", {"text": text, "error": True}
         ask(f"{turn}:t{step}.{call['id']}", method, turn=turn, step=step, call=call["id"], **params)
+    turns[turn]["round"] = {call["id"]: [call["name"], call.get("arguments"), None] for call in calls}
+
+def is_stuck(turn):
+    """Whether the same calls had the same results too often in a row. What is not known is like nothing else."""
+    around = [value for _, value in sorted(turn["round"].items())]
+    known = around and all(result is not None for _, _, result in around)
+    turn["alike"] = turn["alike"] + 1 if known and around == turn.get("before") else 1
+    turn["before"], turn["round"] = (around if known else None), {}
+    return turn["alike"] >= ROUNDS_ALIKE_MAX
+
+def go_on(turn, step):
+    """With nothing unanswered, asks the model, unless often enough or in vain."""
     if turns[turn]["asked"]:
         return
+    names = ", ".join(f"`{name}`" for name, _, _ in turns[turn]["round"].values())
+    if is_stuck(turns[turn]):
+        return finish(turn, step, "turn.stuck", f"{names}: the same calls had the same results again and again")
     if step >= plan["steps"]:
         return finish(turn, step, "turn.max_iterations", f"the model was asked {step} times in this turn")
     ask(f"{turn}:m{step + 1}", "model/stream", turn=turn, step=step + 1, context=plan["context"],
-        from_turn=window(turns[turn]["number"]), finish_if_no_tools=True)
+        from_turn=turns[turn]["from"], finish_if_no_tools=True)
+
+def run(turn, number, step, calls=(), epoch=None, **_):
+    epoch = epoch or {"from_turn": 1, "bytes": 0, "turns": []}
+    turns[turn] = {"from": epoch["from_turn"], "asked": {}, "round": {}, "alike": 0}
+    first = cut(number, epoch)
+    if step == 1 and first > epoch["from_turn"]:
+        return ask(f"{turn}:e{first}", "context/compact", turn=turn, from_turn=first, strategy=plan["strategy"])
+    call_tools(turn, step - 1, calls)
+    turns[turn]["round"] = {}  # the other calls of that answer were another process's business
+    go_on(turn, step - 1)
 
 def finish(turn, step, code, message):
     turns[turn]["asked"].clear()
@@ -98,7 +147,7 @@ def take_answer(id, result=None, error=None, **_):
     if turn is None:
         return
     request = turns[turn]["asked"].pop(id)
-    step, method = request["params"]["step"], request["method"]
+    step, method = request["params"].get("step", 0), request["method"]
     error = error or (result is None and {"message": "the answer has no result"})
     code = error and (error.get("data") or {}).get("code", "runtime.refused")
     ended = method == "turn/finish" or code in ("turn.gone", "turn.interrupted", "turn.failed")
@@ -107,7 +156,14 @@ def take_answer(id, result=None, error=None, **_):
     elif error:
         finish(turn, step, code, error.get("message", ""))
     else:
-        go_on(turn, step, result.get("calls", []) if method == "model/stream" else ())
+        if method == "model/stream":
+            call_tools(turn, step, result.get("calls", []))
+        elif method == "context/compact":
+            turns[turn]["from"] = result["from_turn"]
+        elif request["params"]["call"] in turns[turn]["round"]:
+            told = result.get("digest") if method == "exec/run" else request["params"]["text"]
+            turns[turn]["round"][request["params"]["call"]][2] = told
+        go_on(turn, step)
 
 def take_request(id, method, params):
     if method == "initialize":
@@ -115,7 +171,7 @@ def take_request(id, method, params):
         for turn in turns.values():
             for old, request in turn["asked"].items():
                 if request["method"] == "model/stream":
-                    request["params"].update(context=plan["context"], from_turn=window(turn["number"]))
+                    request["params"].update(context=plan["context"])
                 send(id=old, **request)
     elif method in ("turn/run", "turn/interrupt", "ping"):
         if method == "turn/run" and "context" not in plan:
@@ -124,8 +180,7 @@ def take_request(id, method, params):
         if method == "turn/interrupt":
             turns.pop(params["turn"], None)
         elif method == "turn/run" and params["turn"] not in turns:
-            turns[params["turn"]] = {"number": params["number"], "asked": {}}
-            go_on(params["turn"], params["step"] - 1, params.get("calls", []))
+            run(**params)
     else:
         raise Refusal(-32601, "rpc.unknown_method", f"there is no method `{method}`")
 

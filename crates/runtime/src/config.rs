@@ -4,17 +4,19 @@
 //! the default and a line in the log.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
 use serde::Serialize;
 
 use crate::log::Event;
+use crate::memory::{Memory, Strategy};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) params: ModelParams,
     pub(crate) iterations_max: u64,
-    pub(crate) messages_max: u64,
+    pub(crate) memory: Memory,
+    /// 0: tools may take as long as they like.
+    pub(crate) tool_timeout_ms: u64,
 }
 
 /// Passed to the model as they are; what is unset is not sent.
@@ -45,7 +47,8 @@ impl Default for Settings {
                 frequency_penalty: None,
             },
             iterations_max: 20,
-            messages_max: 20,
+            memory: Memory { strategy: Strategy::Summarize, messages_max: 20, tokens_max: 0 },
+            tool_timeout_ms: 10 * 60 * 1_000,
         }
     }
 }
@@ -77,16 +80,15 @@ impl Settings {
         match key {
             "max-tokens" => set(&mut params.max_tokens, count(value)),
             "max-iterations" => set(&mut self.iterations_max, count(value)),
-            "memory-max-messages" => set(&mut self.messages_max, value.parse().ok()),
+            "memory-strategy" => set(&mut self.memory.strategy, Strategy::from_word(value)),
+            "memory-max-messages" => set(&mut self.memory.messages_max, value.parse().ok()),
+            "memory-max-tokens" => set(&mut self.memory.tokens_max, value.parse().ok()),
+            "tool-timeout" => set(&mut self.tool_timeout_ms, duration_ms(value)),
             "temperature" => set(&mut params.temperature, number(value, 0.0).map(Some)),
             "top-p" => set(&mut params.top_p, number(value, 0.0).map(Some)),
             "top-k" => set(&mut params.top_k, count(value).map(Some)),
             "presence-penalty" => set(&mut params.presence_penalty, number(value, f64::MIN).map(Some)),
             "frequency-penalty" => set(&mut params.frequency_penalty, number(value, f64::MIN).map(Some)),
-            // Checked and not acted on: this runtime only slides, and only the daemon knows token counts.
-            "memory-strategy" if matches!(value, "summarize" | "sliding") => Taken::Used,
-            "memory-max-tokens" if u64::from_str(value).is_ok() => Taken::Used,
-            "memory-strategy" | "memory-max-tokens" => Taken::Defaulted,
             _ => Taken::Kept,
         }
     }
@@ -106,6 +108,19 @@ fn count(value: &str) -> Option<u64> {
     value.parse().ok().filter(|count| *count > 0)
 }
 
+/// `90s`, `10m`, `1h`, `500ms`; a number alone means seconds.
+fn duration_ms(value: &str) -> Option<u64> {
+    let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    let unit_ms = match value[digits..].trim() {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" => 60 * 1_000,
+        "h" => 60 * 60 * 1_000,
+        _ => return None,
+    };
+    value[..digits].parse::<u64>().ok()?.checked_mul(unit_ms)
+}
+
 fn number(value: &str, least: f64) -> Option<f64> {
     value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= least)
 }
@@ -118,6 +133,23 @@ mod tests {
         let mut settings = Settings::default();
         assert_eq!(settings.take(key, value), taken, "{key}={value}");
         assert_eq!(serde_json::to_string(&settings.params).unwrap(), params, "{key}={value}");
+    }
+
+    #[test]
+    fn a_duration_has_a_unit_or_is_in_seconds() {
+        let values = ["500ms", "90s", "90", "10m", "2h", "0", "1 m"];
+        let expected = [500, 90_000, 90_000, 600_000, 7_200_000, 0, 60_000];
+        assert_eq!(values.map(duration_ms), expected.map(Some));
+        for bad in ["", "m", "-1s", "1.5h", "1d", "18446744073709551615h"] {
+            assert_eq!(duration_ms(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_set_is_as_documented() {
+        let Settings { memory, iterations_max, tool_timeout_ms, .. } = Settings::default();
+        assert_eq!(memory, Memory { strategy: Strategy::Summarize, messages_max: 20, tokens_max: 0 });
+        assert_eq!((iterations_max, tool_timeout_ms), (20, 600_000));
     }
 
     #[test]
@@ -136,6 +168,10 @@ mod tests {
         check("memory-strategy", "sliding", Taken::Used, defaults);
         check("memory-strategy", "forget", Taken::Defaulted, defaults);
         check("memory-max-tokens", "x", Taken::Defaulted, defaults);
+        check("memory-max-tokens", "9000", Taken::Used, defaults);
+        check("memory-strategy", "handoff", Taken::Used, defaults);
+        check("tool-timeout", "soon", Taken::Defaulted, defaults);
+        check("tool-timeout", "1h", Taken::Used, defaults);
         check("notes-max-count", "64", Taken::Kept, defaults);
     }
 }

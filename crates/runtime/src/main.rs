@@ -6,12 +6,13 @@
 mod config;
 mod lines;
 mod log;
+mod memory;
 mod message;
 mod prompt;
+mod rounds;
 mod serve;
 mod tool;
 mod turns;
-mod window;
 
 use std::ffi::OsString;
 use std::fmt;

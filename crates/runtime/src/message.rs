@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::ModelParams;
+use crate::memory::Strategy;
 use crate::prompt::Prompt;
 
 pub(crate) const PROTOCOL: u64 = 1;
@@ -70,6 +71,26 @@ pub(crate) struct TurnRunParams {
     pub(crate) step: u64,
     #[serde(default)]
     pub(crate) calls: Vec<Call>,
+    #[serde(default)]
+    pub(crate) epoch: Epoch,
+}
+
+/// What the daemon tells of the conversation since it was compacted last.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Epoch {
+    pub(crate) from_turn: u64,
+    #[serde(default)]
+    pub(crate) bytes: u64,
+    /// The newest turns, one by one, the one that begins last.
+    #[serde(default)]
+    pub(crate) turns: Vec<u64>,
+}
+
+impl Default for Epoch {
+    /// A daemon that does not tell has never compacted.
+    fn default() -> Self {
+        Epoch { from_turn: 1, bytes: 0, turns: Vec::new() }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,6 +134,18 @@ pub(crate) struct ModelAnswer {
     pub(crate) finished: bool,
     #[serde(default)]
     pub(crate) calls: Vec<Call>,
+}
+
+/// The answer to an `exec/run`: the daemon stored the result itself.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ExecAnswer {
+    /// Tells one result from another.
+    pub(crate) digest: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct CompactAnswer {
+    pub(crate) from_turn: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -160,7 +193,17 @@ pub(crate) enum Ask {
     #[serde(rename = "model/stream")]
     ModelStream { turn: String, step: u64, context: String, from_turn: u64, finish_if_no_tools: bool },
     #[serde(rename = "exec/run")]
-    ExecRun { turn: String, step: u64, call: String, bin: String, args: Vec<String>, stdin: String },
+    ExecRun {
+        turn: String,
+        step: u64,
+        call: String,
+        bin: String,
+        args: Vec<String>,
+        stdin: String,
+        timeout_ms: u64,
+    },
+    #[serde(rename = "context/compact")]
+    ContextCompact { turn: String, from_turn: u64, strategy: Strategy },
     #[serde(rename = "tool/answer")]
     ToolAnswer { turn: String, step: u64, call: String, text: String, error: bool },
     #[serde(rename = "turn/finish")]
@@ -178,6 +221,7 @@ impl Ask {
         match self {
             Ask::ModelStream { turn, .. }
             | Ask::ExecRun { turn, .. }
+            | Ask::ContextCompact { turn, .. }
             | Ask::ToolAnswer { turn, .. }
             | Ask::TurnFinish { turn, .. } => turn,
         }
@@ -190,6 +234,7 @@ impl Ask {
             Ask::ExecRun { turn, step, call, .. } | Ask::ToolAnswer { turn, step, call, .. } => {
                 format!("{turn}:t{step}.{call}")
             }
+            Ask::ContextCompact { turn, from_turn, .. } => format!("{turn}:e{from_turn}"),
             Ask::TurnFinish { turn, step, .. } => format!("{turn}:f{step}"),
         }
     }

@@ -131,7 +131,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// FNV-1a, 64 bits: stable across versions and machines, which is all that a name of a text needs.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

@@ -148,7 +148,7 @@ impl Runtime {
             context: &prompt,
             tools: params.tools.iter().map(|tool| tool::offered(tool, &schema)).collect(),
             params: &settings.params,
-            window: Window { max_messages: settings.messages_max },
+            window: Window { max_messages: settings.memory.messages_max },
             turns: running.map(|turn| TurnRunning { turn }).collect(),
         };
         let before = out.len();
@@ -161,7 +161,8 @@ impl Runtime {
         let plan = Plan {
             context: prompt.id,
             iterations_max: settings.iterations_max,
-            messages_max: settings.messages_max,
+            memory: settings.memory,
+            tool_timeout_ms: settings.tool_timeout_ms,
             tools: params.tools.into_iter().map(|tool| tool.name).collect(),
         };
         self.settle(params.epoch, &params.agent.id, plan);

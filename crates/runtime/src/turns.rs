@@ -8,9 +8,12 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::message::{Answer, AnswerError, Ask, Call, FinishStatus, ModelAnswer, TurnRunParams};
+use crate::memory::Memory;
+use crate::message::{
+    Answer, AnswerError, Ask, Call, CompactAnswer, ExecAnswer, FinishStatus, ModelAnswer, TurnRunParams,
+};
+use crate::rounds::{ROUNDS_ALIKE_MAX, Rounds};
 use crate::tool::{self, CALLS_A_STEP_MAX, CallRefused};
-use crate::window;
 
 /// Turns of one agent at the same time, each of another session.
 pub(crate) const TURNS_MAX: usize = 1024;
@@ -20,7 +23,8 @@ pub(crate) const TURNS_MAX: usize = 1024;
 pub(crate) struct Plan {
     pub(crate) context: String,
     pub(crate) iterations_max: u64,
-    pub(crate) messages_max: u64,
+    pub(crate) memory: Memory,
+    pub(crate) tool_timeout_ms: u64,
     pub(crate) tools: Vec<String>,
 }
 
@@ -35,9 +39,11 @@ pub(crate) struct Turns {
 #[derive(Debug)]
 struct Turn {
     id: String,
-    number: u64,
+    /// The first turn that the model reads.
+    from_turn: u64,
     /// The number of the next model call.
     step: u64,
+    rounds: Rounds,
 }
 
 #[derive(Debug)]
@@ -94,11 +100,8 @@ impl Turns {
         for asked in &mut self.unanswered {
             asked.sent = Sent::NotYet;
             // The new daemon knows contexts only from the `initialize` it sent.
-            if let Ask::ModelStream { turn, context, from_turn, .. } = &mut asked.ask
-                && let Some(running) = self.running.iter().find(|running| running.id == *turn)
-            {
-                *context = self.plan.context.clone();
-                *from_turn = window::from_turn(running.number, self.plan.messages_max);
+            if let Ask::ModelStream { context, .. } = &mut asked.ask {
+                context.clone_from(&self.plan.context);
             }
         }
         self.unanswered.len()
@@ -128,9 +131,21 @@ impl Turns {
         if self.running.len() >= TURNS_MAX {
             return Started::Busy;
         }
-        let TurnRunParams { turn, number, step, calls } = params;
-        self.running.push(Turn { id: turn.clone(), number, step });
+        let TurnRunParams { turn, number, step, calls, epoch } = params;
+        let from_turn = epoch.from_turn;
+        self.running.push(Turn { id: turn.clone(), from_turn, step, rounds: Rounds::default() });
+        // Only before the first model call: a conversation is not changed in the middle of a turn.
+        if step == 1
+            && let Some(from_turn) = self.plan.memory.cut(number, &epoch)
+        {
+            self.ask(Ask::ContextCompact { turn, from_turn, strategy: self.plan.memory.strategy });
+            return Started::Fresh;
+        }
         self.call_tools(&turn, step.saturating_sub(1), calls);
+        // The other calls of that answer were another process's business.
+        if let Some(running) = self.turn(&turn) {
+            running.rounds = Rounds::default();
+        }
         self.go_on(&turn);
         Started::Fresh
     }
@@ -156,16 +171,24 @@ impl Turns {
                 Ok(answer) => self.model_answered(turn, step, answer),
                 Err(failure) => self.fail(turn, step, failure),
             },
-            Ask::ExecRun { turn, step, .. } | Ask::ToolAnswer { turn, step, .. } => {
-                // The daemon stored the result itself; that there is one is all we need.
-                match outcome::<IgnoredAny>(line) {
-                    Ok(_) => {
-                        self.go_on(&turn);
-                        Answered::Continued
+            Ask::ExecRun { turn, step, call, .. } => match outcome::<ExecAnswer>(line) {
+                Ok(answer) => self.call_answered(&turn, &call, answer.digest.as_deref()),
+                Err(failure) => self.fail(turn, step, failure),
+            },
+            Ask::ToolAnswer { turn, step, call, text, .. } => match outcome::<IgnoredAny>(line) {
+                Ok(_) => self.call_answered(&turn, &call, Some(&text)),
+                Err(failure) => self.fail(turn, step, failure),
+            },
+            Ask::ContextCompact { turn, .. } => match outcome::<CompactAnswer>(line) {
+                Ok(answer) => {
+                    if let Some(running) = self.turn(&turn) {
+                        running.from_turn = answer.from_turn;
                     }
-                    Err(failure) => self.fail(turn, step, failure),
+                    self.go_on(&turn);
+                    Answered::Continued
                 }
-            }
+                Err(failure) => self.fail(turn, 0, failure),
+            },
             Ask::TurnFinish { turn, code, .. } => {
                 self.forget(&turn);
                 Answered::Failed { turn, code }
@@ -178,7 +201,7 @@ impl Turns {
             self.forget(&turn);
             return Answered::Finished { turn };
         }
-        if let Some(running) = self.running.iter_mut().find(|running| running.id == turn) {
+        if let Some(running) = self.turn(&turn) {
             running.step = step.saturating_add(1);
         }
         self.call_tools(&turn, step, answer.calls);
@@ -198,10 +221,13 @@ impl Turns {
             } else {
                 Err(CallRefused::TooMany)
             };
-            let turn = turn.to_owned();
+            if let Some(running) = self.turn(turn) {
+                running.rounds.called(&call);
+            }
+            let (turn, timeout_ms) = (turn.to_owned(), self.plan.tool_timeout_ms);
             self.ask(match checked {
                 Ok(tool::Invocation { args, stdin }) => {
-                    Ask::ExecRun { turn, step, call: call.id, bin: call.name, args, stdin }
+                    Ask::ExecRun { turn, step, call: call.id, bin: call.name, args, stdin, timeout_ms }
                 }
                 Err(refused) => {
                     Ask::ToolAnswer { turn, step, call: call.id, text: refused.to_string(), error: true }
@@ -210,31 +236,44 @@ impl Turns {
         }
     }
 
+    fn turn(&mut self, turn: &str) -> Option<&mut Turn> {
+        self.running.iter_mut().find(|running| running.id == turn)
+    }
+
+    fn call_answered(&mut self, turn: &str, call: &str, result: Option<&str>) -> Answered {
+        if let Some(running) = self.turn(turn) {
+            running.rounds.answered(call, result);
+        }
+        self.go_on(turn);
+        Answered::Continued
+    }
+
     /// Asks the model again once nothing of the turn is unanswered, unless it was asked often enough.
     fn go_on(&mut self, turn: &str) {
         if self.unanswered.iter().any(|asked| asked.ask.turn() == turn) {
             return;
         }
-        let Some(running) = self.running.iter().find(|running| running.id == turn) else { return };
-        let (turn, step, iterations_max) = (turn.to_owned(), running.step, self.plan.iterations_max);
-        self.ask(if step > iterations_max {
-            Ask::TurnFinish {
-                turn,
-                step: step - 1,
-                status: FinishStatus::Failed,
-                code: "turn.max_iterations".to_owned(),
-                message: format!(
-                    "the model was asked {iterations_max} times in this turn and still wants tools"
-                ),
-            }
+        let iterations_max = self.plan.iterations_max;
+        let context = self.plan.context.clone();
+        let Some(running) = self.turn(turn) else { return };
+        let (step, from_turn, stuck) = (running.step, running.from_turn, running.rounds.ended());
+        let turn = turn.to_owned();
+        self.ask(if let Some(tools) = stuck {
+            let message = format!(
+                "{} was called {ROUNDS_ALIKE_MAX} times in a row with the same arguments, and the result was the same",
+                tools.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(", ")
+            );
+            finish(turn, step - 1, "turn.stuck", message)
+        } else if step > iterations_max {
+            let times =
+                if iterations_max == 1 { "once".to_owned() } else { format!("{iterations_max} times") };
+            let message = format!(
+                "the model was asked {times} in this turn and still wants tools; \
+                 CONFIG max-iterations sets how often it may be"
+            );
+            finish(turn, step - 1, "turn.max_iterations", message)
         } else {
-            Ask::ModelStream {
-                turn,
-                step,
-                context: self.plan.context.clone(),
-                from_turn: window::from_turn(running.number, self.plan.messages_max),
-                finish_if_no_tools: true,
-            }
+            Ask::ModelStream { turn, step, context, from_turn, finish_if_no_tools: true }
         });
     }
 
@@ -245,14 +284,17 @@ impl Turns {
             return Answered::Dropped { turn, code: failure.code };
         }
         self.unanswered.retain(|asked| asked.ask.turn() != turn);
-        let Failure { code, message } = failure;
-        self.ask(Ask::TurnFinish { turn, step, status: FinishStatus::Failed, code, message });
+        self.ask(finish(turn, step, &failure.code, failure.message));
         Answered::Continued
     }
 
     fn ask(&mut self, ask: Ask) {
         self.unanswered.push(Asked { id: ask.id(), ask, sent: Sent::NotYet });
     }
+}
+
+fn finish(turn: String, step: u64, code: &str, message: String) -> Ask {
+    Ask::TurnFinish { turn, step, status: FinishStatus::Failed, code: code.to_owned(), message }
 }
 
 struct Failure {

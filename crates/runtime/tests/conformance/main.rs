@@ -3,10 +3,14 @@
 //! Another runtime is checked with `LODGE_RUNTIME_COMMAND="python3 mine.py" cargo test -p lodge-runtime --test
 //! conformance stock_or_given`.
 
+mod memory;
+mod rounds;
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
 
+use memory::*;
+use rounds::*;
 use serde_json::{Value, json};
 use support::{CommandLine, FakeDaemon};
 
@@ -39,7 +43,15 @@ conformance! {
     a_turn_that_the_daemon_ended_is_dropped_silently
     any_other_error_of_a_request_fails_the_turn
     garbage_is_refused_and_survived
-    the_window_moves_rarely_and_stays_within_its_size
+    tunables_reach_the_model_when_they_are_set_and_not_otherwise
+    a_conversation_is_compacted_rarely_and_stays_within_its_size
+    a_conversation_is_compacted_by_what_its_turns_weigh
+    a_conversation_is_never_compacted_in_the_middle_of_a_turn
+    a_compaction_that_was_not_answered_is_asked_for_again
+    a_compaction_that_is_refused_fails_the_turn
+    the_same_calls_with_the_same_results_end_the_turn
+    calls_whose_results_differ_or_are_not_told_do_not_end_the_turn
+    of_ten_thousand_calls_the_first_are_run_and_each_is_answered
     two_sessions_run_interleaved
     end_of_input_ends_it
     sigterm_ends_it
@@ -135,7 +147,7 @@ fn tools_of_one_answer_are_asked_at_once_and_in_order(command: &CommandLine) {
     let execs: Vec<Value> = (0..3).map(|_| daemon.asked("exec/run")).collect();
     daemon.quiet();
     let params: Vec<&Value> = execs.iter().map(|exec| &exec["params"]).collect();
-    let exec = |call: &str, bin: &str, args: Value, stdin: &str| json!({"turn": "trn_1", "step": 1, "call": call, "bin": bin, "args": args, "stdin": stdin});
+    let exec = |call: &str, bin: &str, args: Value, stdin: &str| json!({"turn": "trn_1", "step": 1, "call": call, "bin": bin, "args": args, "stdin": stdin, "timeout_ms": 600_000});
     assert_eq!(params[0], &exec("c1", "cat", json!(["a", ""]), ""));
     assert_eq!(params[1], &exec("c2", "grep", json!(["é"]), "one\ntwo"));
     assert_eq!(params[2], &exec("c3", "cat", json!([]), "x"));
@@ -391,22 +403,23 @@ fn garbage_is_refused_and_survived(command: &CommandLine) {
     daemon.quiet();
 }
 
-fn the_window_moves_rarely_and_stays_within_its_size(command: &CommandLine) {
-    let mut daemon = FakeDaemon::ready(command, json!({"memory-max-messages": "8"}));
-    let mut firsts = Vec::new();
-    for number in 1..=40 {
-        let ask = daemon.run("trn_1", number);
-        daemon.finish(&ask);
-        let again = daemon.run("trn_1", number);
-        daemon.finish(&again);
-        assert_eq!(ask, again, "the number alone decides");
-        let first = ask["params"]["from_turn"].as_u64().unwrap();
-        assert!((1..=number).contains(&first) && (number + 1 - first) * 2 <= 8, "{number} from {first}");
-        firsts.push(first);
-    }
-    assert!(firsts.is_sorted(), "{firsts:?}");
-    firsts.dedup();
-    assert!(firsts.len() <= 20, "a prefix should live for two turns at least: {firsts:?}");
+fn tunables_reach_the_model_when_they_are_set_and_not_otherwise(command: &CommandLine) {
+    let mut daemon = FakeDaemon::start(command);
+    let params = daemon.params(1, json!({}));
+    assert_eq!(daemon.request("initialize", params)["params"], json!({"max_tokens": 4096}));
+    let configs = json!({
+        "max-tokens": "512", "temperature": "0.5", "top-p": "0.25", "top-k": "40", "presence-penalty": "-1.5",
+        "frequency-penalty": "0.75", "memory-strategy": "sliding", "tool-timeout": "90s", "colour": "green",
+    });
+    let params = daemon.params(1, configs);
+    let expected = json!({
+        "max_tokens": 512, "temperature": 0.5, "top_p": 0.25, "top_k": 40, "presence_penalty": -1.5,
+        "frequency_penalty": 0.75,
+    });
+    assert_eq!(daemon.request("initialize", params)["params"], expected);
+    let ask = daemon.run("trn_1", 1);
+    daemon.call(&ask, json!([{"id": "c1", "name": "cat", "arguments": {"args": ["a"]}}]));
+    assert_eq!(daemon.asked("exec/run")["params"]["timeout_ms"], 90_000);
 }
 
 fn two_sessions_run_interleaved(command: &CommandLine) {

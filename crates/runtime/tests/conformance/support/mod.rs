@@ -169,6 +169,15 @@ impl FakeDaemon {
         self.asked("model/stream")
     }
 
+    /// Runs a fresh turn in the given epoch, and returns what it asks for first.
+    pub(crate) fn run_in(&mut self, turn: &str, number: u64, epoch: Value) -> Value {
+        let params = json!({
+            "turn": turn, "session": "ses_1", "number": number, "step": 1, "calls": [], "epoch": epoch,
+        });
+        assert_eq!(self.request("turn/run", params), json!({}));
+        self.next()
+    }
+
     /// Answers a `model/stream` with a text that ends the turn.
     pub(crate) fn finish(&mut self, request: &Value) {
         self.answer(request, json!({"finished": true, "text_bytes": 5, "calls": []}));

@@ -1,0 +1,140 @@
+//! How much of a session the model still sees, and what becomes of the rest.
+//!
+//! Owns: when a conversation is compacted, and from which turn on it is kept. Never: the messages themselves; the
+//! daemon has them, and tells with every turn what they weigh.
+
+use serde::Serialize;
+
+use crate::message::Epoch;
+
+/// A message in, an answer out. Tool calls and results belong to the answer.
+const MESSAGES_A_TURN: u64 = 2;
+/// Near enough for a limit, and the same everywhere.
+const BYTES_A_TOKEN: u64 = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Strategy {
+    Sliding,
+    Summarize,
+    Handoff,
+}
+
+impl Strategy {
+    pub(crate) fn from_word(word: &str) -> Option<Strategy> {
+        match word {
+            "sliding" => Some(Strategy::Sliding),
+            "summarize" => Some(Strategy::Summarize),
+            "handoff" => Some(Strategy::Handoff),
+            _ => None,
+        }
+    }
+}
+
+/// What an agent remembers. A maximum of 0 means that there is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) strategy: Strategy,
+    pub(crate) messages_max: u64,
+    pub(crate) tokens_max: u64,
+}
+
+impl Memory {
+    /// The turn from which on the conversation is to be kept, when it has become too long for turn `number`.
+    ///
+    /// It does not shrink by a turn each turn: when it would hold too much it is cut to half and grows again. Between
+    /// cuts the prompt only gets longer at its end, so a provider's prefix cache stays useful.
+    pub(crate) fn cut(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+        let cuts = [self.cut_by_messages(number, epoch), self.cut_by_tokens(number, epoch)];
+        cuts.into_iter().flatten().max().filter(|from_turn| *from_turn > epoch.from_turn)
+    }
+
+    fn cut_by_messages(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+        let turns = number.saturating_add(1).saturating_sub(epoch.from_turn);
+        let turns_max = (self.messages_max / MESSAGES_A_TURN).max(1);
+        let is_full = self.messages_max > 0 && turns > turns_max;
+        is_full.then(|| number + 1 - (turns_max / 2).max(1))
+    }
+
+    fn cut_by_tokens(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+        let bytes_max = self.tokens_max.saturating_mul(BYTES_A_TOKEN);
+        if self.tokens_max == 0 || epoch.bytes <= bytes_max {
+            return None;
+        }
+        // The turn itself is kept, whatever it weighs.
+        let (mut kept, mut bytes) = (1, epoch.turns.last().copied().unwrap_or(0));
+        for turn in epoch.turns.iter().rev().skip(1) {
+            bytes = bytes.saturating_add(*turn);
+            if bytes > bytes_max / 2 {
+                break;
+            }
+            kept += 1;
+        }
+        Some(number.saturating_add(1).saturating_sub(kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(messages_max: u64, tokens_max: u64) -> Memory {
+        Memory { strategy: Strategy::Sliding, messages_max, tokens_max }
+    }
+
+    fn epoch(from_turn: u64, turns: &[u64]) -> Epoch {
+        Epoch { from_turn, bytes: turns.iter().sum(), turns: turns.to_vec() }
+    }
+
+    /// The first turns that are read with turns 1, 2, 3 and so on.
+    fn check(messages_max: u64, expected: &[u64]) {
+        let mut from_turn = 1;
+        let firsts = (1..=expected.len() as u64).map(|number| {
+            from_turn = memory(messages_max, 0).cut(number, &epoch(from_turn, &[])).unwrap_or(from_turn);
+            from_turn
+        });
+        assert_eq!(firsts.collect::<Vec<_>>(), expected, "messages_max {messages_max}");
+    }
+
+    #[test]
+    fn the_window_moves_in_steps_and_never_holds_too_much() {
+        check(20, &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 7, 7, 7, 7, 7, 7, 13, 13, 13, 13, 13, 13, 19]);
+        check(8, &[1, 1, 1, 1, 4, 4, 4, 7, 7, 7, 10]);
+        check(5, &[1, 1, 3, 3, 5, 5, 7]);
+        check(4, &[1, 1, 3, 3, 5, 5, 7]);
+        check(2, &[1, 2, 3, 4]);
+        check(1, &[1, 2, 3, 4]);
+        check(0, &[1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_conversation_of_too_many_tokens_is_cut_to_half_of_them_by_what_its_turns_weigh() {
+        // 100 tokens are 400 bytes; half of them are kept.
+        assert_eq!(memory(0, 100).cut(4, &epoch(1, &[100, 100, 100, 100])), None);
+        assert_eq!(memory(0, 100).cut(5, &epoch(1, &[100, 100, 100, 100, 4])), Some(4));
+        assert_eq!(memory(0, 100).cut(3, &epoch(1, &[300, 90, 90])), Some(2));
+        assert_eq!(memory(0, 100).cut(3, &epoch(1, &[10, 300, 100])), Some(3));
+        assert_eq!(memory(0, 0).cut(3, &epoch(1, &[10_000, 10_000, 10_000])), None);
+    }
+
+    #[test]
+    fn a_turn_that_is_too_large_by_itself_is_kept_and_not_cut_again() {
+        assert_eq!(memory(0, 100).cut(3, &epoch(1, &[1, 1, 5_000])), Some(3));
+        assert_eq!(memory(0, 100).cut(3, &epoch(3, &[5_000])), None);
+    }
+
+    #[test]
+    fn the_stricter_limit_holds() {
+        assert_eq!(memory(4, 100).cut(3, &epoch(1, &[1, 1, 1])), Some(3));
+        assert_eq!(memory(20, 100).cut(3, &epoch(1, &[300, 190, 1])), Some(2));
+    }
+
+    #[test]
+    fn absurd_numbers_do_not_overflow() {
+        assert_eq!(memory(20, 1).cut(0, &epoch(u64::MAX, &[])), None);
+        assert_eq!(memory(1, 0).cut(u64::MAX - 1, &epoch(1, &[])), Some(u64::MAX - 1));
+        let large = Epoch { from_turn: 1, bytes: u64::MAX, turns: vec![u64::MAX, u64::MAX] };
+        assert_eq!(memory(0, u64::MAX).cut(2, &large), None);
+        assert_eq!(memory(0, 1).cut(2, &large), Some(2));
+    }
+}
