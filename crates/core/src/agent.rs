@@ -32,8 +32,16 @@ pub enum FailReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AgentEvent {
     StartAsked,
+    /// A new process in place of whatever there is, in one step.
+    RestartAsked,
+    /// The pause after a failure that may pass by itself is over.
+    RetryDue,
     ImageReady,
     ImageFailed,
+    /// Nobody offers the model that the agent names.
+    ModelUnknown,
+    /// A setting that the image asks for has no value.
+    ConfigUnset,
     SpawnFailed,
     ProbeAnswered,
     ProbeTimedOut,
@@ -43,6 +51,8 @@ pub enum AgentEvent {
     Exited {
         clean: bool,
     },
+    /// The runtime had no memory left: a new one would only run into the same.
+    OutOfMemory,
     StopAsked,
     RemoveAsked,
     /// Nothing of the agent is left on the host.
@@ -65,8 +75,14 @@ impl AgentState {
     pub fn next(self, event: AgentEvent) -> Result<AgentState, Refused> {
         Ok(match (self, event) {
             (S::Stopped | S::Failed(_), E::StartAsked) => S::Pulling,
+            (S::Pulling | S::Starting | S::Ready | S::Stopped | S::Failed(_), E::RestartAsked) => S::Pulling,
+            (S::Failed(reason), E::RetryDue) if reason.passes_by_itself() => S::Pulling,
             (S::Pulling, E::ImageReady) => S::Starting,
             (S::Pulling, E::ImageFailed) => S::Failed(FailReason::Pull),
+            // An image may be found to be missing only when its root is made.
+            (S::Starting, E::ImageFailed) => S::Failed(FailReason::Pull),
+            (S::Starting, E::ModelUnknown) => S::Failed(FailReason::Model),
+            (S::Starting, E::ConfigUnset) => S::Failed(FailReason::Config),
             (S::Starting, E::ProbeAnswered) => S::Ready,
             (S::Starting, E::SpawnFailed) => S::Failed(FailReason::Init),
             // One that was ready and cannot be reached waits for an operator.
@@ -75,6 +91,7 @@ impl AgentState {
             (S::Starting | S::Ready, E::Died) => S::Pulling,
             (S::Starting | S::Ready, E::Exited { clean: false }) => S::Failed(FailReason::Crashed),
             (S::Starting | S::Ready, E::Exited { clean: true }) => S::Stopped,
+            (S::Starting | S::Ready, E::OutOfMemory) => S::Failed(FailReason::Oom),
             (S::Pulling | S::Starting | S::Ready | S::Failed(_), E::StopAsked) => S::Stopped,
             (S::Stopped | S::Failed(_) | S::Removing, E::RemoveAsked) => S::Removing,
             (S::Removing, E::Cleared) => S::Removed,
@@ -86,13 +103,21 @@ impl AgentState {
 
             // Refusals are spelled out, so a new state or event must be placed by hand.
             (S::Pulling | S::Starting | S::Ready | S::Removing | S::Removed, E::StartAsked)
+            | (S::Removing | S::Removed, E::RestartAsked)
             | (
-                S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
-                E::ImageReady | E::ImageFailed,
+                S::Pulling | S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
+                E::RetryDue,
+            )
+            | (S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ImageReady)
+            | (S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ImageFailed)
+            // A sandbox that is there goes on: its calls say what is wrong with the model.
+            | (
+                S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
+                E::ModelUnknown | E::ConfigUnset,
             )
             | (
                 S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
-                E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::Died,
+                E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::Died | E::OutOfMemory,
             )
             // How long a runtime that was ready stays silent is counted, see `liveness`.
             | (S::Ready, E::ProbeTimedOut)
@@ -172,6 +197,17 @@ impl FailReason {
         FailReason::Oom,
     ];
 
+    /// Whether the agent is started again without anybody asking: what was in the way may be gone by then. The others
+    /// would only fail again, or have a policy of their own.
+    pub fn passes_by_itself(self) -> bool {
+        match self {
+            FailReason::Pull | FailReason::Init | FailReason::Model => true,
+            FailReason::ReadinessTimeout | FailReason::Crashed | FailReason::Config | FailReason::Oom => {
+                false
+            }
+        }
+    }
+
     pub fn word(self) -> &'static str {
         match self {
             FailReason::Pull => "pull",
@@ -227,14 +263,19 @@ mod tests {
     fn the_whole_table_is_the_checked_in_one() {
         let events = [
             E::StartAsked,
+            E::RestartAsked,
+            E::RetryDue,
             E::ImageReady,
             E::ImageFailed,
+            E::ModelUnknown,
+            E::ConfigUnset,
             E::SpawnFailed,
             E::ProbeAnswered,
             E::ProbeTimedOut,
             E::Died,
             E::Exited { clean: true },
             E::Exited { clean: false },
+            E::OutOfMemory,
             E::StopAsked,
             E::RemoveAsked,
             E::Cleared,

@@ -7,6 +7,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
     DaemonStarted,
+    DaemonReloaded,
     AgentPulling,
     AgentStarting,
     AgentReady,
@@ -16,6 +17,7 @@ pub enum EventKind {
     AgentRemoving,
     AgentRemoved,
     AgentLiveness,
+    AgentUpdated,
     LineageAdopted,
     LineageOrphaned,
     LineageRevived,
@@ -33,13 +35,19 @@ pub enum EventKind {
     TurnFinished,
     TurnInterrupted,
     TurnFailed,
+    SessionCompacted,
+    SessionForked,
+    SessionRewound,
+    SessionBranchActivated,
+    SessionDeleted,
 }
 
 use EventKind as K;
 
 impl EventKind {
-    pub const ALL: [EventKind; 27] = [
+    pub const ALL: [EventKind; 34] = [
         K::DaemonStarted,
+        K::DaemonReloaded,
         K::AgentPulling,
         K::AgentStarting,
         K::AgentReady,
@@ -49,6 +57,7 @@ impl EventKind {
         K::AgentRemoving,
         K::AgentRemoved,
         K::AgentLiveness,
+        K::AgentUpdated,
         K::LineageAdopted,
         K::LineageOrphaned,
         K::LineageRevived,
@@ -66,12 +75,18 @@ impl EventKind {
         K::TurnFinished,
         K::TurnInterrupted,
         K::TurnFailed,
+        K::SessionCompacted,
+        K::SessionForked,
+        K::SessionRewound,
+        K::SessionBranchActivated,
+        K::SessionDeleted,
     ];
 
     /// Stored: never renumber, never reuse.
     pub fn code(self) -> i64 {
         match self {
             K::DaemonStarted => 1,
+            K::DaemonReloaded => 2,
             K::AgentPulling => 10,
             K::AgentStarting => 11,
             K::AgentReady => 12,
@@ -81,6 +96,7 @@ impl EventKind {
             K::AgentRemoving => 16,
             K::AgentRemoved => 17,
             K::AgentLiveness => 18,
+            K::AgentUpdated => 19,
             K::LineageAdopted => 30,
             K::LineageOrphaned => 31,
             K::LineageRevived => 32,
@@ -98,12 +114,18 @@ impl EventKind {
             K::TurnFinished => 58,
             K::TurnInterrupted => 59,
             K::TurnFailed => 60,
+            K::SessionCompacted => 70,
+            K::SessionForked => 71,
+            K::SessionRewound => 72,
+            K::SessionBranchActivated => 73,
+            K::SessionDeleted => 74,
         }
     }
 
     pub fn word(self) -> &'static str {
         match self {
             K::DaemonStarted => "daemon.started",
+            K::DaemonReloaded => "daemon.reloaded",
             K::AgentPulling => "agent.pulling",
             K::AgentStarting => "agent.starting",
             K::AgentReady => "agent.ready",
@@ -113,6 +135,7 @@ impl EventKind {
             K::AgentRemoving => "agent.removing",
             K::AgentRemoved => "agent.removed",
             K::AgentLiveness => "agent.liveness",
+            K::AgentUpdated => "agent.updated",
             K::LineageAdopted => "lineage.adopted",
             K::LineageOrphaned => "lineage.orphaned",
             K::LineageRevived => "lineage.revived",
@@ -130,6 +153,11 @@ impl EventKind {
             K::TurnFinished => "turn.finished",
             K::TurnInterrupted => "turn.interrupted",
             K::TurnFailed => "turn.failed",
+            K::SessionCompacted => "session.compacted",
+            K::SessionForked => "session.forked",
+            K::SessionRewound => "session.rewound",
+            K::SessionBranchActivated => "session.branch_activated",
+            K::SessionDeleted => "session.deleted",
         }
     }
 
@@ -197,6 +225,30 @@ pub struct EventData {
     pub sender: Option<String>,
     #[prost(string, optional, tag = "27")]
     pub lineage: Option<String>,
+    #[prost(uint64, optional, tag = "28")]
+    pub cached_tokens: Option<u64>,
+    #[prost(uint64, optional, tag = "29")]
+    pub micro_usd: Option<u64>,
+    #[prost(int64, optional, tag = "30")]
+    pub retry_at_ms: Option<i64>,
+    /// Settings.
+    #[prost(string, repeated, tag = "31")]
+    pub keys: Vec<String>,
+    /// The first turn that a model reads of a compacted session.
+    #[prost(uint32, optional, tag = "32")]
+    pub from_turn: Option<u32>,
+    /// The turn that a new one shall do better than.
+    #[prost(string, optional, tag = "33")]
+    pub replaces: Option<String>,
+    /// The session that another is a copy of.
+    #[prost(string, optional, tag = "34")]
+    pub origin: Option<String>,
+    /// A turn's place in its session.
+    #[prost(uint32, optional, tag = "35")]
+    pub number: Option<u32>,
+    /// The limit that a tool call ran into.
+    #[prost(string, optional, tag = "40")]
+    pub cause: Option<String>,
 }
 
 #[cfg(test)]

@@ -114,6 +114,8 @@ typed_id!(/// One model call or tool call of a turn.
     StepId, "step", "stp");
 typed_id!(/// One program run in a sandbox.
     ExecId, "exec", "exe");
+typed_id!(/// One token that opens the API.
+    TokenId, "token", "tok");
 
 /// A conversation. People may choose the id, so it has no fixed prefix.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,6 +4,8 @@
 //! and entropy arrive as arguments.
 
 pub mod agent;
+pub mod cause;
+pub mod epoch;
 pub mod event;
 pub mod id;
 pub mod ledger;
@@ -12,9 +14,12 @@ pub mod lineage;
 pub mod liveness;
 pub mod record;
 pub mod retry;
+pub mod session;
 pub mod time;
+pub mod token;
 pub mod turn;
 
+pub use cause::Cause;
 pub use event::{EventData, EventKind};
-pub use id::{AgentId, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, TurnId};
+pub use id::{AgentId, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId};
 pub use time::Timestamp;

@@ -4,6 +4,10 @@
 pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 /// Turns that may wait in one session behind the one that runs.
 pub const SESSION_QUEUE_MAX: usize = 64;
+/// What a fork of a session may copy; with it a commit stays within the write-ahead log's bound.
+pub const FORK_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Turns that one change of a session may copy or put back.
+pub const PATH_TURNS_MAX: usize = 20_000;
 /// Turns that may be queued or running in the whole daemon.
 pub const LIVE_TURNS_MAX: usize = 4_096;
 /// Turns that one agent works on at the same time, each of another session; more wait.
@@ -12,6 +16,12 @@ pub const AGENT_TURNS_MAX: usize = 256;
 pub const IDLE_SESSIONS_MAX: usize = 4_096;
 /// Arguments of one tool call.
 pub const EXEC_ARGS_MAX: usize = 4_096;
+/// Tokens that are neither revoked nor over.
+pub const LIVE_TOKENS_MAX: usize = 1_024;
+/// Names of images.
+pub const IMAGE_REFS_MAX: usize = 65_536;
+/// The longest name of a token.
+pub const TOKEN_NAME_BYTES_MAX: usize = 128;
 /// The longest agent name; names become file and host names.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Tool output that goes into the conversation: this much from the start …
@@ -29,7 +39,21 @@ pub const RECENT_REQUESTS_MAX: usize = 1_100;
 pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
 /// How often one model call is tried before its turn fails.
 pub const MODEL_ATTEMPTS_MAX: u32 = 4;
+/// So many answers may fail to fit a schema before their turn fails.
+pub const MISFITS_MAX: usize = 3;
 /// How often in a row a lineage is revived without finishing a turn or living well; then it has ended.
 pub const REVIVALS_MAX: u32 = 5;
 /// A process that lived for so long died for a reason of its own: deaths are counted anew.
 pub const LIVED_WELL_MS: i64 = 10 * 60 * 1_000;
+
+/// Processes and threads of a sandbox, where no limit was asked for.
+pub const PIDS_DEFAULT: u64 = 1024;
+/// The part of the machine's memory that a sandbox may use, where no limit was asked for: one in so many.
+pub const MEMORY_SHARE_DEFAULT: u64 = 2;
+/// The part of the disk that is free at its start that a sandbox may fill, where no limit was asked for: one in so many.
+pub const DISK_SHARE_DEFAULT: u64 = 2;
+/// Most files of tool output that are kept for an agent.
+pub const KEPT_FILES_MAX: usize = 64;
+/// Most bytes of tool output that are kept for an agent, and the part of its disk that this may be: one in so many.
+pub const KEPT_BYTES_MAX: u64 = 256 * 1024 * 1024;
+pub const KEPT_SHARE: u64 = 4;

@@ -1,141 +1,27 @@
 //! What is recorded: rows as the engine writes and reads them, and their variable parts as protobuf.
 //!
-//! Identifiers, numbers and states are columns and may change; protobuf parts are written once, so fields that
-//! a newer release added survive an older one.
+//! Identifiers, numbers and states are columns and may change; protobuf parts are written whole, and all but an agent's
+//! spec once, so that fields that a newer release added survive an older one.
+
+mod image;
 
 use std::collections::BTreeMap;
 
 use crate::agent::AgentState;
+use crate::cause::Cause;
+use crate::epoch::{Epoch, EpochRow};
 use crate::event::{EventData, EventKind};
 use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
-use crate::lineage::{LineageState, Policy};
+use crate::lineage::LineageState;
+use crate::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use crate::time::Timestamp;
+use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
-/// An agent's image: everything of its Agentfile that is needed to make its root.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ImageRecord {
-    #[prost(bytes = "vec", tag = "1")]
-    pub agentfile: Vec<u8>,
-    #[prost(message, repeated, tag = "2")]
-    pub contexts: Vec<ContextRecord>,
-    #[prost(message, repeated, tag = "3")]
-    pub files: Vec<FileRecord>,
-    #[prost(btree_map = "string, string", tag = "4")]
-    pub configs: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "5")]
-    pub env: Vec<EnvRecord>,
-    #[prost(message, repeated, tag = "6")]
-    pub bins: Vec<BinRecord>,
-    #[prost(btree_map = "string, string", tag = "7")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(string, repeated, tag = "8")]
-    pub exec: Vec<String>,
-    #[prost(string, optional, tag = "9")]
-    pub model: Option<String>,
-    #[prost(string, optional, tag = "10")]
-    pub name: Option<String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ContextRecord {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, optional, tag = "2")]
-    pub description: Option<String>,
-    #[prost(string, tag = "3")]
-    pub text: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct FileRecord {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(bytes = "vec", tag = "2")]
-    pub bytes: Vec<u8>,
-    #[prost(string, optional, tag = "3")]
-    pub description: Option<String>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct EnvRecord {
-    #[prost(string, tag = "1")]
-    pub key: String,
-    #[prost(string, tag = "2")]
-    pub value: String,
-    #[prost(string, optional, tag = "3")]
-    pub description: Option<String>,
-}
-
-/// A tool as the image names it.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct BinRecord {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    /// The program after `host:`.
-    #[prost(string, tag = "2")]
-    pub host: String,
-    #[prost(bool, tag = "3")]
-    pub safe: bool,
-    #[prost(string, tag = "4")]
-    pub description: String,
-    #[prost(string, optional, tag = "5")]
-    pub usage: Option<String>,
-}
-
-/// What one agent adds to its image; written once, when it is created.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct AgentSpec {
-    #[prost(string, tag = "1")]
-    pub model: String,
-    #[prost(btree_map = "string, string", tag = "2")]
-    pub env: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "3")]
-    pub labels: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "4")]
-    pub mounts: Vec<MountRecord>,
-    #[prost(message, repeated, tag = "5")]
-    pub tools: Vec<ToolRecord>,
-    /// What happens when its process dies; absent: what the daemon is set to.
-    #[prost(int32, optional, tag = "6")]
-    pub revival_policy: Option<i32>,
-}
-
-impl AgentSpec {
-    /// What happens when its process dies.
-    pub fn policy(&self, daemon: Policy) -> Policy {
-        self.revival_policy.and_then(Policy::from_code).unwrap_or(daemon)
-    }
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct MountRecord {
-    #[prost(string, tag = "1")]
-    pub host: String,
-    #[prost(string, tag = "2")]
-    pub target: String,
-    #[prost(bool, tag = "3")]
-    pub read_only: bool,
-}
-
-/// A tool as it was found on this host when the agent was created.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ToolRecord {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub source: String,
-    #[prost(string, tag = "3")]
-    pub path: String,
-    #[prost(string, tag = "4")]
-    pub digest: String,
-    #[prost(bool, tag = "5")]
-    pub safe: bool,
-    #[prost(string, tag = "6")]
-    pub description: String,
-    #[prost(string, optional, tag = "7")]
-    pub usage: Option<String>,
-}
+pub use self::image::{
+    AgentSpec, BinRecord, ConfigRecord, ContextRecord, EnvRecord, FileRecord, ImageRecord, LimitsRecord,
+    MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord,
+};
 
 /// One message of a conversation, its variable part.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -147,6 +33,40 @@ pub struct MessageBody {
     /// For a tool's message: the call it answers.
     #[prost(string, optional, tag = "3")]
     pub call: Option<String>,
+    /// For an assistant's message: what the model thought.
+    #[prost(message, optional, tag = "4")]
+    pub reasoning: Option<ReasoningRecord>,
+    /// For a tool's message: it did not go well.
+    #[prost(bool, tag = "5")]
+    pub failed: bool,
+    /// For a user's message: the JSON schema that the answer must fit.
+    #[prost(string, optional, tag = "6")]
+    pub schema: Option<String>,
+    /// For an assistant's message: the turn ended before it was whole.
+    #[prost(bool, tag = "7")]
+    pub partial: bool,
+}
+
+/// What a model thought on the way to an answer, as its provider gave it: opaque to everybody else, and sent
+/// back to the model that thought it and to no other.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ReasoningRecord {
+    /// The provider's protocol.
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    #[prost(string, tag = "2")]
+    pub provider: String,
+    #[prost(string, tag = "3")]
+    pub model: String,
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    pub blocks: Vec<Vec<u8>>,
+}
+
+impl MessageBody {
+    /// How much of a conversation it is, in bytes.
+    pub fn weight(&self) -> u64 {
+        prost::Message::encoded_len(self) as u64
+    }
 }
 
 /// A tool call as the model wrote it.
@@ -172,6 +92,9 @@ pub struct ExecRequest {
     /// The boot in which the intent was written.
     #[prost(string, tag = "4")]
     pub boot: String,
+    /// When it is ended, counted from its start. 0: whenever it ends by itself.
+    #[prost(uint64, tag = "5")]
+    pub timeout_ms: u64,
 }
 
 /// Why a turn failed, for people and scripts.
@@ -187,8 +110,28 @@ pub struct FailureRecord {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
+    /// All that was read, whether or not the provider had it in its cache.
     pub input_tokens: u64,
     pub output_tokens: u64,
+    /// Of the input, what the provider's cache had.
+    pub cached_tokens: u64,
+    /// What it cost in millionths of a dollar; absent when a price is not known.
+    pub micro_usd: Option<u64>,
+}
+
+impl std::ops::AddAssign for Usage {
+    /// A sum has a cost only if all of its parts have one.
+    fn add_assign(&mut self, more: Usage) {
+        self.micro_usd = match (self.micro_usd, more.micro_usd) {
+            (Some(before), Some(more)) => Some(before.saturating_add(more)),
+            (None, cost) if *self == Usage::default() => cost,
+            (cost, None) if more == Usage::default() => cost,
+            (None, Some(_)) | (Some(_), None) | (None, None) => None,
+        };
+        self.input_tokens = self.input_tokens.saturating_add(more.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(more.output_tokens);
+        self.cached_tokens = self.cached_tokens.saturating_add(more.cached_tokens);
+    }
 }
 
 /// Who speaks. Codes are stored.
@@ -266,6 +209,28 @@ pub struct AgentRow {
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub spec: AgentSpec,
+    pub retry: Retry,
+    pub next: Option<NextSpec>,
+}
+
+/// How an agent stands that starts itself again after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retry {
+    /// In a row, without an operator between them.
+    pub failures: u32,
+    /// When it is tried next.
+    pub at: Option<Timestamp>,
+}
+
+/// What an agent becomes when the turns that run are over.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NextSpec {
+    #[prost(string, tag = "1")]
+    pub image: String,
+    #[prost(string, tag = "2")]
+    pub image_digest: String,
+    #[prost(message, required, tag = "3")]
+    pub spec: AgentSpec,
 }
 
 /// The identity of an agent's work.
@@ -290,6 +255,7 @@ pub struct SessionRow {
     pub agent: AgentId,
     pub sender: Option<String>,
     pub created_at: Timestamp,
+    pub forked: Option<ForkPoint>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -297,8 +263,9 @@ pub struct TurnRow {
     pub id: TurnId,
     pub session: SessionId,
     pub agent: AgentId,
-    /// Its place in the session, from 1.
+    /// Its place in the path of its session, from 1.
     pub number: u32,
+    pub place: TurnPlace,
     pub state: TurnState,
     /// The `stream_seq` of its first event: its text is looked for from there.
     pub first_event: u64,
@@ -327,6 +294,8 @@ pub struct StepRow {
     pub request: Option<ExecRequest>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
+    /// The limit that it ran into.
+    pub cause: Option<Cause>,
     pub started_at: Timestamp,
     pub ended_at: Option<Timestamp>,
 }
@@ -366,6 +335,16 @@ pub struct RequestRow {
     pub at: Timestamp,
 }
 
+/// A name of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRefRow {
+    /// `name:tag`.
+    pub reference: String,
+    pub digest: String,
+    /// When it was given.
+    pub at: Timestamp,
+}
+
 /// One change to what is stored. Batches of them are applied in one transaction, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
@@ -373,6 +352,15 @@ pub enum Write {
         digest: String,
         name: String,
         record: ImageRecord,
+    },
+    /// The name means this image from now on, whatever it meant before.
+    ImageRef(ImageRefRow),
+    ImageRefGone {
+        reference: String,
+    },
+    /// Neither a name nor an agent has it any more.
+    ImageGone {
+        digest: String,
     },
     Agent(AgentRow),
     AgentState {
@@ -383,10 +371,25 @@ pub enum Write {
         incarnation: u32,
         runs: u32,
         started_at: Option<Timestamp>,
+        retry: Retry,
+    },
+    /// What an agent is made of was changed, or will be.
+    AgentSpec {
+        id: AgentId,
+        image: String,
+        image_digest: String,
+        spec: Box<AgentSpec>,
+        next: Option<Box<NextSpec>>,
     },
     /// Whole, whether or not it is there.
     Lineage(LineageRow),
     Session(SessionRow),
+    SessionPath(PathChange),
+    SessionFork(Box<Fork>),
+    /// With everything that belongs to it, its events excepted.
+    SessionDeleted {
+        id: SessionId,
+    },
     Turn(TurnRow),
     TurnState {
         id: TurnId,
@@ -404,19 +407,31 @@ pub enum Write {
         attempt: u32,
         exit_code: Option<i32>,
         signal: Option<i32>,
+        cause: Option<Cause>,
         ended_at: Option<Timestamp>,
     },
     Message(MessageRow),
+    /// A new epoch of a session.
+    Epoch(EpochRow),
     Event(EventRow),
     Request(RequestRow),
+    /// Whole, whether or not it is there; one that is revoked stays so.
+    Token(TokenRow),
 }
 
 /// A session as the store knows it, for an engine that does not hold it in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFact {
     pub row: SessionRow,
+    /// Of its path.
     pub turns: u32,
+    /// On and off its path.
     pub messages: u64,
+    /// How often its path was cut.
+    pub cuts: u32,
+    /// The last turn of its path.
+    pub tip: Option<TurnId>,
+    pub epoch: Epoch,
 }
 
 /// A turn that was in flight when the daemon ended.
@@ -443,4 +458,27 @@ pub struct Loaded {
     pub last_uid: Option<u32>,
     pub sessions: Vec<SessionFact>,
     pub turns: Vec<LiveTurn>,
+    /// Those that nobody revoked.
+    pub tokens: Vec<TokenRow>,
+    pub image_refs: Vec<ImageRefRow>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_has_a_cost_only_if_all_of_its_parts_have_one() {
+        let usage = |input_tokens, micro_usd| Usage { input_tokens, micro_usd, ..Usage::default() };
+        let sum = |parts: &[Usage]| {
+            let mut sum = Usage::default();
+            parts.iter().for_each(|part| sum += *part);
+            (sum.input_tokens, sum.micro_usd)
+        };
+        assert_eq!(sum(&[]), (0, None));
+        assert_eq!(sum(&[usage(1, Some(2)), usage(3, Some(4))]), (4, Some(6)));
+        assert_eq!(sum(&[usage(1, Some(2)), usage(3, None), usage(5, Some(6))]), (9, None));
+        assert_eq!(sum(&[usage(1, None), usage(3, Some(4))]), (4, None));
+        assert_eq!(sum(&[Usage::default(), usage(3, Some(4)), Usage::default()]), (3, Some(4)));
+    }
 }

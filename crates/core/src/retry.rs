@@ -13,6 +13,8 @@ pub enum Again {
 
 const MODEL_BASE_MS: u64 = 250;
 const MODEL_CAP_MS: u64 = 8_000;
+/// A limit by the minute is over within one; whoever asks for more patience gets no more.
+const MODEL_ASKED_CAP_MS: u64 = 60_000;
 
 /// Decides after the `failures`-th failure. `asked_ms` is the provider's own wish, when it gave one.
 pub fn model(failures: u32, retryable: bool, asked_ms: Option<u64>) -> Again {
@@ -20,7 +22,8 @@ pub fn model(failures: u32, retryable: bool, asked_ms: Option<u64>) -> Again {
         return Again::GiveUp;
     }
     let doubled = MODEL_BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    Again::After { delay_ms: asked_ms.unwrap_or(doubled).min(MODEL_CAP_MS) }
+    let delay_ms = asked_ms.map_or(doubled.min(MODEL_CAP_MS), |asked_ms| asked_ms.min(MODEL_ASKED_CAP_MS));
+    Again::After { delay_ms }
 }
 
 /// First and longest pause before a process is started again.
@@ -30,16 +33,24 @@ pub struct Backoff {
     pub cap: Duration,
 }
 
+impl Backoff {
+    fn doubled_ms(self, doublings: u32) -> u64 {
+        let pause = self.base.saturating_mul(1 << doublings.min(16)).min(self.cap);
+        u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
 /// Decides after the `deaths`-th death in a row of a lineage's process. The first revival does not wait.
 pub fn revival(deaths: u32, backoff: Backoff) -> Again {
     if deaths > REVIVALS_MAX {
         return Again::GiveUp;
     }
-    let pause = match deaths.checked_sub(2) {
-        None => Duration::ZERO,
-        Some(doublings) => backoff.base.saturating_mul(1 << doublings.min(16)).min(backoff.cap),
-    };
-    Again::After { delay_ms: u64::try_from(pause.as_millis()).unwrap_or(u64::MAX) }
+    Again::After { delay_ms: deaths.checked_sub(2).map_or(0, |doublings| backoff.doubled_ms(doublings)) }
+}
+
+/// How long after the `failures`-th failure in a row an agent is started again; there is always a next time.
+pub fn restart(failures: u32, backoff: Backoff) -> u64 {
+    backoff.doubled_ms(failures.saturating_sub(1))
 }
 
 #[cfg(test)]
@@ -52,6 +63,13 @@ mod tests {
         let pauses: Vec<Again> = (1..=6).map(|deaths| revival(deaths, backoff)).collect();
         let after = |delay_ms| Again::After { delay_ms };
         assert_eq!(pauses, [after(0), after(1_000), after(2_000), after(4_000), after(5_000), Again::GiveUp]);
+    }
+
+    #[test]
+    fn an_agent_is_started_again_with_doubling_pauses_up_to_the_cap_and_never_given_up() {
+        let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(10) };
+        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 5, 11, 34, u32::MAX].map(|n| restart(n, backoff)).into();
+        assert_eq!(pauses, [1_000, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000, 10_000, 10_000]);
     }
 
     #[test]
@@ -72,6 +90,7 @@ mod tests {
     #[test]
     fn a_final_failure_is_not_tried_again_and_a_provider_cannot_stall_a_turn_for_long() {
         assert_eq!(model(1, false, None), Again::GiveUp);
-        assert_eq!(model(1, true, Some(3_600_000)), Again::After { delay_ms: 8_000 });
+        assert_eq!(model(1, true, Some(20_000)), Again::After { delay_ms: 20_000 });
+        assert_eq!(model(1, true, Some(3_600_000)), Again::After { delay_ms: 60_000 });
     }
 }

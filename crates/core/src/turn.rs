@@ -14,7 +14,7 @@ pub enum TurnState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnEvent {
     Started,
-    /// It waits for a person or another agent.
+    /// It waits for a person or another agent, or its own agent failed.
     Parked,
     Resumed,
     Answered,
@@ -77,14 +77,15 @@ impl TurnState {
             (S::Queued, E::Started) => S::Running,
             (S::Running, E::Parked) => S::Waiting,
             (S::Waiting, E::Resumed) => S::Running,
-            (S::Running, E::Answered) => S::Done,
+            // A model call that was in flight when its turn was parked is answered all the same.
+            (S::Running | S::Waiting, E::Answered) => S::Done,
             (S::Queued | S::Running | S::Waiting, E::Failed) => S::Failed,
             (S::Queued | S::Running | S::Waiting, E::InterruptAsked) => S::Interrupted,
 
             (S::Running | S::Waiting | S::Done | S::Interrupted | S::Failed, E::Started)
             | (S::Queued | S::Waiting | S::Done | S::Interrupted | S::Failed, E::Parked)
             | (S::Queued | S::Running | S::Done | S::Interrupted | S::Failed, E::Resumed)
-            | (S::Queued | S::Waiting | S::Done | S::Interrupted | S::Failed, E::Answered)
+            | (S::Queued | S::Done | S::Interrupted | S::Failed, E::Answered)
             | (S::Done | S::Interrupted | S::Failed, E::Failed | E::InterruptAsked) => {
                 return Err(TurnRefused { state: self, event });
             }

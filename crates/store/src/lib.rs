@@ -3,21 +3,37 @@
 //! Owns: the schema, the pragmas, the one writer, the readers. Never: decisions (see `core`), and never a type of
 //! the API.
 
+mod conversation;
+mod epochs;
 mod full;
 mod heads;
+mod images;
 mod lineages;
 mod load;
 mod open;
+mod past;
+mod paths;
+mod query;
 mod read;
 mod rows;
 mod schema;
+mod search;
+mod sessions;
 mod snapshots;
+mod tokens;
 mod write;
 
+pub use conversation::{Exported, Told, TurnCursor, Which};
+pub use epochs::PlacedEpoch;
+pub use images::ImageSummary;
 pub use lineages::{LineageFilter, LineageSummary};
 pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
-pub use read::{AgentFound, AgentSummary, ReadError, Reader, SessionSummary, TurnFull};
+pub use query::{BadQuery, Query};
+pub use read::{AgentFound, AgentSummary, Around, ReadError, Reader, TurnFull};
+pub use search::{Hit, Search, SearchError, Wanted as SearchWanted};
+pub use sessions::{LiveTurns, NoTurn, Repeat, SessionPlace, SessionSummary, Standing, TurnPick};
 pub use snapshots::{AtBoundary, Boundary, MessagePage, Place, Wanted};
+pub use tokens::TokenFilter;
 #[doc(hidden)]
 pub use write::WalLimits;
 pub use write::{Committed, Unwritten, WriteError, Writer};

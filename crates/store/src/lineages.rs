@@ -68,7 +68,7 @@ fn summary(c: &Connection, row: LineageRow) -> rusqlite::Result<LineageSummary> 
     // Ids grow with time, so the newest turn of each session is its last, and the newest of them all is wanted.
     let last_turn: Option<String> = c
         .prepare_cached(
-            "SELECT max((SELECT id FROM turns WHERE session = s.id AND created_at >= ?2 \
+            "SELECT max((SELECT id FROM turns WHERE session = s.id AND dropped = 0 AND origin IS NULL AND created_at >= ?2 \
              AND created_at <= coalesce(?3, created_at) ORDER BY number DESC LIMIT 1)) FROM sessions AS s WHERE agent = ?1",
         )?
         .query_row(

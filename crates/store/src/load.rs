@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::heads::Heads;
 use crate::open::OpenError;
-use crate::rows;
+use crate::{epochs, images, paths, rows, tokens};
 
 #[derive(Debug)]
 pub(crate) struct LoadError(rusqlite::Error);
@@ -73,6 +73,8 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
         sessions: sessions.into_values().collect(),
         turns,
+        tokens: tokens::unrevoked(connection)?,
+        image_refs: images::refs(connection)?,
     };
     Ok((loaded, heads))
 }
@@ -83,13 +85,16 @@ pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::
         .query_row([session], rows::session)
         .optional()?;
     let Some(row) = row else { return Ok(None) };
-    let turns: Option<u32> = connection
-        .prepare_cached("SELECT max(number) FROM turns WHERE session = ?1")?
+    let (turns, tip) = paths::end(connection, session)?;
+    let cuts = connection
+        .prepare_cached("SELECT cuts FROM sessions WHERE id = ?1")?
         .query_row([session], |row| row.get(0))?;
     let messages: Option<i64> = connection
         .prepare_cached("SELECT max(seq) FROM messages WHERE session = ?1")?
         .query_row([session], |row| row.get(0))?;
-    Ok(Some(SessionFact { row, turns: turns.unwrap_or(0), messages: messages.unwrap_or(0).cast_unsigned() }))
+    let epoch = epochs::current(connection, session)?;
+    let messages = messages.unwrap_or(0).cast_unsigned();
+    Ok(Some(SessionFact { row, turns, messages, cuts, tip, epoch }))
 }
 
 fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn> {

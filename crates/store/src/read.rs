@@ -5,11 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use lodge_core::event::EventKind;
-use lodge_core::record::{
-    AgentRow, EventRow, ImageRecord, MessageRow, RequestRow, Role, SessionFact, SessionRow, StepRow, TurnRow,
-};
-use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
-use prost::Message;
+use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, Role, SessionFact, StepRow, TurnRow};
+use lodge_core::turn::TurnState;
+use lodge_core::{AgentId, SessionId, TurnId};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use crate::{load, rows};
@@ -42,19 +40,24 @@ pub struct AgentSummary {
 }
 
 #[derive(Debug, Clone)]
-pub struct SessionSummary {
-    pub row: SessionRow,
-    pub turns: u32,
-    pub last_active: Timestamp,
-}
-
-#[derive(Debug, Clone)]
 pub struct TurnFull {
     pub row: TurnRow,
     pub steps: Vec<StepRow>,
     pub text: String,
     /// Whether `text` broke off, or may still grow.
     pub partial: bool,
+    /// Of one that waits.
+    pub around: Option<Around>,
+}
+
+/// What stands around a turn that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Around {
+    pub agent_ready: bool,
+    /// Its agent is to become another first.
+    pub updating: bool,
+    /// A turn before it in its session is not over.
+    pub earlier: bool,
 }
 
 /// Read connections. No reader sees more than was committed.
@@ -157,25 +160,8 @@ impl Reader {
                 |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
             )?;
             let works = "SELECT count(*) FROM agents WHERE state = 3 AND id IN \
-                (SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state > 1)";
+                (SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2)";
             Ok((total, running, c.query_row(works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
-        })
-    }
-
-    pub fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
-        self.with(|c| {
-            c.prepare_cached("SELECT record FROM images WHERE digest = ?1")?
-                .query_row([digest], |row| {
-                    let bytes = row.get_ref(0)?.as_blob()?;
-                    ImageRecord::decode(bytes).map_err(|cause| {
-                        rusqlite::Error::FromSqlConversionFailure(
-                            0,
-                            rusqlite::types::Type::Blob,
-                            Box::new(cause),
-                        )
-                    })
-                })
-                .optional()
         })
     }
 
@@ -196,32 +182,6 @@ impl Reader {
         })
     }
 
-    pub fn sessions(
-        &self,
-        agent: Option<&AgentId>,
-        after: Option<&str>,
-        limit: u32,
-    ) -> Result<Vec<SessionSummary>> {
-        self.with(|c| {
-            c.prepare_cached(
-                "SELECT * FROM sessions WHERE (?1 IS NULL OR agent = ?1) AND id > ?2 ORDER BY id LIMIT ?3",
-            )?
-            .query_map(params![agent.map(AgentId::as_str), after.unwrap_or(""), limit], rows::session)?
-            .map(|row| summary(c, row?))
-            .collect()
-        })
-    }
-
-    pub fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>> {
-        self.with(|c| {
-            let row = c
-                .prepare_cached("SELECT * FROM sessions WHERE id = ?1")?
-                .query_row([id.as_str()], rows::session)
-                .optional()?;
-            row.map(|row| summary(c, row)).transpose()
-        })
-    }
-
     pub fn session_count(&self, agent: &AgentId) -> Result<u64> {
         self.with(|c| {
             c.prepare_cached("SELECT count(*) AS n FROM sessions WHERE agent = ?1")?
@@ -239,19 +199,6 @@ impl Reader {
         })
     }
 
-    /// Turns of a session in order, after the one with number `after`.
-    pub fn turns(&self, session: &SessionId, after: u32, limit: u32) -> Result<Vec<TurnFull>> {
-        self.with(|c| {
-            c.prepare_cached(
-                "SELECT * FROM turns WHERE session = ?1 AND number > ?2 ORDER BY number LIMIT ?3",
-            )?
-            .query_map(params![session.as_str(), after, limit], rows::turn)?
-            .map(|row| full(c, row?))
-            .collect()
-        })
-    }
-
-    /// Turns that are queued or running; of one agent, one session, or all.
     /// Whether any turn of the agent waits or runs.
     pub fn has_live_turn(&self, agent: &AgentId) -> Result<bool> {
         self.with(|c| {
@@ -262,6 +209,7 @@ impl Reader {
         })
     }
 
+    /// Turns that wait or run; of one agent, one session, or all.
     pub fn live_turns(
         &self,
         agent: Option<&AgentId>,
@@ -283,30 +231,18 @@ impl Reader {
         })
     }
 
-    /// The newest messages before a sequence, oldest first.
-    pub fn messages(&self, session: &SessionId, before: Option<u64>, limit: u32) -> Result<Vec<MessageRow>> {
-        self.with(|c| {
-            let before = before.map_or(i64::MAX, u64::cast_signed);
-            let mut newest: Vec<MessageRow> = c
-                .prepare_cached(
-                    "SELECT * FROM messages WHERE session = ?1 AND seq < ?2 ORDER BY seq DESC LIMIT ?3",
-                )?
-                .query_map(params![session.as_str(), before, limit], rows::message_row)?
-                .collect::<rusqlite::Result<_>>()?;
-            newest.reverse();
-            Ok(newest)
-        })
-    }
-
     /// What a model reads: the messages of turns `from..=upto`, turn after turn.
     pub fn context(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<MessageRow>> {
         self.with(|c| {
             let first: Option<i64> = c
-                .prepare_cached("SELECT first_message FROM turns WHERE session = ?1 AND number >= ?2 ORDER BY number LIMIT 1")?
+                .prepare_cached("SELECT first_message FROM turns WHERE session = ?1 AND dropped = 0 AND number >= ?2 ORDER BY number LIMIT 1")?
                 .query_row(params![session.as_str(), from], |row| row.get(0))
                 .optional()?;
             let mut messages: Vec<MessageRow> = c
-                .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND number >= ?3 AND number <= ?4")?
+                .prepare_cached(
+                    "SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND number >= ?3 AND number <= ?4 \
+                     AND EXISTS (SELECT 1 FROM turns WHERE id = messages.turn AND dropped = 0)",
+                )?
                 .query_map(params![session.as_str(), first.unwrap_or(0), from, upto], rows::message_row)?
                 .collect::<rusqlite::Result<_>>()?;
             messages.sort_by_key(|message| (message.number, message.seq));
@@ -361,30 +297,38 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
-    c.prepare_cached("SELECT DISTINCT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state > 1")?
+    c.prepare_cached("SELECT DISTINCT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2")?
         .query_map([], |row| row.get(0))?
         .collect()
 }
 
-fn summary(c: &Connection, row: SessionRow) -> rusqlite::Result<SessionSummary> {
-    let (turns, last): (u32, Option<i64>) = c
-        .prepare_cached("SELECT max(number), max(coalesce(ended_at, created_at)) FROM (SELECT number, ended_at, created_at FROM turns WHERE session = ?1 ORDER BY number DESC LIMIT 2)")?
-        .query_row([row.id.as_str()], |found| Ok((found.get::<_, Option<u32>>(0)?.unwrap_or(0), found.get(1)?)))?;
-    let last_active = last.map_or(row.created_at, Timestamp::from_ms);
-    Ok(SessionSummary { row, turns, last_active })
+fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
+    match row.state {
+        TurnState::Queued | TurnState::Waiting => {}
+        TurnState::Running | TurnState::Done | TurnState::Interrupted | TurnState::Failed => return Ok(None),
+    }
+    c.prepare_cached(
+        "SELECT state = 3, next IS NOT NULL, EXISTS (SELECT 1 FROM turns INDEXED BY turns_live \
+         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1",
+    )?
+    .query_row(params![row.agent.as_str(), row.session.as_str(), row.number], |found| {
+        Ok(Around { agent_ready: found.get(0)?, updating: found.get(1)?, earlier: found.get(2)? })
+    })
+    .optional()
 }
 
-fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnFull> {
+pub(crate) fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnFull> {
     let steps: Vec<StepRow> = c
         .prepare_cached("SELECT * FROM steps WHERE turn = ?1 ORDER BY step, ordinal")?
         .query_map([row.id.as_str()], rows::step)?
         .collect::<rusqlite::Result<_>>()?;
-    if row.state == lodge_core::turn::TurnState::Done {
+    if row.state == TurnState::Done {
         let text = answer(c, &row)?;
-        return Ok(TurnFull { row, steps, text, partial: false });
+        return Ok(TurnFull { row, steps, text, partial: false, around: None });
     }
     let text = text_so_far(c, &row)?;
-    Ok(TurnFull { row, steps, text, partial: true })
+    let around = around(c, &row)?;
+    Ok(TurnFull { row, steps, text, partial: true, around })
 }
 
 /// The text of the turn's newest answer.
@@ -404,10 +348,12 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
     let mut statement =
         c.prepare_cached("SELECT * FROM events WHERE stream = ?1 AND stream_seq >= ?2 ORDER BY stream_seq")?;
     let mut found = statement.query(params![row.agent.as_str(), row.first_event.cast_signed()])?;
+    // What a copy says was said in the turn that it is a copy of.
+    let turn = row.place.origin.as_ref().unwrap_or(&row.id);
     let mut text = String::new();
     while let Some(event) = found.next()? {
         let Some(event) = rows::event(event)? else { continue };
-        if event.data.turn.as_deref() != Some(row.id.as_str()) {
+        if event.data.turn.as_deref() != Some(turn.as_str()) {
             continue;
         }
         match event.kind {
@@ -420,6 +366,7 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             EventKind::TurnFailed | EventKind::TurnInterrupted | EventKind::TurnFinished => break,
             EventKind::TurnStepRestarted => text.clear(),
             EventKind::DaemonStarted
+            | EventKind::DaemonReloaded
             | EventKind::AgentPulling
             | EventKind::AgentStarting
             | EventKind::AgentReady
@@ -429,6 +376,7 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             | EventKind::AgentRemoving
             | EventKind::AgentRemoved
             | EventKind::AgentLiveness
+            | EventKind::AgentUpdated
             | EventKind::LineageAdopted
             | EventKind::LineageOrphaned
             | EventKind::LineageRevived
@@ -440,7 +388,12 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             | EventKind::TurnStepStarted
             | EventKind::TurnToolCall
             | EventKind::TurnToolResult
-            | EventKind::TurnStepFinished => {}
+            | EventKind::TurnStepFinished
+            | EventKind::SessionCompacted
+            | EventKind::SessionForked
+            | EventKind::SessionRewound
+            | EventKind::SessionBranchActivated
+            | EventKind::SessionDeleted => {}
         }
     }
     Ok(text)

@@ -3,13 +3,16 @@
 use std::str::FromStr;
 
 use lodge_core::agent::AgentState;
+use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::lineage::LineageState;
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, LineageRow, MessageBody, MessageRow,
-    RequestRow, Role, SessionRow, StepKind, StepRow, TurnRow, Usage,
+    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec,
+    RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage,
 };
+use lodge_core::session::{ForkPoint, TurnPlace};
+use lodge_core::token::{Holder, TokenRow};
 use lodge_core::turn::{StepState, TurnState};
-use lodge_core::{EventData, EventKind, Timestamp};
+use lodge_core::{Cause, EventData, EventKind, Timestamp};
 use prost::Message;
 use rusqlite::Row;
 use rusqlite::types::Type;
@@ -85,6 +88,8 @@ pub(crate) fn agent(row: &Row<'_>) -> rusqlite::Result<AgentRow> {
         created_at: time(row, "created_at")?,
         started_at: optional_time(row, "started_at")?,
         spec: message::<AgentSpec>(row, "spec")?,
+        retry: Retry { failures: row.get("failures")?, at: optional_time(row, "retry_at")? },
+        next: optional_message::<NextSpec>(row, "next")?,
     })
 }
 
@@ -102,13 +107,44 @@ pub(crate) fn lineage(row: &Row<'_>) -> rusqlite::Result<LineageRow> {
     })
 }
 
+pub(crate) fn token(row: &Row<'_>) -> rusqlite::Result<TokenRow> {
+    let (issuer, agent) = (row.get("issuer")?, optional_id(row, "agent")?);
+    Ok(TokenRow {
+        id: id(row, "jti")?,
+        holder: Holder::from_code(issuer, agent).ok_or_else(|| unknown(row, "issuer", issuer))?,
+        name: row.get("name")?,
+        issued_at: time(row, "issued_at")?,
+        expires_at: time(row, "expires_at")?,
+        revoked_at: optional_time(row, "revoked_at")?,
+    })
+}
+
+pub(crate) fn epoch(row: &Row<'_>) -> rusqlite::Result<EpochRow> {
+    let strategy: i64 = row.get("strategy")?;
+    Ok(EpochRow {
+        session: id(row, "session")?,
+        number: row.get("epoch")?,
+        turn: row.get("turn")?,
+        from_turn: row.get("from_turn")?,
+        strategy: Strategy::from_code(strategy).ok_or_else(|| unknown(row, "strategy", strategy))?,
+        summary: row.get::<_, Option<String>>("summary")?.map_or(Summary::Nothing, Summary::Text),
+        at: time(row, "at")?,
+    })
+}
+
 pub(crate) fn session(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
     Ok(SessionRow {
         id: id(row, "id")?,
         agent: id(row, "agent")?,
         sender: row.get("sender")?,
         created_at: time(row, "created_at")?,
+        forked: forked(row)?,
     })
+}
+
+fn forked(row: &Row<'_>) -> rusqlite::Result<Option<ForkPoint>> {
+    let Some(session) = optional_id(row, "forked_from")? else { return Ok(None) };
+    Ok(Some(ForkPoint { session, turn: row.get("forked_at")? }))
 }
 
 pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
@@ -118,6 +154,12 @@ pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
         session: id(row, "session")?,
         agent: id(row, "agent")?,
         number: row.get("number")?,
+        place: TurnPlace {
+            dropped: row.get("dropped")?,
+            parent: optional_id(row, "parent")?,
+            replaces: optional_id(row, "replaces")?,
+            origin: optional_id(row, "origin")?,
+        },
         state: TurnState::from_code(state).ok_or_else(|| unknown(row, "state", state))?,
         first_event: unsigned(row, "first_event")?,
         first_message: unsigned(row, "first_message")?,
@@ -126,6 +168,8 @@ pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
         usage: Usage {
             input_tokens: unsigned(row, "input_tokens")?,
             output_tokens: unsigned(row, "output_tokens")?,
+            cached_tokens: unsigned(row, "cached_tokens")?,
+            micro_usd: row.get::<_, Option<i64>>("micro_usd")?.map(i64::cast_unsigned),
         },
         failure: optional_message::<FailureRecord>(row, "failure")?,
     })
@@ -147,6 +191,8 @@ pub(crate) fn step(row: &Row<'_>) -> rusqlite::Result<StepRow> {
         request: optional_message::<ExecRequest>(row, "request")?,
         exit_code: row.get("exit_code")?,
         signal: row.get("signal")?,
+        // One that a newer release wrote is none that this one could tell.
+        cause: row.get::<_, Option<i64>>("cause")?.and_then(Cause::from_code),
         started_at: time(row, "started_at")?,
         ended_at: optional_time(row, "ended_at")?,
     })

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use lodge_core::event::EventKind;
 use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, SessionRow, Usage};
 use lodge_core::turn::TurnState;
-use lodge_core::{AgentId, LineageId, SessionId, Timestamp};
+use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::read::{Reader, Result};
@@ -148,7 +148,7 @@ fn boundary(
     let newest: Option<u32> = c
         .prepare_cached(
             // What the end of a lineage broke off did not reach a boundary.
-            "SELECT number FROM turns WHERE session = ?1 AND (?2 IS NULL OR ended_at < ?2) \
+            "SELECT number FROM turns WHERE session = ?1 AND dropped = 0 AND (?2 IS NULL OR ended_at < ?2) \
              ORDER BY number DESC LIMIT 1",
         )?
         .query_row(params![session.id.as_str(), lineage.ended_at.map(Timestamp::ms)], |row| row.get(0))
@@ -166,7 +166,8 @@ fn boundary(
 /// before an earlier one ends. But turns that ran end in their order.
 fn last_end(c: &Connection, session: &str, turns: u32) -> rusqlite::Result<Option<Timestamp>> {
     let mut statement = c.prepare_cached(
-        "SELECT state, ended_at FROM turns WHERE session = ?1 AND number <= ?2 ORDER BY number DESC LIMIT ?3",
+        "SELECT state, ended_at FROM turns WHERE session = ?1 AND dropped = 0 AND number <= ?2 \
+         ORDER BY number DESC LIMIT ?3",
     )?;
     let mut found = statement.query(params![session, turns, LOOK_BACK_MAX])?;
     let mut last: Option<i64> = None;
@@ -192,6 +193,7 @@ fn epoch_at(c: &Connection, daemon: &str, at: Timestamp) -> rusqlite::Result<Opt
 
 /// What a page needs to know of a turn.
 struct TurnFact {
+    id: TurnId,
     first_message: u64,
     usage: Usage,
 }
@@ -210,7 +212,7 @@ fn page(
     }
     let to = upto.min(from.saturating_add(wanted.messages_max - 1));
     let turns = turn_facts(c, lineage, session, from, to)?;
-    let places = places(c, session, &turns, from, to)?;
+    let places = places(c, session, &turns, to)?;
     let mut page = MessagePage::default();
     let mut bytes = 0;
     let mut one = c.prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq = ?2")?;
@@ -220,8 +222,7 @@ fn page(
         bytes += message.body.text.len();
         bytes += message.body.calls.iter().map(|call| call.arguments.len()).sum::<usize>();
         if let Some(fact) = turns.get(&place.number).filter(|fact| fact.first_message == place.seq) {
-            page.usage.input_tokens += fact.usage.input_tokens;
-            page.usage.output_tokens += fact.usage.output_tokens;
+            page.usage += fact.usage;
         }
         page.messages.push(message);
         let full = page.messages.len() == wanted.messages_max as usize || bytes >= wanted.bytes_max;
@@ -242,14 +243,14 @@ fn turn_facts(
     from: u32,
     to: u32,
 ) -> rusqlite::Result<HashMap<u32, TurnFact>> {
-    c.prepare_cached("SELECT * FROM turns WHERE session = ?1 AND number BETWEEN ?2 AND ?3")?
+    c.prepare_cached("SELECT * FROM turns WHERE session = ?1 AND dropped = 0 AND number BETWEEN ?2 AND ?3")?
         .query_map(params![session, from, to], rows::turn)?
         .map(|turn| {
             let turn = turn?;
             let own = turn.created_at >= lineage.created_at
                 && lineage.ended_at.is_none_or(|ended_at| turn.created_at <= ended_at);
             let usage = if own { turn.usage } else { Usage::default() };
-            Ok((turn.number, TurnFact { first_message: turn.first_message, usage }))
+            Ok((turn.number, TurnFact { id: turn.id, first_message: turn.first_message, usage }))
         })
         .collect()
 }
@@ -259,20 +260,24 @@ fn places(
     c: &Connection,
     session: &str,
     turns: &HashMap<u32, TurnFact>,
-    from: u32,
     to: u32,
 ) -> rusqlite::Result<Vec<Place>> {
     let first = turns.values().map(|fact| fact.first_message).min().unwrap_or(0);
+    let next: Option<String> = c
+        .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
+        .query_row(params![session, to + 1], |row| row.get(0))
+        .optional()?;
     let mut statement = c.prepare_cached(
-        "SELECT number, seq, role FROM messages WHERE session = ?1 AND seq >= ?2 ORDER BY seq",
+        "SELECT number, seq, role, turn FROM messages WHERE session = ?1 AND seq >= ?2 ORDER BY seq",
     )?;
     let mut found = statement.query(params![session, first.cast_signed()])?;
     let mut places = Vec::new();
     while let Some(row) = found.next()? {
         let place = Place { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
-        if (from..=to).contains(&place.number) {
+        let turn = row.get_ref("turn")?.as_str()?;
+        if turns.get(&place.number).is_some_and(|fact| fact.id.as_str() == turn) {
             places.push(place);
-        } else if place.number > to && row.get::<_, i64>("role")? != Role::User.code() {
+        } else if next.as_deref() == Some(turn) && row.get::<_, i64>("role")? != Role::User.code() {
             // A message that waits stands among the answers to earlier ones, but one turn is answered at a time.
             break;
         }

@@ -8,13 +8,13 @@ use lodge_core::limits::REQUEST_MEMORY_MS;
 use lodge_core::record::{
     AgentRow, EventRow, LineageRow, Loaded, MessageRow, RequestRow, StepRow, TurnRow, Write,
 };
-use lodge_core::{SessionId, Timestamp};
+use lodge_core::{Cause, SessionId, Timestamp, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::full::is_full;
 use crate::heads::Heads;
-use crate::load;
+use crate::{epochs, images, load, paths, tokens};
 
 const WAL_LIMITS: WalLimits =
     WalLimits { checkpoint_pages: 2_048, rest_pages: 1_024, restart_pages: 16_384, stride_pages: 512 };
@@ -261,16 +261,16 @@ fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>, failed: &Mutex<Fail
 
 fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
     match write {
-        Write::Image { digest, name, record } => {
-            tx.prepare_cached("INSERT OR IGNORE INTO images (digest, name, record) VALUES (?1, ?2, ?3)")?
-                .execute(params![digest, name, record.encode_to_vec()])?;
-        }
+        Write::Image { digest, name, record } => images::put(tx, digest, name, record)?,
+        Write::ImageRef(row) => images::put_ref(tx, row)?,
+        Write::ImageRefGone { reference } => images::remove_ref(tx, reference)?,
+        Write::ImageGone { digest } => images::remove(tx, digest)?,
         Write::Agent(row) => insert_agent(tx, row)?,
-        Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at } => {
+        Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
             let (code, reason) = state.codes();
             tx.prepare_cached(
                 "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, lineage = ?5, incarnation = ?6, \
-                 runs = ?7, started_at = ?8 WHERE id = ?1",
+                 runs = ?7, started_at = ?8, failures = ?9, retry_at = ?10 WHERE id = ?1",
             )?
             .execute(params![
                 id.as_str(),
@@ -280,26 +280,34 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 lineage.as_str(),
                 incarnation,
                 runs,
-                started_at.map(Timestamp::ms)
+                started_at.map(Timestamp::ms),
+                retry.failures,
+                retry.at.map(Timestamp::ms)
+            ])?;
+        }
+        Write::AgentSpec { id, image, image_digest, spec, next } => {
+            tx.prepare_cached(
+                "UPDATE agents SET image = ?2, image_digest = ?3, spec = ?4, next = ?5, next_digest = ?6 WHERE id = ?1",
+            )?
+            .execute(params![
+                id.as_str(),
+                image,
+                image_digest,
+                spec.encode_to_vec(),
+                next.as_ref().map(|next| next.encode_to_vec()),
+                next.as_ref().map(|next| &next.image_digest),
             ])?;
         }
         Write::Lineage(row) => put_lineage(tx, row)?,
-        Write::Session(row) => {
-            tx.prepare_cached(
-                "INSERT INTO sessions (id, agent, sender, created_at) VALUES (?1, ?2, ?3, ?4)",
-            )?
-            .execute(params![
-                row.id.as_str(),
-                row.agent.as_str(),
-                row.sender,
-                row.created_at.ms()
-            ])?;
-        }
+        Write::Session(row) => paths::insert(tx, row)?,
+        Write::SessionPath(change) => paths::change(tx, change)?,
+        Write::SessionFork(fork) => paths::fork(tx, fork)?,
+        Write::SessionDeleted { id } => paths::delete(tx, id)?,
         Write::Turn(row) => insert_turn(tx, row)?,
         Write::TurnState { id, state, ended_at, usage, failure } => {
             tx.prepare_cached(
-                "UPDATE turns SET state = ?2, ended_at = ?3, input_tokens = ?4, output_tokens = ?5, failure = ?6 \
-                 WHERE id = ?1",
+                "UPDATE turns SET state = ?2, ended_at = ?3, input_tokens = ?4, output_tokens = ?5, failure = ?6, \
+                 cached_tokens = ?7, micro_usd = ?8 WHERE id = ?1",
             )?
             .execute(params![
                 id.as_str(),
@@ -308,12 +316,17 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 usage.input_tokens.cast_signed(),
                 usage.output_tokens.cast_signed(),
                 failure.as_ref().map(Message::encode_to_vec),
+                usage.cached_tokens.cast_signed(),
+                usage.micro_usd.map(u64::cast_signed),
             ])?;
+            if let Some(ended_at) = ended_at {
+                paths::touch(tx, id, *ended_at)?;
+            }
         }
         Write::Step(row) => insert_step(tx, row)?,
-        Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, ended_at } => {
+        Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
             tx.prepare_cached(
-                "UPDATE steps SET state = ?4, attempt = ?5, exit_code = ?6, signal = ?7, ended_at = ?8 \
+                "UPDATE steps SET state = ?4, attempt = ?5, exit_code = ?6, signal = ?7, ended_at = ?8, cause = ?9 \
                  WHERE turn = ?1 AND step = ?2 AND ordinal = ?3",
             )?
             .execute(params![
@@ -324,12 +337,15 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 attempt,
                 exit_code,
                 signal,
-                ended_at.map(Timestamp::ms)
+                ended_at.map(Timestamp::ms),
+                cause.map(Cause::code)
             ])?;
         }
         Write::Message(row) => insert_message(tx, row)?,
+        Write::Epoch(row) => epochs::put(tx, row)?,
         Write::Event(row) => insert_event(tx, row)?,
         Write::Request(row) => insert_request(tx, row)?,
+        Write::Token(row) => tokens::put(tx, row)?,
     }
     Ok(())
 }
@@ -338,8 +354,8 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
     let (code, reason) = row.state.codes();
     tx.prepare_cached(
         "INSERT INTO agents (id, name, image, image_digest, lineage, sandbox, state, failure_reason, failure_detail, \
-         incarnation, runs, uid, created_at, started_at, spec) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+         incarnation, runs, uid, created_at, started_at, spec, failures, retry_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
     )?
     .execute(params![
         row.id.as_str(),
@@ -357,6 +373,8 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
         row.created_at.ms(),
         row.started_at.map(Timestamp::ms),
         row.spec.encode_to_vec(),
+        row.retry.failures,
+        row.retry.at.map(Timestamp::ms),
     ])?;
     Ok(())
 }
@@ -386,7 +404,8 @@ fn put_lineage(tx: &Connection, row: &LineageRow) -> rusqlite::Result<()> {
 fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
     tx.prepare_cached(
         "INSERT INTO turns (id, session, agent, number, state, first_event, first_message, created_at, ended_at, \
-         input_tokens, output_tokens, failure) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+         input_tokens, output_tokens, failure, cached_tokens, micro_usd, dropped, parent, replaces, origin) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
     )?
     .execute(params![
         row.id.as_str(),
@@ -401,6 +420,12 @@ fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
         row.usage.input_tokens.cast_signed(),
         row.usage.output_tokens.cast_signed(),
         row.failure.as_ref().map(Message::encode_to_vec),
+        row.usage.cached_tokens.cast_signed(),
+        row.usage.micro_usd.map(u64::cast_signed),
+        row.place.dropped,
+        row.place.parent.as_ref().map(TurnId::as_str),
+        row.place.replaces.as_ref().map(TurnId::as_str),
+        row.place.origin.as_ref().map(TurnId::as_str),
     ])?;
     Ok(())
 }
@@ -408,7 +433,8 @@ fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
 fn insert_step(tx: &Connection, row: &StepRow) -> rusqlite::Result<()> {
     tx.prepare_cached(
         "INSERT INTO steps (turn, step, ordinal, id, kind, name, state, attempt, call, exec, request, exit_code, \
-         signal, started_at, ended_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+         signal, started_at, ended_at, cause) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
     )?
     .execute(params![
         row.turn.as_str(),
@@ -426,6 +452,7 @@ fn insert_step(tx: &Connection, row: &StepRow) -> rusqlite::Result<()> {
         row.signal,
         row.started_at.ms(),
         row.ended_at.map(Timestamp::ms),
+        row.cause.map(Cause::code),
     ])?;
     Ok(())
 }

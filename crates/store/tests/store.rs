@@ -7,8 +7,9 @@ use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
     AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, MessageBody,
-    MessageRow, RequestRow, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
+    MessageRow, RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
 };
+use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{
     AgentId, EventData, EventKind, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp,
@@ -53,6 +54,8 @@ impl Ids {
                 env: BTreeMap::from([("K".into(), "V".into())]),
                 ..AgentSpec::default()
             },
+            retry: Retry { failures: 3, at: Some(NOW) },
+            next: None,
         }
     }
 
@@ -75,6 +78,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
         session: session.clone(),
         agent: agent.id.clone(),
         number: 1,
+        place: TurnPlace::default(),
         state: TurnState::Running,
         first_event: 1,
         first_message: 1,
@@ -93,7 +97,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             step: 1,
             role,
             at: NOW,
-            body: MessageBody { text: text.into(), calls, call: None },
+            body: MessageBody { text: text.into(), calls, ..MessageBody::default() },
         })
     };
     let step = |ids: &mut Ids, ordinal, kind, state| StepRow {
@@ -112,9 +116,11 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             args: vec!["-c".into()],
             stdin: vec![0, 255],
             boot: "b".into(),
+            timeout_ms: 7,
         }),
         exit_code: None,
         signal: None,
+        cause: None,
         started_at: NOW,
         ended_at: None,
     };
@@ -127,6 +133,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             agent: agent.id.clone(),
             sender: Some("ann".into()),
             created_at: NOW,
+            forked: None,
         }),
         Write::Turn(turn.clone()),
         message(1, Role::User, "hi", Vec::new()),
@@ -251,6 +258,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         incarnation: 3,
         runs: 3,
         started_at: None,
+        retry: Retry::default(),
     };
     drop(store.writer.commit([&change], ()).unwrap());
     let (events, last) = store.reader.events(0, None, 100).unwrap();
@@ -399,7 +407,7 @@ fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone()
         id: turn.id.clone(),
         state: TurnState::Failed,
         ended_at: Some(NOW),
-        usage: Usage { input_tokens: 1, output_tokens: 2 },
+        usage: Usage { input_tokens: 3, output_tokens: 2, cached_tokens: 1, micro_usd: Some(7) },
         failure: Some(failure.clone()),
     };
     drop(store.writer.commit([&end], ()).unwrap());

@@ -1,0 +1,256 @@
+//! Epochs of a conversation: what a model still reads of it, and what that weighs.
+//!
+//! A compaction begins a new epoch; messages are never changed. What an epoch weighs is counted as messages come, so
+//! that a turn does not pay for the turns before it.
+
+use std::collections::VecDeque;
+
+use crate::id::SessionId;
+use crate::time::Timestamp;
+
+/// Turns of an epoch whose weights are known one by one; those before them are known together. More than can wait in
+/// one session, so that a turn in flight is always among them.
+pub const WEIGHED_TURNS_MAX: usize = 128;
+/// The longest summary that is kept.
+pub const SUMMARY_BYTES_MAX: usize = 64 * 1024;
+
+/// How an epoch came about. Codes are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// The oldest turns are left out.
+    Sliding,
+    /// The model wrote down what was said in them.
+    Summarize,
+    /// The model wrote down all that a successor needs, and nothing older is read.
+    Handoff,
+}
+
+impl Strategy {
+    pub const ALL: [Strategy; 3] = [Strategy::Sliding, Strategy::Summarize, Strategy::Handoff];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Strategy::Sliding => "sliding",
+            Strategy::Summarize => "summarize",
+            Strategy::Handoff => "handoff",
+        }
+    }
+
+    pub fn from_word(word: &str) -> Option<Strategy> {
+        Strategy::ALL.into_iter().find(|strategy| strategy.word() == word)
+    }
+
+    pub fn code(self) -> i64 {
+        match self {
+            Strategy::Sliding => 1,
+            Strategy::Summarize => 2,
+            Strategy::Handoff => 3,
+        }
+    }
+
+    pub fn from_code(code: i64) -> Option<Strategy> {
+        Strategy::ALL.into_iter().find(|strategy| strategy.code() == code)
+    }
+}
+
+/// A compaction, as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EpochRow {
+    pub session: SessionId,
+    /// From 2: the first epoch of a session is not recorded.
+    pub number: u32,
+    /// The number of the turn that began it.
+    pub turn: u32,
+    /// The first turn whose messages a model reads.
+    pub from_turn: u32,
+    pub strategy: Strategy,
+    pub summary: Summary,
+    pub at: Timestamp,
+}
+
+/// What stands before the messages of an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Summary {
+    Nothing,
+    Text(String),
+    /// What stood there in the epoch before it.
+    Kept,
+}
+
+impl Summary {
+    /// Its length, when that of the epoch before is `before`.
+    fn bytes(&self, before: u64) -> u64 {
+        match self {
+            Summary::Nothing => 0,
+            Summary::Text(text) => text.len() as u64,
+            Summary::Kept => before,
+        }
+    }
+}
+
+/// The epoch that a session is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Epoch {
+    pub number: u32,
+    /// The highest number that was ever given.
+    pub newest: u32,
+    pub from_turn: u32,
+    pub summary_bytes: u64,
+    /// The turns from `from_turn` on that are not in `turns`, together.
+    older: u64,
+    /// The turn that `turns` begins with.
+    first: u32,
+    turns: VecDeque<u64>,
+}
+
+/// What a runtime is told of the epoch that a turn begins in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EpochWeight {
+    pub number: u32,
+    pub from_turn: u32,
+    /// Two for every turn before this one, and the one that opens it.
+    pub messages: u64,
+    /// All of them with their calls and results, and the summary.
+    pub bytes: u64,
+    /// The newest turns, one by one, this one last.
+    pub turns: Vec<u64>,
+}
+
+impl Default for Epoch {
+    fn default() -> Self {
+        Epoch {
+            number: 1,
+            newest: 1,
+            from_turn: 1,
+            summary_bytes: 0,
+            older: 0,
+            first: 1,
+            turns: VecDeque::new(),
+        }
+    }
+}
+
+impl Epoch {
+    /// An epoch that was recorded, before any of its messages is counted.
+    pub fn recorded(row: &EpochRow, newest: u32) -> Epoch {
+        Epoch {
+            number: row.number,
+            newest: newest.max(row.number),
+            from_turn: row.from_turn,
+            summary_bytes: row.summary.bytes(0),
+            first: row.from_turn,
+            ..Epoch::default()
+        }
+    }
+
+    /// Counts a message of a turn.
+    pub fn add(&mut self, turn: u32, bytes: u64) {
+        if turn < self.from_turn {
+            return;
+        }
+        let Some(at) = turn.checked_sub(self.first) else {
+            self.older += bytes;
+            return;
+        };
+        // A turn without a message is none, so gaps are never wide.
+        while self.turns.len() <= at as usize {
+            self.turns.push_back(0);
+        }
+        self.turns[at as usize] += bytes;
+        while self.turns.len() > WEIGHED_TURNS_MAX {
+            self.older += self.turns.pop_front().unwrap_or(0);
+            self.first += 1;
+        }
+    }
+
+    /// Goes on in an epoch that begins now.
+    pub fn begin(&mut self, row: &EpochRow) {
+        if self.first <= row.from_turn {
+            self.older = 0;
+        }
+        while self.first < row.from_turn {
+            self.turns.pop_front();
+            self.first += 1;
+        }
+        (self.number, self.newest) = (row.number, self.newest.max(row.number));
+        self.from_turn = row.from_turn;
+        self.summary_bytes = row.summary.bytes(self.summary_bytes);
+    }
+
+    /// The epoch whose summary stands before the messages: this one, if it has one.
+    pub fn summary(&self) -> Option<u32> {
+        (self.summary_bytes > 0).then_some(self.number)
+    }
+
+    /// What a model reads with turn `number`.
+    pub fn weight(&self, number: u32) -> EpochWeight {
+        let counted = number.saturating_add(1).saturating_sub(self.first) as usize;
+        let turns: Vec<u64> = self.turns.iter().take(counted).copied().collect();
+        EpochWeight {
+            number: self.number,
+            from_turn: self.from_turn,
+            messages: u64::from(number.saturating_sub(self.from_turn)) * 2 + 1,
+            bytes: self.summary_bytes + self.older + turns.iter().sum::<u64>(),
+            turns,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(number: u32, from_turn: u32, summary: &str) -> EpochRow {
+        EpochRow {
+            session: "s".parse().unwrap(),
+            number,
+            turn: from_turn,
+            from_turn,
+            strategy: Strategy::Summarize,
+            summary: Summary::Text(summary.to_owned()),
+            at: Timestamp::from_ms(0),
+        }
+    }
+
+    #[test]
+    fn a_turn_weighs_what_came_before_it_and_nothing_that_waits_behind_it() {
+        let mut epoch = Epoch::default();
+        for (turn, bytes) in [(1, 10), (1, 5), (2, 7), (3, 100)] {
+            epoch.add(turn, bytes);
+        }
+        let weight = epoch.weight(2);
+        assert_eq!((weight.messages, weight.bytes, weight.turns), (3, 22, vec![15, 7]));
+        epoch.begin(&row(2, 2, "four"));
+        let weight = epoch.weight(3);
+        assert_eq!((weight.number, weight.from_turn, weight.messages), (2, 2, 3));
+        assert_eq!((weight.bytes, weight.turns), (4 + 107, vec![7, 100]));
+        epoch.add(1, 1_000);
+        assert_eq!(epoch.weight(3).bytes, 111, "what is not read weighs nothing");
+    }
+
+    #[test]
+    fn a_long_epoch_is_counted_to_the_last_byte_in_bounded_room() {
+        let mut epoch = Epoch::default();
+        for turn in 1..=1_000 {
+            epoch.add(turn, 3);
+        }
+        assert_eq!(epoch.turns.len(), WEIGHED_TURNS_MAX);
+        assert_eq!(epoch.weight(1_000).bytes, 3_000);
+        epoch.begin(&row(2, 990, ""));
+        assert_eq!(epoch.weight(1_000).bytes, 33);
+    }
+
+    #[test]
+    fn an_epoch_that_is_counted_again_from_its_messages_is_the_same() {
+        let mut epoch = Epoch::default();
+        for turn in 1..=200 {
+            epoch.add(turn, u64::from(turn));
+        }
+        epoch.begin(&row(2, 150, "a summary"));
+        let mut again = Epoch::recorded(&row(2, 150, "a summary"), 2);
+        for turn in 150..=200 {
+            again.add(turn, u64::from(turn));
+        }
+        assert_eq!(epoch, again);
+    }
+}

@@ -1,0 +1,124 @@
+//! Tokens: who may call, until when. Of a token only its id and its terms are recorded, never its value.
+
+use crate::id::{AgentId, TokenId};
+use crate::time::Timestamp;
+
+/// The name of the token in `credentials.json`, which nobody else's may have.
+pub const CREDENTIALS: &str = "credentials.json";
+
+pub const OPERATOR_ISSUER: &str = "lodge:operator";
+pub const AGENT_ISSUER: &str = "lodge:agent";
+
+/// For whom a token was issued. Codes are stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// Somebody who may do everything.
+    Operator,
+    /// Somebody who may talk to this agent.
+    Agent(AgentId),
+}
+
+impl Holder {
+    /// What stands in the token as its issuer: each has rights of its own.
+    pub fn issuer(&self) -> &'static str {
+        match self {
+            Holder::Operator => OPERATOR_ISSUER,
+            Holder::Agent(_) => AGENT_ISSUER,
+        }
+    }
+
+    pub fn agent(&self) -> Option<&AgentId> {
+        match self {
+            Holder::Operator => None,
+            Holder::Agent(agent) => Some(agent),
+        }
+    }
+
+    pub fn code(&self) -> i64 {
+        match self {
+            Holder::Operator => 1,
+            Holder::Agent(_) => 2,
+        }
+    }
+
+    pub fn from_code(code: i64, agent: Option<AgentId>) -> Option<Holder> {
+        match (code, agent) {
+            (1, None) => Some(Holder::Operator),
+            (2, Some(agent)) => Some(Holder::Agent(agent)),
+            (_, Some(_) | None) => None,
+        }
+    }
+}
+
+/// A token as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenRow {
+    pub id: TokenId,
+    pub holder: Holder,
+    pub name: Option<String>,
+    pub issued_at: Timestamp,
+    pub expires_at: Timestamp,
+    /// Set once and for ever.
+    pub revoked_at: Option<Timestamp>,
+}
+
+impl TokenRow {
+    pub fn standing(&self, now: Timestamp) -> Standing {
+        if self.revoked_at.is_some() {
+            Standing::Revoked
+        } else if self.expires_at <= now {
+            Standing::Expired
+        } else {
+            Standing::Live
+        }
+    }
+}
+
+/// Whether a token opens anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Live,
+    Expired,
+    Revoked,
+}
+
+impl Standing {
+    pub fn word(self) -> &'static str {
+        match self {
+            Standing::Live => "live",
+            Standing::Expired => "expired",
+            Standing::Revoked => "revoked",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_lives_until_the_instant_of_its_end_and_never_after_it_was_revoked() {
+        let at = Timestamp::from_ms;
+        let mut row = TokenRow {
+            id: TokenId::new(&mut crate::IdSource::new(1), at(0)),
+            holder: Holder::Operator,
+            name: None,
+            issued_at: at(0),
+            expires_at: at(10),
+            revoked_at: None,
+        };
+        assert_eq!((row.standing(at(9)), row.standing(at(10))), (Standing::Live, Standing::Expired));
+        row.revoked_at = Some(at(5));
+        assert_eq!((row.standing(at(1)), row.standing(at(20))), (Standing::Revoked, Standing::Revoked));
+    }
+
+    #[test]
+    fn a_stored_holder_comes_back_as_it_was_and_nonsense_as_nobody() {
+        let agent: AgentId = "agt_1".parse().unwrap();
+        for holder in [Holder::Operator, Holder::Agent(agent.clone())] {
+            assert_eq!(Holder::from_code(holder.code(), holder.agent().cloned()), Some(holder));
+        }
+        assert_eq!(Holder::from_code(1, Some(agent)), None);
+        assert_eq!(Holder::from_code(2, None), None);
+    }
+}
