@@ -115,7 +115,8 @@ fn go_to_rest(rest: Rest, writer: &Writer, requests: u64, shell: &Arc<Shell>) ->
     }
 }
 
-fn trim_heap() {
+/// Gives the heap's free pages back to the kernel.
+pub(crate) fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `malloc_trim` takes a plain integer and any thread may call it at any time.
     unsafe {
@@ -178,16 +179,25 @@ impl Lost {
         self.requests.extend(writes.iter().filter_map(|write| match write {
             Write::Request(request) => Some((request.caller.clone(), request.request_id.clone())),
             Write::Image { .. }
+            | Write::ImageRef(_)
+            | Write::ImageRefGone { .. }
+            | Write::ImageGone { .. }
             | Write::Agent(_)
             | Write::AgentState { .. }
+            | Write::AgentSpec { .. }
             | Write::Lineage(_)
             | Write::Session(_)
+            | Write::SessionPath(_)
+            | Write::SessionFork(_)
+            | Write::SessionDeleted { .. }
             | Write::Turn(_)
             | Write::TurnState { .. }
             | Write::Step(_)
             | Write::StepState { .. }
+            | Write::Epoch(_)
             | Write::Message(_)
-            | Write::Event(_) => None,
+            | Write::Event(_)
+            | Write::Token(_) => None,
         }));
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
             Out::Reply { ticket, .. } => Some(ticket),
@@ -272,9 +282,18 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             }
             Write::StepState { ordinal, .. } if *ordinal > 0 => Some("after_outcome"),
             Write::Message(message) if message.role == Role::Assistant => Some("after_answer"),
+            Write::Epoch(_) => Some("after_compaction"),
+            Write::SessionPath(_)
+            | Write::SessionFork(_)
+            | Write::SessionDeleted { .. }
+            | Write::Token(_) => Some("after_change"),
             Write::Image { .. }
+            | Write::ImageRef(_)
+            | Write::ImageRefGone { .. }
+            | Write::ImageGone { .. }
             | Write::Agent(_)
             | Write::AgentState { .. }
+            | Write::AgentSpec { .. }
             | Write::Lineage(_)
             | Write::Session(_)
             | Write::TurnState { .. }
@@ -294,6 +313,8 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
     match mutation {
         // The last one is in the acting, not in what is written.
         Mutation::None | Mutation::RepeatUnsafe => {}
+        // Without its own token the daemon would not even start.
+        Mutation::ReplyBeforeCommit if batch.writes.iter().any(|write| matches!(write, Write::Token(_))) => {}
         Mutation::ReplyBeforeCommit => {
             let (early, late): (Vec<Out>, Vec<Out>) =
                 batch.after.into_iter().partition(|out| matches!(out, Out::Reply { .. }));

@@ -1,136 +1,62 @@
 //! Settings: flag, then environment, then YAML, then default; and where each value came from.
+//!
+//! Flags and environment are what the daemon was started with. The file may be read again: see `reload`.
+
+mod file;
+mod reload;
+mod table;
+mod values;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Thresholds;
+use lodge_core::retry::Backoff;
 use lodge_proto::ConfigValue;
 use serde_json::Value;
+
+use crate::engine::Settings;
+use file::{Keys, Written};
+pub use reload::Reread;
+pub(crate) use table::edits;
+use table::{SETTINGS, env_name};
+pub use table::{command, unknown_variables};
 
 /// The shortest silence that can mean anything.
 const STALE_MIN: Duration = Duration::from_millis(30);
 
-/// One setting of `lodged serve`.
-struct Setting {
-    /// The flag without dashes, and the YAML key below `serve:`.
-    name: &'static str,
-    default: &'static str,
-    shape: Shape,
-    help: &'static str,
-}
-
-#[derive(Clone, Copy)]
-enum Shape {
-    Text,
-    Path,
-    Flag,
-    Count,
-    Span,
-    OneOf(&'static [&'static str]),
-    List,
-    LogFilter,
-}
-
-const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "executor",
-        default: "system",
-        shape: Shape::OneOf(&["system", "docker"]),
-        help: "how agents are run",
-    },
-    Setting {
-        name: "socket-path",
-        default: "lodge.sock",
-        shape: Shape::Path,
-        help: "the Unix socket; relative to the state directory",
-    },
-    Setting {
-        name: "http-addr",
-        default: "127.0.0.1:5500",
-        shape: Shape::Text,
-        help: "the TCP listener; port 0 picks a free one",
-    },
-    Setting { name: "no-http", default: "false", shape: Shape::Flag, help: "no TCP listener" },
-    Setting { name: "no-ui", default: "false", shape: Shape::Flag, help: "no dashboard (not used yet)" },
-    Setting {
-        name: "max-concurrent",
-        default: "10",
-        shape: Shape::Count,
-        help: "agents doing work at the same time (not used yet)",
-    },
-    Setting {
-        name: "max-jobs",
-        default: "10",
-        shape: Shape::Count,
-        help: "jobs at the same time (not used yet)",
-    },
-    Setting { name: "backoff-base", default: "1s", shape: Shape::Span, help: "first pause before a restart" },
-    Setting {
-        name: "backoff-cap",
-        default: "30s",
-        shape: Shape::Span,
-        help: "longest pause before a restart",
-    },
-    Setting {
-        name: "shutdown-timeout",
-        default: "5s",
-        shape: Shape::Span,
-        help: "how long requests may finish at shutdown",
-    },
-    Setting {
-        name: "readiness-timeout",
-        default: "60s",
-        shape: Shape::Span,
-        help: "how long a runtime may take to get ready",
-    },
-    Setting {
-        name: "revival-policy",
-        default: "revive",
-        shape: Shape::OneOf(&["revive", "reap", "ask"]),
-        help: "what happens to work whose process died",
-    },
-    Setting {
-        name: "heartbeat-stale",
-        default: "30s",
-        shape: Shape::Span,
-        help: "silence from which on a working process is stale",
-    },
-    Setting {
-        name: "heartbeat-crashed",
-        default: "90s",
-        shape: Shape::Span,
-        help: "silence beyond which it is killed and its work taken over",
-    },
-    Setting {
-        name: "allowed-origins",
-        default: "",
-        shape: Shape::List,
-        help: "browser origins that may call, comma-separated",
-    },
-    Setting {
-        name: "log-format",
-        default: "text",
-        shape: Shape::OneOf(&["text", "json"]),
-        help: "of the daemon's own log",
-    },
-    Setting {
-        name: "log-level",
-        default: "info",
-        shape: Shape::LogFilter,
-        help: "error, warn, info, debug, trace, or a filter",
-    },
-];
-
-/// What is in effect.
-#[derive(Debug, Clone)]
+/// What is in effect. Values may be another after a reload: whoever needs several that belong together asks at once.
+#[derive(Debug)]
 pub struct Config {
     pub data_dir: PathBuf,
-    pub file: Option<PathBuf>,
-    values: BTreeMap<&'static str, (Value, Source)>,
     data_dir_source: Source,
+    given: Given,
+    in_effect: RwLock<Arc<InEffect>>,
+    /// What was wrong with what it was started with, and was passed over.
+    passed_over: Vec<String>,
 }
+
+/// What the daemon was started with.
+#[derive(Debug)]
+struct Given {
+    flags: BTreeMap<String, String>,
+    /// Of the variables that are settings, or say where they are.
+    env: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone)]
+struct InEffect {
+    file: Option<PathBuf>,
+    values: Values,
+    /// What the file says and only a restart brings.
+    waiting: BTreeMap<&'static str, Value>,
+}
+
+/// Each value with its source.
+type Values = BTreeMap<&'static str, (Value, Source)>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -141,7 +67,7 @@ pub enum Source {
 }
 
 impl Source {
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Source::Flag => "flag",
             Source::Env => "env",
@@ -153,23 +79,35 @@ impl Source {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("unknown key `{key}` in {}", file.display())]
-    UnknownKey { file: PathBuf, key: String, near: Option<&'static str> },
+    #[error("unknown key `{key}` in {}:{line}", file.display())]
+    UnknownKey { file: PathBuf, line: u64, key: String, near: Option<&'static str> },
+    #[error("`{key}` stands at the top of {}:{line}", file.display())]
+    AtTop { file: PathBuf, line: u64, key: String },
     #[error("could not read {}", file.display())]
     Unreadable {
         file: PathBuf,
         #[source]
         cause: std::io::Error,
     },
-    #[error("{} is not valid YAML", file.display())]
-    BadYaml { file: PathBuf, detail: String },
+    #[error("{} is not valid YAML", place(file, *line))]
+    BadYaml { file: PathBuf, line: u64, detail: &'static str },
     #[error("`{given}` does not fit {name} ({from})")]
     BadValue { name: &'static str, given: String, wanted: String, from: String },
     #[error("no home directory: neither --data-dir, LODGED_DATA_DIR, LODGE_HOME nor HOME is set")]
     NoHome,
+    /// Each with its own way out.
+    #[error("{}", listed(mistakes))]
+    Several { mistakes: Vec<ConfigError> },
 }
 
 impl ConfigError {
+    fn of(mut mistakes: Vec<ConfigError>) -> Option<ConfigError> {
+        match mistakes.len() {
+            0 | 1 => mistakes.pop(),
+            _ => Some(ConfigError::Several { mistakes }),
+        }
+    }
+
     pub fn hint(&self) -> String {
         match self {
             ConfigError::UnknownKey { near: Some(near), .. } => format!("did you mean `{near}`?"),
@@ -177,46 +115,102 @@ impl ConfigError {
                 let known: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
                 format!("keys below `serve:` are {}", known.join(", "))
             }
+            ConfigError::AtTop { .. } => "put it under `serve:`".to_owned(),
+            ConfigError::Several { .. } => "mend these, and try again".to_owned(),
             ConfigError::Unreadable { .. } => "check the path given with --config".to_owned(),
-            ConfigError::BadYaml { detail, .. } => detail.clone(),
+            ConfigError::BadYaml { detail, .. } => (*detail).to_owned(),
             ConfigError::BadValue { wanted, .. } => format!("expected {wanted}"),
             ConfigError::NoHome => "set LODGE_HOME to a directory for Lodge's state".to_owned(),
         }
     }
 }
 
-/// The flags of `lodged serve`, made from the table of settings.
-pub fn command() -> clap::Command {
-    let mut serve = clap::Command::new("serve")
-        .about("Run the daemon (the default command)")
-        .arg(
-            clap::Arg::new("config")
-                .short('c')
-                .long("config")
-                .value_name("FILE")
-                .help("the configuration file"),
-        )
-        .arg(clap::Arg::new("data-dir").long("data-dir").value_name("DIR").help("the state directory"));
-    for setting in SETTINGS {
-        let env = env_name(setting.name);
-        let help = format!("{} [default: {}] [env: {env}]", setting.help, setting.default);
-        let arg = clap::Arg::new(setting.name).long(setting.name).help(help);
-        serve = serve.arg(match setting.shape {
-            Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
-            Shape::Text
-            | Shape::Path
-            | Shape::Count
-            | Shape::Span
-            | Shape::OneOf(_)
-            | Shape::List
-            | Shape::LogFilter => arg.num_args(1),
-        });
+impl Given {
+    fn new(flags: &clap::ArgMatches, env: &dyn Fn(&str) -> Option<String>) -> Given {
+        let flag = |name: &str| Some((name.to_owned(), flags.get_one::<String>(name)?.clone()));
+        let names = SETTINGS.iter().map(|setting| setting.name);
+        let places = ["LODGED_DATA_DIR", "LODGED_CONFIG", "LODGE_HOME", "HOME"].map(str::to_owned);
+        let variables = names.clone().map(env_name).chain(places);
+        Given {
+            flags: names.chain(["data-dir", "config"]).filter_map(flag).collect(),
+            env: variables.filter_map(|name| Some((name.clone(), env(&name)?))).collect(),
+        }
     }
-    serve
-}
 
-fn env_name(name: &str) -> String {
-    format!("LODGED_{}", name.to_ascii_uppercase().replace('-', "_"))
+    fn flag(&self, name: &str) -> Option<&String> {
+        self.flags.get(name)
+    }
+
+    fn place(&self, name: &str) -> Option<PathBuf> {
+        self.env.get(name).filter(|dir| !dir.is_empty()).map(PathBuf::from)
+    }
+
+    fn data_dir(&self) -> Option<(PathBuf, Source)> {
+        let flag = self.flag("data-dir").map(|dir| (PathBuf::from(dir), Source::Flag));
+        let env = || self.place("LODGED_DATA_DIR").or_else(|| self.place("LODGE_HOME"));
+        flag.or_else(|| env().map(|dir| (dir, Source::Env)))
+    }
+
+    fn default_home(&self) -> Option<PathBuf> {
+        self.place("HOME").map(|home| home.join(".lodge"))
+    }
+
+    /// The file as it is now, and what is in it.
+    fn file(&self) -> Result<(Option<PathBuf>, Keys, Vec<ConfigError>), ConfigError> {
+        let searched = self.data_dir().map(|(dir, _)| dir).or_else(|| self.default_home());
+        let named = self.flag("config").or_else(|| self.env.get("LODGED_CONFIG"));
+        let file = file::find_file(named.cloned(), searched.as_deref());
+        let (yaml, mistakes) = file.as_deref().map(file::read_file).transpose()?.unwrap_or_default();
+        Ok((file, yaml, mistakes))
+    }
+
+    /// Every setting, checked one by one and together. What is wrong is told at once, with what was found before.
+    fn values(
+        &self,
+        file: Option<&Path>,
+        yaml: &Keys,
+        mut mistakes: Vec<ConfigError>,
+    ) -> Result<Values, ConfigError> {
+        let mut values = BTreeMap::new();
+        let written_at = |written: &Written| file.map(|file| place(file, written.line)).unwrap_or_default();
+        for setting in SETTINGS {
+            let variable = env_name(setting.name);
+            // Also where it does not count: it would as soon as the flag or the variable is gone.
+            let written = yaml.get(setting.name);
+            if let Some(written) = written
+                && let Err(mistake) = values::check(setting, &written.value, written_at(written))
+            {
+                mistakes.push(mistake);
+                continue;
+            }
+            let (given, source, from) = if let Some(given) = self.flag(setting.name) {
+                (Value::from(given.clone()), Source::Flag, format!("--{}", setting.name))
+            } else if let Some(given) = self.env.get(&variable) {
+                (Value::from(given.clone()), Source::Env, variable)
+            } else if let Some(written) = written {
+                (written.value.clone(), Source::File, written_at(written))
+            } else {
+                (Value::from(setting.default), Source::Default, "default".to_owned())
+            };
+            match values::check(setting, &given, from) {
+                Ok(value) => drop(values.insert(setting.name, (value, source))),
+                Err(mistake) => mistakes.push(mistake),
+            }
+        }
+        if let Some(error) = ConfigError::of(mistakes) {
+            return Err(error);
+        }
+        let text = |name| text_of(&values, name);
+        if span_of(&values, "heartbeat-crashed") < span_of(&values, "heartbeat-stale") {
+            return Err(ConfigError::BadValue {
+                name: "heartbeat-crashed",
+                given: text("heartbeat-crashed"),
+                wanted: format!("no less than heartbeat-stale, which is {}", text("heartbeat-stale")),
+                from: "settings that contradict each other".to_owned(),
+            });
+        }
+        Ok(values)
+    }
 }
 
 impl Config {
@@ -225,95 +219,83 @@ impl Config {
         flags: &clap::ArgMatches,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigError> {
-        let flag = |name: &str| flags.get_one::<String>(name).cloned();
-        let home = env("LODGE_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-        let early = flag("data-dir")
-            .map(|dir| (PathBuf::from(dir), Source::Flag))
-            .or_else(|| {
-                env("LODGED_DATA_DIR")
-                    .filter(|dir| !dir.is_empty())
-                    .map(|dir| (PathBuf::from(dir), Source::Env))
-            })
-            .or_else(|| home.map(|dir| (dir, Source::Env)));
-        let default_home =
-            env("HOME").filter(|home| !home.is_empty()).map(|home| Path::new(&home).join(".lodge"));
-        let searched = early.clone().map(|(dir, _)| dir).or_else(|| default_home.clone());
-        let file = find_file(flag("config").or_else(|| env("LODGED_CONFIG")), searched.as_deref());
-        let yaml = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
-        let (data_dir, data_dir_source) = match (early, yaml.get("data-dir")) {
-            (Some(early), _) => early,
-            (None, Some(Value::String(dir))) => (PathBuf::from(dir), Source::File),
-            (None, Some(other)) => {
-                let from = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-                let wanted = "the path of a directory".to_owned();
-                return Err(ConfigError::BadValue {
-                    name: "data-dir",
-                    given: other.to_string(),
-                    wanted,
-                    from,
-                });
-            }
-            (None, None) => (default_home.ok_or(ConfigError::NoHome)?, Source::Default),
-        };
-        let mut values = BTreeMap::new();
-        for setting in SETTINGS {
-            let name = env_name(setting.name);
-            let (given, source, from) = if let Some(given) = flag(setting.name) {
-                (Value::from(given), Source::Flag, format!("--{}", setting.name))
-            } else if let Some(given) = env(&name) {
-                (Value::from(given), Source::Env, name)
-            } else if let Some(given) = yaml.get(setting.name) {
-                let from = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-                (given.clone(), Source::File, from)
-            } else {
-                (Value::from(setting.default), Source::Default, "default".to_owned())
+        let given = Given::new(flags, env);
+        let (file, yaml, mistakes) = given.file()?;
+        let (data_dir, data_dir_source) =
+            match (given.data_dir(), yaml.get("data-dir").map(|written| &written.value)) {
+                (Some(early), _) => early,
+                (None, Some(Value::String(dir))) => (PathBuf::from(dir), Source::File),
+                (None, Some(other)) => {
+                    return Err(ConfigError::BadValue {
+                        name: "data-dir",
+                        given: other.to_string(),
+                        wanted: "the path of a directory".to_owned(),
+                        from: shown_path(file.as_deref()),
+                    });
+                }
+                (None, None) => (given.default_home().ok_or(ConfigError::NoHome)?, Source::Default),
             };
-            values.insert(setting.name, (check(setting, &given, from)?, source));
-        }
+        let values = given.values(file.as_deref(), &yaml, mistakes)?;
         let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
-        let config = Config { data_dir, file, values, data_dir_source };
-        let (stale, crashed) = (config.text("heartbeat-stale"), config.text("heartbeat-crashed"));
-        if config.span("heartbeat-crashed") < config.span("heartbeat-stale") {
-            return Err(ConfigError::BadValue {
-                name: "heartbeat-crashed",
-                given: crashed.to_owned(),
-                wanted: format!("no less than heartbeat-stale, which is {stale}"),
-                from: "settings that contradict each other".to_owned(),
-            });
-        }
-        Ok(config)
+        let in_effect = RwLock::new(Arc::new(InEffect { file, values, waiting: BTreeMap::new() }));
+        Ok(Config { data_dir, data_dir_source, given, in_effect, passed_over: Vec::new() })
     }
 
-    fn get(&self, name: &str) -> &Value {
-        self.values.get(name).map_or(&Value::Null, |(value, _)| value)
+    /// Keeps in mind what `info` warns of.
+    #[must_use]
+    pub fn with_warnings(mut self, warnings: Vec<String>) -> Config {
+        self.passed_over = warnings;
+        self
     }
 
-    pub fn text(&self, name: &str) -> &str {
-        self.get(name).as_str().unwrap_or_default()
+    fn in_effect(&self) -> Arc<InEffect> {
+        self.in_effect.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The file that is read, when there is one.
+    pub fn file(&self) -> Option<PathBuf> {
+        self.in_effect().file.clone()
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        text_of(&self.in_effect().values, name)
     }
 
     pub fn flag(&self, name: &str) -> bool {
-        self.get(name).as_bool().unwrap_or_default()
+        value_of(&self.in_effect().values, name).as_bool().unwrap_or_default()
     }
 
     pub fn span(&self, name: &str) -> Duration {
-        parse_span(self.text(name)).unwrap_or_default()
+        span_of(&self.in_effect().values, name)
+    }
+
+    fn count(&self, name: &str) -> usize {
+        let count = value_of(&self.in_effect().values, name).as_u64();
+        count.and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+    }
+
+    /// What the engine is told.
+    pub fn settings(&self) -> Settings {
+        let backoff = Backoff { base: self.span("backoff-base"), cap: self.span("backoff-cap") };
+        Settings { policy: self.policy(), backoff, max_concurrent: self.count("max-concurrent") }
     }
 
     /// What happens to the work of a process that died, where its agent does not say.
     pub fn policy(&self) -> Policy {
-        Policy::from_word(self.text("revival-policy")).unwrap_or(Policy::Revive)
+        Policy::from_word(&self.text("revival-policy")).unwrap_or(Policy::Revive)
     }
 
     /// From which silence on a working process is stale, and beyond which it is killed. Never so short that looking
     /// would be all that is done.
     pub fn thresholds(&self) -> Thresholds {
-        let stale = self.span("heartbeat-stale").max(STALE_MIN);
-        Thresholds { stale, crashed: self.span("heartbeat-crashed").max(stale) }
+        let values = &self.in_effect().values;
+        let stale = span_of(values, "heartbeat-stale").max(STALE_MIN);
+        Thresholds { stale, crashed: span_of(values, "heartbeat-crashed").max(stale) }
     }
 
     pub fn list(&self, name: &str) -> Vec<String> {
-        let items = self.get(name).as_array().into_iter().flatten();
+        let in_effect = self.in_effect();
+        let items = value_of(&in_effect.values, name).as_array().into_iter().flatten();
         items.filter_map(|item| item.as_str().map(str::to_owned)).collect()
     }
 
@@ -324,7 +306,8 @@ impl Config {
 
     /// What `info` shows.
     pub fn shown(&self) -> BTreeMap<String, ConfigValue> {
-        let mut shown: BTreeMap<String, ConfigValue> = self
+        let in_effect = self.in_effect();
+        let mut shown: BTreeMap<String, ConfigValue> = in_effect
             .values
             .iter()
             .map(|(name, (value, source))| {
@@ -338,153 +321,33 @@ impl Config {
     }
 }
 
-fn find_file(named: Option<String>, home: Option<&Path>) -> Option<PathBuf> {
-    if let Some(named) = named {
-        return Some(PathBuf::from(named));
-    }
-    let user = home.map(|home| home.join("lodged.yaml"));
-    [user, Some(PathBuf::from("/etc/lodge/lodged.yaml"))].into_iter().flatten().find(|path| path.exists())
+fn value_of<'v>(values: &'v Values, name: &str) -> &'v Value {
+    values.get(name).map_or(&Value::Null, |(value, _)| value)
 }
 
-/// The keys below `serve:`, and `data-dir`.
-fn read_file(file: &Path) -> Result<BTreeMap<String, Value>, ConfigError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|cause| ConfigError::Unreadable { file: file.to_owned(), cause })?;
-    let bad = |detail: String| ConfigError::BadYaml { file: file.to_owned(), detail };
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Ok(BTreeMap::new());
-    }
-    let whole: Value = serde_saphyr::from_str(&text).map_err(|error| bad(error.to_string()))?;
-    let Value::Object(top) = whole else {
-        return Err(bad("expected `serve:` with keys below it".to_owned()));
-    };
-    let unknown = |key: &str| ConfigError::UnknownKey {
-        file: file.to_owned(),
-        key: key.to_owned(),
-        near: nearest(key),
-    };
-    let mut values = BTreeMap::new();
-    for (key, value) in top {
-        match (key.as_str(), value) {
-            ("serve", Value::Object(serve)) => {
-                for (key, value) in serve {
-                    let known = key == "data-dir" || SETTINGS.iter().any(|setting| setting.name == key);
-                    if !known {
-                        return Err(unknown(&key));
-                    }
-                    values.insert(key, value);
-                }
-            }
-            ("serve", Value::Null) => {}
-            ("serve", _) => return Err(bad("expected keys below `serve:`".to_owned())),
-            ("data-dir", value) => {
-                values.insert("data-dir".to_owned(), value);
-            }
-            (key, _) => return Err(unknown(key)),
-        }
-    }
-    Ok(values)
+fn text_of(values: &Values, name: &str) -> String {
+    value_of(values, name).as_str().unwrap_or_default().to_owned()
 }
 
-fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value, ConfigError> {
-    let words = |items: &[Value]| {
-        items.iter().map(Value::as_str).collect::<Option<Vec<&str>>>().map(|words| words.join(","))
-    };
-    let (text, scalar) = match (given, setting.shape) {
-        (Value::String(text), _) => (text.clone(), true),
-        (Value::Bool(_) | Value::Number(_), _) => (given.to_string(), true),
-        (Value::Array(items), Shape::List) => {
-            words(items).map_or((given.to_string(), false), |text| (text, true))
-        }
-        (Value::Null | Value::Object(_) | Value::Array(_), _) => (given.to_string(), false),
-    };
-    let bad = |wanted: String| ConfigError::BadValue {
-        name: setting.name,
-        given: text.clone(),
-        wanted,
-        from: from.clone(),
-    };
-    if !scalar {
-        return Err(bad("a plain value".to_owned()));
-    }
-    match setting.shape {
-        Shape::Text | Shape::Path => Ok(Value::from(text)),
-        Shape::Flag => match text.as_str() {
-            "true" | "1" | "yes" | "on" => Ok(Value::from(true)),
-            "false" | "0" | "no" | "off" | "" => Ok(Value::from(false)),
-            _ => Err(bad("true or false".to_owned())),
-        },
-        Shape::Count => match text.parse::<u32>() {
-            Ok(count) if count > 0 => Ok(Value::from(count)),
-            Ok(_) | Err(_) => Err(bad("a whole number from 1".to_owned())),
-        },
-        Shape::Span => match parse_span(&text) {
-            Some(_) => Ok(Value::from(text)),
-            None => Err(bad("a duration such as 500ms, 5s or 2m".to_owned())),
-        },
-        Shape::OneOf(words) => {
-            if words.contains(&text.as_str()) {
-                Ok(Value::from(text))
-            } else {
-                Err(bad(words.join(" or ")))
-            }
-        }
-        // A lone word that is no level would be taken for the name of a module, and everything else be silent.
-        Shape::LogFilter => {
-            let level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
-            let filter = text.contains('=') && text.parse::<tracing_subscriber::filter::Targets>().is_ok();
-            if level || filter {
-                Ok(Value::from(text))
-            } else {
-                Err(bad(
-                    "error, warn, info, debug, trace, off, or a filter such as info,hyper=warn".to_owned()
-                ))
-            }
-        }
-        Shape::List => {
-            Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect())
-        }
+fn span_of(values: &Values, name: &str) -> Duration {
+    values::parse_span(&text_of(values, name)).unwrap_or_default()
+}
+
+/// A line of a file. None is known by 0.
+fn place(file: &Path, line: u64) -> String {
+    match line {
+        0 => file.display().to_string(),
+        line => format!("{}:{line}", file.display()),
     }
 }
 
-/// `500ms`, `5s`, `2m`, `1h`.
-fn parse_span(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().ok()?;
-    let ms = match unit {
-        "ms" => number,
-        "s" => number.checked_mul(1_000)?,
-        "m" => number.checked_mul(60_000)?,
-        "h" => number.checked_mul(3_600_000)?,
-        _ => return None,
-    };
-    Some(Duration::from_millis(ms))
+fn listed(mistakes: &[ConfigError]) -> String {
+    let told = mistakes.iter().map(|mistake| format!("{mistake}: {}", mistake.hint()));
+    told.collect::<Vec<_>>().join("\n")
 }
 
-/// The known key that differs from this one by little.
-fn nearest(key: &str) -> Option<&'static str> {
-    let folded = key.to_ascii_lowercase().replace('_', "-");
-    SETTINGS
-        .iter()
-        .map(|setting| setting.name)
-        .find(|name| *name == folded || (name.len().abs_diff(folded.len()) <= 2 && edits(name, &folded) <= 2))
-}
-
-/// Levenshtein's distance, for words of a few letters.
-pub(crate) fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let kept = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = kept.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+fn shown_path(file: Option<&Path>) -> String {
+    file.map(|file| file.display().to_string()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -530,9 +393,28 @@ mod tests {
             ("serve:\n  allowed-origins: [1, {}]\n", "a plain value"),
             ("serve: [\n", "not valid YAML"),
             ("servers: {}\n", "unknown key `servers`"),
+            ("serve:\n  max-jobs: 1\nmax-concurrent: 4\n", "lodged.yaml:3; put it under `serve:`"),
+            ("serve:\n  no-ui: yes\n  executor: podman\n", "lodged.yaml:3); expected system"),
+            ("serve:\n  executor: \"system\n\n  no-ui: true\n", "look at the indentation"),
+            ("serve:\n  max-jobs: 1\n  max-jobs: 2\n", "a key is there twice"),
         ] {
             let error = resolve(&[], &[], Some(yaml)).unwrap_err();
             assert!(error.contains(wanted), "{yaml:?} gave: {error}");
+        }
+    }
+
+    #[test]
+    fn every_mistake_of_the_file_is_told_at_once_with_its_line_and_its_way_out() {
+        let yaml = "serve:\n  max-jobs: many\n  flavour: x\n  executor: podman\nlog-level: info\n";
+        let error = resolve(&[], &[], Some(yaml)).unwrap_err();
+        for told in [
+            "lodged.yaml:2): expected a whole number from 1",
+            "unknown key `flavour` in",
+            "lodged.yaml:3: keys below",
+            "lodged.yaml:4): expected system or docker",
+            "lodged.yaml:5: put it under `serve:`",
+        ] {
+            assert!(error.contains(told), "{told} is missing: {error}");
         }
     }
 
@@ -542,5 +424,43 @@ mod tests {
         assert_eq!(resolve(&["--data-dir", "/a"], &env, None).unwrap().data_dir, Path::new("/a"));
         assert_eq!(resolve(&[], &env, None).unwrap().data_dir, Path::new("/b"));
         assert_eq!(resolve(&[], &env[1..], None).unwrap().data_dir, Path::new("/c"));
+    }
+
+    #[test]
+    fn what_is_read_again_counts_only_once_it_is_swapped_and_a_restart_is_named_where_it_is_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |yaml: &str| std::fs::write(dir.path().join("lodged.yaml"), yaml).unwrap();
+        let home = dir.path().display().to_string();
+        let matches = command().try_get_matches_from(["serve", "--max-jobs", "3"]).unwrap();
+        let config = Config::resolve(&matches, &|name| (name == "LODGE_HOME").then(|| home.clone())).unwrap();
+        assert_eq!((config.settings().max_concurrent, config.file()), (10, None));
+        put("serve:\n  max-concurrent: 4\n  max-jobs: 9\n  http-addr: 127.0.0.1:1\n");
+        let reread = config.reread().unwrap();
+        assert_eq!(config.settings().max_concurrent, 10);
+        let keys = |list: &[lodge_proto::SettingChange]| -> Vec<String> {
+            list.iter().map(|change| change.key.clone()).collect()
+        };
+        assert_eq!(keys(&reread.told.changed), ["max-concurrent"]);
+        assert_eq!(keys(&reread.told.needs_restart), ["http-addr"]);
+        assert_eq!(
+            (reread.told.overridden[0].key.as_str(), reread.told.overridden[0].by.as_str()),
+            ("max-jobs", "flag")
+        );
+        config.swap(reread);
+        assert_eq!(config.settings().max_concurrent, 4);
+        assert_eq!(config.text("http-addr"), "127.0.0.1:5500", "it is bound");
+        assert!(config.warnings()[0].contains("http-addr"), "{:?}", config.warnings());
+        put("serve:\n  max-concurrent: 5\n  max-jobs: many\n");
+        assert!(config.reread().is_err(), "a mistake counts also where a flag goes before it");
+        assert_eq!(config.settings().max_concurrent, 4);
+    }
+
+    #[test]
+    fn a_variable_that_is_no_setting_is_told_with_what_was_meant() {
+        let names =
+            ["LODGED_MAX_JOB", "LODGED_CRASH_AT", "LODGED_MAX_JOBS", "LODGE_HOME", "LODGED_X", "PATH"];
+        let told = unknown_variables(names.map(str::to_owned).into_iter());
+        let words = ["LODGED_MAX_JOB is no setting; did you mean LODGED_MAX_JOBS?", "LODGED_X is no setting"];
+        assert_eq!(told, words);
     }
 }

@@ -3,10 +3,7 @@
 use std::process::ExitCode;
 
 use lodge_daemon::config::{self, Config};
-use lodge_daemon::serve;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
+use lodge_daemon::{log, serve};
 
 fn main() -> ExitCode {
     let command = clap::Command::new("lodged")
@@ -28,12 +25,18 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(&error, Some(error.hint()), 2),
     };
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown = config::unknown_variables(names);
     // Everything in the state directory is the owner's alone, unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     hide_memory();
     keep_heap_small();
     end_on_panic();
-    start_log(&config);
+    let level = log::start(&config);
+    for what in &unknown {
+        tracing::warn!(event = "config.unknown_variable", what);
+    }
+    let config = config.with_warnings(unknown);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error, None, 1),
     };
-    let served = runtime.block_on(serve::serve(config));
+    let served = runtime.block_on(serve::serve(config, level));
     // What still runs was told to stop and given its time.
     runtime.shutdown_background();
     match served {
@@ -78,19 +81,6 @@ fn end_on_panic() {
         report(panic);
         std::process::abort();
     }));
-}
-
-fn start_log(config: &Config) {
-    let filter: Targets = config
-        .text("log-level")
-        .parse()
-        .unwrap_or_else(|_| Targets::new().with_default(tracing_subscriber::filter::LevelFilter::INFO));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    let wanted = tracing_subscriber::registry().with(filter);
-    match config.text("log-format") {
-        "json" => wanted.with(log.json().flatten_event(true)).init(),
-        _ => wanted.with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))).init(),
-    }
 }
 
 fn fail(error: &dyn std::error::Error, hint: Option<String>, code: u8) -> ExitCode {

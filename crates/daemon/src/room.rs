@@ -16,7 +16,7 @@ use lodge_core::lineage::Policy;
 use lodge_proto::{ErrorBody, StorageView};
 use rustix::fs::FallocateFlags;
 
-use crate::engine::Command;
+use crate::engine::{Command, SessionWhat};
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
 pub const RESERVE_BYTES: u64 = 4 << 20;
@@ -42,7 +42,16 @@ pub enum Needs {
 impl Needs {
     pub fn of(command: &Command) -> Needs {
         match command {
-            Command::CreateAgent(_) | Command::StartAgent { .. } | Command::SendTurn(_) => Needs::Room,
+            Command::CreateAgent(_)
+            | Command::BuildImage(_)
+            | Command::StartAgent { .. }
+            | Command::RestartAgent { .. }
+            | Command::UpdateAgent(_)
+            | Command::SendTurn(_) => Needs::Room,
+            Command::ChangeSession(change) => match change.what {
+                SessionWhat::Fork { .. } | SessionWhat::Regenerate(_) => Needs::Room,
+                SessionWhat::Rewind(_) | SessionWhat::Activate { .. } | SessionWhat::Delete => Needs::Record,
+            },
             Command::SettleLineage(settlement) => match settlement.policy {
                 Policy::Revive | Policy::Ask => Needs::Room,
                 Policy::Reap => Needs::Record,
@@ -51,7 +60,11 @@ impl Needs {
             | Command::KillAgent { .. }
             | Command::RemoveAgent { .. }
             | Command::InterruptTurn { .. }
+            | Command::IssueToken(_)
+            | Command::RemoveImage(_)
+            | Command::RevokeToken { .. }
             | Command::Again { .. }
+            | Command::Reloaded { .. }
             | Command::Keep { .. } => Needs::Record,
         }
     }

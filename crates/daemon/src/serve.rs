@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use lodge_core::IdSource;
-use lodge_core::retry::Backoff;
+use lodge_core::token::TokenRow;
 use lodge_exec::Program;
+use lodge_proto::ErrorBody;
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Api, ListenError};
-use crate::auth::Gate;
+use crate::auth::{Access, CREDENTIALS_MS, Gate};
 use crate::commit::{self, BATCHES_MAX};
 use crate::config::Config;
 use crate::crash;
 use crate::decide::{Decider, ToWriter};
-use crate::engine::{Engine, Host};
+use crate::engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 use crate::home::{Home, HomeError};
+use crate::log::LogLevel;
 use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Parts, Shell, now};
 
@@ -59,6 +61,8 @@ pub enum ServeError {
         #[source]
         cause: jsonwebtoken::errors::Error,
     },
+    #[error("could not issue the operator's token: {}", refusal.message)]
+    NoToken { refusal: Box<ErrorBody> },
     #[error("could not start a thread or watch for signals")]
     Process {
         #[source]
@@ -76,6 +80,7 @@ impl ServeError {
             ServeError::Host(error) => error.hint(),
             ServeError::Listen(error) => Some(error.hint()),
             ServeError::Docker => Some("use --executor system".to_owned()),
+            ServeError::NoToken { refusal } => refusal.data.hint.clone(),
             ServeError::Entropy { .. } | ServeError::Token { .. } | ServeError::Process { .. } => None,
         }
     }
@@ -90,6 +95,7 @@ impl ServeError {
             | ServeError::Listen(_)
             | ServeError::Entropy { .. }
             | ServeError::Token { .. }
+            | ServeError::NoToken { .. }
             | ServeError::Process { .. }
             | ServeError::Docker => 1,
         }
@@ -97,7 +103,7 @@ impl ServeError {
 }
 
 /// Runs the daemon until it is told to stop.
-pub async fn serve(mut config: Config) -> Result<(), ServeError> {
+pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError> {
     if config.text("executor") == "docker" {
         return Err(ServeError::Docker);
     }
@@ -107,7 +113,7 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
     config.data_dir.clone_from(&home.dir);
     // A port that is taken is found before anything is changed. Nobody is served before the end of this function.
     let tcp = match (!config.flag("no-http")).then(|| config.text("http-addr")) {
-        Some(addr) => Some(api::bind_tcp(addr).await?),
+        Some(addr) => Some(api::bind_tcp(&addr).await?),
         None => None,
     };
     let (entropy, seed) = entropy()?;
@@ -125,30 +131,42 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
     let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
     let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
-    let (epoch, socket, patience) =
-        (opened.loaded.epoch, config.path("socket-path"), config.span("shutdown-timeout"));
+    let kept = kept_token(&home, &gate, &opened.loaded.tokens);
+    let (epoch, socket) = (opened.loaded.epoch, config.path("socket-path"));
     let about = Host {
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
-        policy: config.policy(),
-        backoff: Backoff { base: config.span("backoff-base"), cap: config.span("backoff-cap") },
+        settings: config.settings(),
     };
     let parts = Parts {
         config,
+        level,
         epoch,
         log: opened.meta.log.clone(),
         state_key: opened.meta.state_key,
         reader: opened.reader,
         head: opened.loaded.seq,
         room,
+        access: Access::of(opened.loaded.tokens.iter().cloned()),
         host,
         runtime,
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
     let ids = IdSource::new(seed);
-    let (engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
+    let (mut engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
     let (batches, committing) = sync_channel(BATCHES_MAX);
+    // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
+    drop(batches.send(ToWriter::Batch(first)));
+    let token = match kept {
+        Some(token) => OperatorToken::Kept(token),
+        None => {
+            let (asked, answer) = ask_token(&shell);
+            // Before there is a writer: it goes into one commit with the first.
+            drop(batches.send(ToWriter::Batch(engine.step([asked], now()))));
+            OperatorToken::Asked(answer)
+        }
+    };
     // One at a time: the next follows only what the engine said to the last.
     let (halt, halts) = mpsc::channel(1);
     let writer = {
@@ -158,20 +176,19 @@ pub async fn serve(mut config: Config) -> Result<(), ServeError> {
             .spawn(move || commit::run(opened.writer, &committing, &halt, &shell))
             .map_err(|cause| ServeError::Process { cause })?
     };
-    // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
-    drop(batches.send(ToWriter::Batch(first)));
     bring_down_strays(&shell);
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(decider.run(engine));
     let http = tcp.as_ref().map(|(_, addr)| addr.clone());
     shell.set_http_addr(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
-    write_credentials(&home, &shell.room, &gate, &socket, http.as_deref())?;
+    write_credentials(&home, &shell, &gate, token, &socket, http.as_deref()).await?;
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
     watch_signals(&shell)?;
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
-    bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() }), patience).await;
+    bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() })).await;
+    let patience = shell.config.span("shutdown-timeout");
     shell.end.cancel();
     shell.tasks.close();
     if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {
@@ -208,7 +225,9 @@ fn bring_down_strays(shell: &Arc<Shell>) {
     }
     let Ok(agents) = shell.reader.agents(None, u32::MAX) else { return };
     for found in agents {
+        // One that is about to be started again ends what it finds by itself.
         let stray = !found.row.state.wants_sandbox()
+            && found.row.retry.at.is_none()
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
@@ -217,37 +236,73 @@ fn bring_down_strays(shell: &Arc<Shell>) {
     }
 }
 
-/// The operator's token: kept while it is good, written anew otherwise, and when the addresses change.
-fn write_credentials(
+/// The token in `credentials.json`, when it is still good.
+fn kept_token(home: &Home, gate: &Gate, recorded: &[TokenRow]) -> Option<String> {
+    let known: serde_json::Value = credentials(home);
+    let token = known.get("token").and_then(serde_json::Value::as_str)?;
+    gate.keeps(token, recorded, now()).then(|| token.to_owned())
+}
+
+fn credentials(home: &Home) -> serde_json::Value {
+    let read = std::fs::read(home.dir.join("credentials.json"));
+    read.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// The operator's token: kept while it is good, issued anew otherwise, and written when it or the addresses change.
+async fn write_credentials(
     home: &Home,
-    room: &Room,
+    shell: &Shell,
     gate: &Gate,
+    token: OperatorToken,
     socket: &std::path::Path,
     http: Option<&str>,
 ) -> Result<(), ServeError> {
-    let path = home.dir.join("credentials.json");
-    let known: serde_json::Value =
-        std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let kept =
-        known.get("token").and_then(serde_json::Value::as_str).filter(|token| gate.keeps(token, now()));
-    let token = match kept {
-        Some(token) => token.to_owned(),
-        None => gate.operator_token(now()).map_err(|cause| ServeError::Token { cause })?,
+    let (is_kept, token) = match token {
+        OperatorToken::Kept(token) => (true, token),
+        // On disk before it is told: a daemon that dies in between leaves one that nobody has, and the next ends it.
+        OperatorToken::Asked(answer) => (false, new_token(shell, gate, answer).await?),
     };
     let http = http.map(|addr| format!("http://{addr}"));
     let wanted = serde_json::json!({"token": token, "socket": socket, "http": http});
-    if wanted == known {
+    if wanted == credentials(home) {
         return Ok(());
     }
     let bytes = wanted.to_string();
-    match room.with_reserve(HomeError::is_full, || home.put_private("credentials.json", bytes.as_bytes())) {
+    let put = || home.put_private("credentials.json", bytes.as_bytes());
+    match shell.room.with_reserve(HomeError::is_full, put) {
         // The token that is there opens the socket, and `info` tells the address.
-        Err(error) if error.is_full() && kept.is_some() => {
+        Err(error) if error.is_full() && is_kept => {
             tracing::warn!(event = "credentials.stale", error = crate::chain(&error));
             Ok(())
         }
         put => Ok(put?),
     }
+}
+
+/// Where the operator's token comes from.
+enum OperatorToken {
+    Kept(String),
+    Asked(TokenAnswer),
+}
+
+type TokenAnswer = oneshot::Receiver<Result<serde_json::Value, ErrorBody>>;
+
+fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
+    let (ticket, answer) = shell.ticket();
+    let expires_at = now().plus_ms(CREDENTIALS_MS);
+    let new = NewToken { holder: TokenFor::Credentials, name: None, expires_at };
+    (Input::Api { ticket, request: None, command: Command::IssueToken(Box::new(new)) }, answer)
+}
+
+async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {
+    let missing =
+        |what: &str| ServeError::NoToken { refusal: Box::new(ErrorBody::new("daemon.internal", what)) };
+    let answer = answer.await.map_err(|_| missing("the writer is gone"))?;
+    let view = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
+    let id = view.get("id").and_then(serde_json::Value::as_str).and_then(|id| id.parse().ok());
+    let row = id.and_then(|id| shell.access.enter(&id)).map(|who| who.token);
+    let row = row.ok_or_else(|| missing("the token is not there after its commit"))?;
+    gate.value(&row).map_err(|cause| ServeError::Token { cause })
 }
 
 fn watch_signals(shell: &Arc<Shell>) -> Result<(), ServeError> {
@@ -259,5 +314,14 @@ fn watch_signals(shell: &Arc<Shell>) -> Result<(), ServeError> {
             stop.cancel();
         });
     }
+    let mut reloads = signal(SignalKind::hangup()).map_err(|cause| ServeError::Process { cause })?;
+    let reloaded = shell.clone();
+    shell.spawn(async move {
+        while reloads.recv().await.is_some() {
+            if let Err(error) = api::reload(&reloaded, None).await {
+                tracing::error!(event = "daemon.not_reloaded", error = error.message, hint = error.data.hint);
+            }
+        }
+    });
     Ok(())
 }

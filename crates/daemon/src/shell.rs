@@ -8,16 +8,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lodge_core::{AgentId, Timestamp};
 use lodge_model::{CallContext, Providers};
 use lodge_proto::{ErrorBody, LayerView};
-use lodge_store::Reader;
+use lodge_store::{Reader, Search};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::act::Actors;
+use crate::auth::Access;
 use crate::config::Config;
 use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::hub::Hub;
+use crate::log::LogLevel;
 use crate::room::{Needs, Room};
 use crate::view::Living;
 
@@ -28,12 +30,15 @@ pub const ENGINE_QUEUE_MAX: usize = 1_024;
 #[derive(Debug)]
 pub struct Shell {
     pub config: Config,
+    pub level: LogLevel,
     pub epoch: u64,
     pub log: String,
     pub state_key: StateKey,
     pub reader: Reader,
     pub hub: Hub,
     pub room: Room,
+    /// Who may come in.
+    pub access: Access,
     pub providers: Providers,
     pub calls: CallContext,
     pub host: Arc<lodge_exec::Host>,
@@ -47,6 +52,8 @@ pub struct Shell {
     pub actors: Actors,
     /// Held while a file of the operator's is changed on request.
     pub file_changes: tokio::sync::Mutex<()>,
+    /// The index for searches, held by the one that is made.
+    pub searching: Arc<tokio::sync::Mutex<Search>>,
     /// Held while the sandboxes are swept: two sweeps would take each other's locks for keepers.
     pub sweep: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
@@ -72,12 +79,14 @@ impl std::fmt::Debug for StateKey {
 #[derive(Debug)]
 pub struct Parts {
     pub config: Config,
+    pub level: LogLevel,
     pub epoch: u64,
     pub log: String,
     pub state_key: [u8; 32],
     pub reader: Reader,
     pub head: u64,
     pub room: Room,
+    pub access: Access,
     pub host: Arc<lodge_exec::Host>,
     pub runtime: lodge_exec::Stored,
 }
@@ -85,15 +94,25 @@ pub struct Parts {
 impl Shell {
     pub fn new(parts: Parts, inputs: mpsc::Sender<Input>) -> Arc<Shell> {
         let providers = Providers::open(parts.config.data_dir.join("providers.yaml"));
+        // Read once now, so that there is a good copy should the file break later.
+        if let Some(error) = providers.last_error() {
+            tracing::warn!(event = "providers.broken", error = %error);
+        }
         Arc::new(Shell {
             calls: CallContext::new(parts.config.data_dir.clone()),
+            searching: Arc::new(tokio::sync::Mutex::new(Search::new(
+                &parts.config.data_dir.join("search.db"),
+                &parts.log,
+            ))),
             config: parts.config,
+            level: parts.level,
             epoch: parts.epoch,
             log: parts.log,
             state_key: StateKey(parts.state_key),
             reader: parts.reader,
             hub: Hub::new(parts.head),
             room: parts.room,
+            access: parts.access,
             providers,
             host: parts.host,
             runtime: parts.runtime,
@@ -117,9 +136,7 @@ impl Shell {
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
         self.room.admit(Needs::of(&command), now())?;
-        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let (sender, answer) = oneshot::channel();
-        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
+        let (ticket, answer) = self.ticket();
         let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
             Ok(()) => None,
             Err(mpsc::error::TrySendError::Full(_)) => Some(
@@ -133,6 +150,14 @@ impl Shell {
             return Err(refused);
         }
         answer.await.unwrap_or_else(|_| Err(shutting_down()))
+    }
+
+    /// A ticket for one answer, which comes when what was decided is durable.
+    pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Value, ErrorBody>>) {
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (sender, answer) = oneshot::channel();
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
+        (ticket, answer)
     }
 
     /// Tells the engine what was observed. Waits for room: an observation is never dropped.
@@ -214,7 +239,7 @@ impl Shell {
     }
 }
 
-fn shutting_down() -> ErrorBody {
+pub fn shutting_down() -> ErrorBody {
     ErrorBody::new("daemon.shutting_down", "the daemon is about to exit")
         .hint("send it again; the next daemon takes it")
 }

@@ -1,26 +1,36 @@
 //! From what is recorded to what clients see: the one file that knows both shapes.
 
+mod images;
+mod sessions;
+
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, MessageRow, SessionRow, StepRow, TurnRow};
+use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
+use lodge_core::token::TokenRow;
 use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
-    AgentView, Event, LayerView, LineageView, MessageView, Mount, SessionView, StepView, ToolCallView,
-    ToolView, TurnError, TurnView, UsageView,
+    AgentUpdated, AgentView, Event, LayerView, LineageView, Mount, StepView, TokenView, ToolView, TurnError,
+    TurnView, UsageView,
 };
-use lodge_store::{SessionSummary, TurnFull};
+use lodge_store::{Around, TurnFull};
 use serde::Serialize;
 use serde_json::{Map, Value};
+
+pub use self::images::{capability, image, image_detail};
+pub use self::sessions::{epoch, exported, hit, message, no_session, session, session_exists};
+use crate::engine::InForce;
 
 /// What is asked from the host about a live sandbox, never stored.
 #[derive(Debug)]
 pub struct Living {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
+    /// Empty also for a keeper that knows of none.
+    pub limits: Vec<lodge_exec::InForce>,
     /// The runtime's process, as its sandbox numbers it; 0: not known.
     runtime: AtomicU32,
     /// When the runtime was heard last; 0: not yet.
@@ -29,10 +39,11 @@ pub struct Living {
 }
 
 impl Living {
-    pub fn new(pid: Option<u32>, layers: Vec<LayerView>) -> Self {
+    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::InForce>) -> Self {
         Living {
             pid,
             layers,
+            limits,
             runtime: AtomicU32::new(0),
             heard_ms: AtomicI64::new(0),
             liveness: Mutex::new(Liveness::Active),
@@ -73,7 +84,12 @@ fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
 /// A layer of the fence as clients see it. Of one that has two ways it says which.
 pub fn layer(layer: lodge_exec::Layer) -> LayerView {
     let in_force = layer.missing.is_none();
-    let way = (in_force && layer.name == "kill").then(|| "by cgroup.kill".to_owned());
+    let way = match layer.name.as_str() {
+        "kill" => Some("by cgroup.kill".to_owned()),
+        "limit_memory" | "limit_pids" | "limit_cpu_time" => Some("by cgroup".to_owned()),
+        _other => None,
+    };
+    let way = way.filter(|_| in_force);
     LayerView { name: layer.name, in_force, why: layer.missing.or(way) }
 }
 
@@ -105,6 +121,8 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
         status: status.to_owned(),
         failure_reason: reason,
         failure_detail: row.failure_detail.clone(),
+        attempt: Some(row.retry.failures).filter(|failures| *failures > 0),
+        retry_at: row.retry.at.map(at),
         lineage: row.lineage.to_string(),
         context_state: "HEALTHY".to_owned(),
         liveness: liveness(row, living).map(str::to_owned),
@@ -121,11 +139,24 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
                 host: mount.host.clone(),
                 target: mount.target.clone(),
                 read_only: mount.read_only,
+                description: mount.description.clone(),
             })
             .collect(),
         sandbox: row.sandbox.to_string(),
+        network: images::network(row.spec.network.clone()),
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
+        limits: crate::limits::view(row, living.map(|living| living.limits.as_slice())),
+        limits_not_enforced: crate::limits::not_enforced(row),
+        capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
     }
+}
+
+pub(crate) fn updated(agent: AgentView, in_force: &InForce) -> AgentUpdated {
+    let after_turns = match in_force {
+        InForce::Now | InForce::NextStart => Vec::new(),
+        InForce::After(turns) => turns.iter().map(ToString::to_string).collect(),
+    };
+    AgentUpdated { agent, in_force: in_force.word().to_owned(), after_turns }
 }
 
 pub fn lineage(row: &LineageRow, agent_name: &str, policy: Policy, last_turn: Option<TurnId>) -> LineageView {
@@ -151,6 +182,19 @@ pub fn lineage(row: &LineageRow, agent_name: &str, policy: Policy, last_turn: Op
     }
 }
 
+pub fn token(row: &TokenRow, now: Timestamp) -> TokenView {
+    TokenView {
+        id: row.id.to_string(),
+        issuer: row.holder.issuer().to_owned(),
+        name: row.name.clone(),
+        agent: row.holder.agent().map(ToString::to_string),
+        status: row.standing(now).word().to_owned(),
+        issued_at: at(row.issued_at),
+        expires_at: at(row.expires_at),
+        revoked_at: row.revoked_at.map(at),
+    }
+}
+
 pub fn tools(row: &AgentRow) -> Vec<ToolView> {
     row.spec
         .tools
@@ -172,14 +216,19 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         id: row.id.to_string(),
         session: row.session.to_string(),
         agent: row.agent.to_string(),
+        number: row.number,
+        active: row.place.dropped == 0,
+        replaces: row.place.replaces.as_ref().map(TurnId::to_string),
         status: row.state.word().to_owned(),
+        waits_for: None,
         text,
         partial,
         steps: steps.iter().map(step).collect(),
         usage: UsageView {
             input_tokens: row.usage.input_tokens,
             output_tokens: row.usage.output_tokens,
-            cost_usd: None,
+            cached_tokens: row.usage.cached_tokens,
+            cost_usd: row.usage.micro_usd.map(dollars),
         },
         error: row.failure.as_ref().map(|failure| TurnError {
             code: failure.code.clone(),
@@ -191,8 +240,22 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
     }
 }
 
+fn dollars(micro_usd: u64) -> f64 {
+    // Beyond 2^53 millionths, nine billion dollars, the last digit is lost.
+    micro_usd as f64 / 1e6
+}
+
 pub fn full_turn(full: TurnFull) -> TurnView {
-    turn(&full.row, &full.steps, full.text, full.partial)
+    let waits_for = full.around.map(|Around { agent_ready, updating, earlier }| {
+        let word = match (agent_ready, updating, earlier) {
+            (false, true | false, true | false) => "agent",
+            (true, true, true | false) => "update",
+            (true, false, true) => "session",
+            (true, false, false) => "slot",
+        };
+        word.to_owned()
+    });
+    TurnView { waits_for, ..turn(&full.row, &full.steps, full.text, full.partial) }
 }
 
 fn step(row: &StepRow) -> StepView {
@@ -204,41 +267,9 @@ fn step(row: &StepRow) -> StepView {
         attempt: row.attempt,
         exit_code: row.exit_code,
         signal: row.signal,
+        cause: row.cause.map(|cause| cause.word().to_owned()),
         started_at: row.started_at.to_string(),
         ended_at: row.ended_at.map(|at| at.to_string()),
-    }
-}
-
-pub fn session(summary: &SessionSummary) -> SessionView {
-    let SessionRow { id, agent, sender, created_at } = &summary.row;
-    SessionView {
-        id: id.to_string(),
-        agent: agent.to_string(),
-        sender: sender.clone(),
-        turns: summary.turns.into(),
-        last_active: summary.last_active.to_string(),
-        created_at: created_at.to_string(),
-        context_state: "HEALTHY".to_owned(),
-        context_used_pct: 0,
-        generation: 1,
-        epoch: 1,
-    }
-}
-
-pub fn message(row: MessageRow) -> MessageView {
-    MessageView {
-        seq: row.seq,
-        turn: row.turn.to_string(),
-        role: row.role.word().to_owned(),
-        text: row.body.text,
-        calls: row
-            .body
-            .calls
-            .into_iter()
-            .map(|call| ToolCallView { id: call.id, name: call.name, arguments: call.arguments })
-            .collect(),
-        call: row.body.call,
-        at: row.at.to_string(),
     }
 }
 
@@ -290,6 +321,15 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
         incarnation,
         sender,
         lineage,
+        cached_tokens,
+        micro_usd,
+        retry_at_ms,
+        keys,
+        from_turn,
+        replaces,
+        origin,
+        number,
+        cause,
     } = data;
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -308,6 +348,7 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     put("status", word(status));
     put("exit_code", exit_code.map(Value::from));
     put("signal", signal.map(Value::from));
+    put("cause", word(cause));
     put("bytes", bytes.map(Value::from));
     put("preview", word(preview));
     put("offset", offset.map(Value::from));
@@ -324,5 +365,13 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     put("incarnation", incarnation.map(Value::from));
     put("sender", word(sender));
     put("lineage", word(lineage));
+    put("retry_at", retry_at_ms.map(|ms| Value::from(at(Timestamp::from_ms(ms)))));
+    put("keys", (!keys.is_empty()).then(|| Value::from(keys.clone())));
+    put("cached_tokens", cached_tokens.map(Value::from));
+    put("cost_usd", micro_usd.map(|cost| Value::from(dollars(cost))));
+    put("from_turn", from_turn.map(Value::from));
+    put("replaces", word(replaces));
+    put("origin", word(origin));
+    put("number", number.map(Value::from));
     map
 }

@@ -19,6 +19,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
+use crate::REQUEST_BYTES_MAX;
 use crate::rpc::{ErrorBody, Message, Notification, Request};
 
 /// How long a connection may take before the daemon counts as absent.
@@ -165,6 +166,13 @@ impl Client {
         let id = Value::from(self.next_id);
         let request = Request { jsonrpc: "2.0".into(), id: id.clone(), method: method.to_owned(), params };
         let text = serde_json::to_string(&request).map_err(|cause| ClientError::Garbled { cause })?;
+        if text.len() > REQUEST_BYTES_MAX {
+            // The daemon would close the connection, and it would look as if it were gone.
+            let error =
+                ErrorBody::new("request.too_large", format!("the call is over {REQUEST_BYTES_MAX} bytes"))
+                    .hint("put large material into the agent's workspace instead");
+            return Err(ClientError::Refused(Box::new(error)));
+        }
         if self.socket.send(Frame::text(text)).await.is_err() {
             // Whoever closed the connection may have said why before that.
             drop(tokio::time::timeout(GOODBYE_TIMEOUT, self.hear_out()).await);

@@ -40,6 +40,7 @@ pub struct Gap {
 /// The kinds of events that this daemon writes.
 pub const EVENT_KINDS: &[&str] = &[
     "daemon.started",
+    "daemon.reloaded",
     "agent.pulling",
     "agent.starting",
     "agent.ready",
@@ -49,6 +50,7 @@ pub const EVENT_KINDS: &[&str] = &[
     "agent.removing",
     "agent.removed",
     "agent.liveness",
+    "agent.updated",
     "lineage.adopted",
     "lineage.orphaned",
     "lineage.revived",
@@ -66,4 +68,9 @@ pub const EVENT_KINDS: &[&str] = &[
     "turn.finished",
     "turn.interrupted",
     "turn.failed",
+    "session.compacted",
+    "session.forked",
+    "session.rewound",
+    "session.branch_activated",
+    "session.deleted",
 ];

@@ -6,17 +6,23 @@
 pub mod client;
 mod codes;
 mod events;
+mod images;
 mod methods;
 mod rpc;
+mod sessions;
 mod shapes;
 mod snapshot;
+mod tokens;
 
 pub use codes::{CODES, CodeDoc, http_status};
 pub use events::{Delta, EVENT_KINDS, Event, Gap};
+pub use images::*;
 pub use methods::{METHODS, MethodDoc, discover};
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
+pub use sessions::*;
 pub use shapes::*;
 pub use snapshot::*;
+pub use tokens::*;
 
 /// The largest request body or WebSocket message that the daemon reads.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -3,8 +3,11 @@
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
+use crate::images::*;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
+use crate::tokens::*;
 use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap};
 
 /// One row of the method table.
@@ -43,6 +46,8 @@ pub const METHODS: &[MethodDoc] = &[
     read::<AgentListParams, AgentList>("agent/list"),
     read::<AgentRef, AgentDetail>("agent/get"),
     write::<AgentRef, AgentView>("agent/start"),
+    write::<AgentRef, AgentView>("agent/restart"),
+    write::<AgentUpdateParams, AgentUpdated>("agent/update"),
     write::<AgentRef, AgentView>("agent/stop"),
     write::<AgentRef, AgentView>("agent/kill"),
     write::<AgentRemoveParams, AgentView>("agent/remove"),
@@ -52,22 +57,37 @@ pub const METHODS: &[MethodDoc] = &[
     read::<TurnListParams, TurnList>("turn/list"),
     write::<TurnInterruptParams, TurnView>("turn/interrupt"),
     read::<SessionListParams, SessionList>("session/list"),
-    read::<SessionRef, SessionView>("session/get"),
+    read::<SessionRef, SessionDetail>("session/get"),
     read::<SessionMessagesParams, MessageList>("session/messages"),
+    read::<SessionSearchParams, SessionHits>("session/search"),
+    read::<SessionExportParams, SessionExport>("session/export"),
+    write::<SessionForkParams, SessionView>("session/fork"),
+    write::<SessionRewindParams, SessionView>("session/rewind"),
+    write::<SessionRegenerateParams, TurnView>("session/regenerate"),
+    write::<SessionActivateParams, SessionView>("session/branches/activate"),
+    write::<SessionDeleteParams, SessionDeleted>("session/delete"),
+    write::<ImageBuildParams, ImageView>("image/build"),
+    read::<ImageListParams, ImageList>("image/list"),
+    read::<ImageRef, ImageDetail>("image/inspect"),
+    write::<ImageRef, ImageRemoved>("image/remove"),
     write::<ProviderAddParams, ProviderView>("provider/add"),
     read::<ProviderListParams, ProviderList>("provider/list"),
     write::<ProviderRef, Done>("provider/remove"),
-    read::<ProviderRef, ProviderTested>("provider/test"),
+    read::<ProviderTestParams, ProviderTested>("provider/test"),
     read::<LineageListParams, LineageList>("lineage/list"),
-    read::<LineageRef, LineageView>("lineage/get"),
+    read::<LineageRef, LineageDetail>("lineage/get"),
     write::<LineageResolveParams, LineageView>("lineage/resolve"),
     read::<LineageSnapshotParams, LineageSnapshot>("lineage/snapshot"),
     read::<LineageMessagesParams, LineageMessages>("lineage/messages"),
     read::<EventListParams, EventList>("event/list"),
     read::<AttachParams, Attached>("client/attach"),
     read::<DetachParams, Done>("client/detach"),
+    write::<TokenIssueParams, TokenIssued>("token/issue"),
+    read::<TokenListParams, TokenList>("token/list"),
+    write::<TokenRef, TokenView>("token/revoke"),
     write::<ShutdownParams, Done>("daemon/shutdown"),
     write::<ReapParams, Reaped>("daemon/reap"),
+    write::<ReloadParams, Reloaded>("daemon/reload"),
 ];
 
 /// The whole API as JSON schemas.

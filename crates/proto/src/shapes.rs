@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::events::Event;
+use crate::images::{CapabilityView, NetworkView};
+use crate::sessions::ForkView;
 
 macro_rules! shapes {
     ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
@@ -31,16 +33,24 @@ params! {
     pub struct Empty {}
 
     pub struct AgentCreateParams {
-        /// A directory with an Agentfile, or an Agentfile, on the daemon's host. Exactly one of `path` and `content`.
+        /// A directory with an Agentfile, or an Agentfile, on the daemon's host. Exactly one of `path`, `content` and `image`.
         path: Option<String>,
         /// The text of an Agentfile.
         content: Option<String>,
+        /// The name or digest of a local image.
+        image: Option<String>,
         name: Option<String>,
         model: Option<String>,
         env: BTreeMap<String, String>,
         labels: BTreeMap<String, String>,
         mounts: Vec<Mount>,
         build_args: BTreeMap<String, String>,
+        /// Settings of the runtime, before what the image says.
+        configs: BTreeMap<String, String>,
+        /// `host:/path/program`, before what the image says.
+        runtime: Option<String>,
+        /// Beside those of the image.
+        capabilities: Vec<String>,
         /// revive, reap or ask; before what the Agentfile says and what the daemon is set to.
         revival_policy: Option<String>,
         request_id: Option<String>,
@@ -80,6 +90,8 @@ params! {
         session: Option<String>,
         sender: Option<String>,
         text: String,
+        /// A JSON schema: the answer is JSON that fits it, or the turn fails and says why.
+        schema: Option<Value>,
         request_id: Option<String>,
     }
 
@@ -94,6 +106,8 @@ params! {
 
     pub struct TurnListParams {
         session: String,
+        /// Also turns that are not on the path of the session.
+        all: bool,
         after: Option<String>,
         limit: Option<u32>,
     }
@@ -110,6 +124,8 @@ params! {
 
     pub struct SessionMessagesParams {
         session: String,
+        /// Also messages of turns that are not on the path of the session.
+        all: bool,
         /// Only messages before this sequence number: page backwards with it.
         before: Option<u64>,
         limit: Option<u32>,
@@ -134,8 +150,17 @@ params! {
         request_id: Option<String>,
     }
 
+    pub struct ProviderTestParams {
+        name: String,
+        /// The model to try; the first that the provider is configured with when absent.
+        model: Option<String>,
+        request_id: Option<String>,
+    }
+
     pub struct EventListParams {
         since: Option<u64>,
+        /// The newest ones before this sequence, in place of the oldest ones after `since`; past the end it is the end.
+        before: Option<u64>,
         agent: Option<String>,
         session: Option<String>,
         kind: Option<String>,
@@ -205,6 +230,36 @@ params! {
     pub struct ReapParams {
         request_id: Option<String>,
     }
+
+    pub struct ReloadParams {
+        request_id: Option<String>,
+    }
+
+    /// What of an agent is to be another; what is absent stays.
+    pub struct AgentUpdateParams {
+        agent: String,
+        model: Option<String>,
+        /// Null takes a variable away.
+        env: BTreeMap<String, Option<String>>,
+        /// CONFIG values, before those of the image. Null goes back to the image's.
+        configs: BTreeMap<String, Option<String>>,
+        /// Null takes a label away.
+        labels: BTreeMap<String, Option<String>>,
+        /// Each replaces the one at the same target.
+        mounts: Vec<Mount>,
+        /// Targets whose mount is taken away.
+        unmounts: Vec<String>,
+        /// As LIMIT in an Agentfile: memory, pids, cpu-time, disk, output and the budgets.
+        limits: BTreeMap<String, String>,
+        /// revive, reap or ask.
+        revival_policy: Option<String>,
+        /// Another image: as for `agent/create`, at most one of `path`, `content` and `image`.
+        path: Option<String>,
+        content: Option<String>,
+        image: Option<String>,
+        build_args: BTreeMap<String, String>,
+        request_id: Option<String>,
+    }
 }
 
 shapes! {
@@ -217,6 +272,9 @@ shapes! {
         target: String,
         #[serde(default)]
         read_only: bool,
+        /// What the agent is told about it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        description: Option<String>,
     }
 
     pub struct AgentView {
@@ -229,6 +287,12 @@ shapes! {
         status: String,
         failure_reason: Option<String>,
         failure_detail: Option<String>,
+        /// Failures in a row of one that starts itself again; absent when there were none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<u32>,
+        /// When one that failed is started again by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_at: Option<String>,
         lineage: String,
         context_state: String,
         liveness: Option<String>,
@@ -240,7 +304,39 @@ shapes! {
         labels: BTreeMap<String, String>,
         mounts: Vec<Mount>,
         sandbox: String,
+        #[serde(default)]
+        network: NetworkView,
         isolation: Vec<LayerView>,
+        #[serde(default)]
+        capabilities: Vec<CapabilityView>,
+        #[serde(default)]
+        limits: Vec<LimitView>,
+        /// Limits that were asked for and that this release does not enforce.
+        #[serde(default)]
+        limits_not_enforced: Vec<String>,
+    }
+
+    /// What an agent's sandbox may use.
+    pub struct LimitView {
+        /// memory, pids, cpu_time, disk or output.
+        name: String,
+        /// Bytes, processes, or milliseconds. Absent: it is decided at the next start.
+        limit: Option<u64>,
+        /// `agent` when it was asked for, else `default`.
+        source: String,
+        /// What enforces it, while the sandbox lives.
+        by: Option<String>,
+    }
+
+    /// An agent after an update, and from when on it counts.
+    pub struct AgentUpdated {
+        #[serde(flatten)]
+        agent: AgentView,
+        /// `now` (its runtime is being replaced, or need not be), `after_turns` or `next_start`.
+        in_force: String,
+        /// With `after_turns`: those that run on what was before.
+        #[serde(default)]
+        after_turns: Vec<String>,
     }
 
     /// The identity of an agent's work across processes, restarts and clients.
@@ -263,6 +359,16 @@ shapes! {
         last_turn: Option<String>,
         created_at: String,
         ended_at: Option<String>,
+    }
+
+    /// A lineage and its open work.
+    pub struct LineageDetail {
+        #[serde(flatten)]
+        lineage: LineageView,
+        /// Of one that is orphaned or waits for a decision: since when.
+        since: Option<String>,
+        /// Turns that are not over, with their steps: those with the status `intent` have no outcome yet.
+        open_turns: Vec<TurnView>,
     }
 
     pub struct LineageList {
@@ -289,6 +395,34 @@ shapes! {
         failed: Vec<NotPrunedView>,
     }
 
+    /// What a reload of the settings did.
+    pub struct Reloaded {
+        /// The file that was read; none when there is none.
+        file: Option<String>,
+        /// In effect for whatever is begun from now on.
+        changed: Vec<SettingChange>,
+        /// These count from the next start of the daemon on.
+        needs_restart: Vec<SettingChange>,
+        /// Values of the file that do not count.
+        overridden: Vec<Overridden>,
+    }
+
+    pub struct SettingChange {
+        key: String,
+        from: Value,
+        to: Value,
+    }
+
+    pub struct Overridden {
+        key: String,
+        /// flag or env.
+        by: String,
+        /// What is in effect.
+        value: Value,
+        /// What the file says.
+        file: Value,
+    }
+
     pub struct PrunedView {
         sandbox: String,
         /// None: nobody has it any more.
@@ -313,6 +447,8 @@ shapes! {
         runtime_pid: Option<u32>,
         /// What happens when its process dies: revive, reap or ask.
         revival_policy: String,
+        /// How many tokens its model reads and writes in one call, where that is known.
+        context_window: Option<u64>,
         uid: Option<u32>,
         tools: Vec<ToolView>,
         configs: BTreeMap<String, String>,
@@ -357,6 +493,10 @@ shapes! {
     pub struct UsageView {
         input_tokens: u64,
         output_tokens: u64,
+        /// Of the input, what the provider's cache had.
+        #[serde(default)]
+        cached_tokens: u64,
+        /// Absent when a price is not known.
         cost_usd: Option<f64>,
     }
 
@@ -370,6 +510,8 @@ shapes! {
         attempt: u32,
         exit_code: Option<i32>,
         signal: Option<i32>,
+        /// The limit that it ran into: oom, pids, cpu_time, disk, timeout or output.
+        cause: Option<String>,
         started_at: String,
         ended_at: Option<String>,
     }
@@ -378,8 +520,21 @@ shapes! {
         id: String,
         session: String,
         agent: String,
+        /// Its place in the path of its session, from 1. Turns of one number are branches.
+        #[serde(default)]
+        number: u32,
+        /// Whether it is on the path.
+        #[serde(default)]
+        active: bool,
+        /// The turn that it was asked to do better than.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        replaces: Option<String>,
         /// queued, running, waiting, done, interrupted or failed.
         status: String,
+        /// What a turn that is queued or waiting waits for: `agent` (it is not ready), `session` (turns before it), `slot`
+        /// (max-concurrent agents work) or `update` (its agent is about to change).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waits_for: Option<String>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
         text: String,
         /// Whether `text` is only a part of what the model would have said.
@@ -406,8 +561,21 @@ shapes! {
     pub struct SessionView {
         id: String,
         agent: String,
+        /// The agent may be removed: its sessions stay until they are deleted.
+        agent_name: String,
+        agent_removed: bool,
         sender: Option<String>,
+        /// The first words that were said in it; listings and `session/get` have it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        title: Option<String>,
+        /// Of its path.
         turns: u64,
+        /// The turn that runs now.
+        running: Option<String>,
+        /// The turns that wait behind it, the next one first.
+        queued: Vec<String>,
+        /// Where it was copied from.
+        forked_from: Option<ForkView>,
         last_active: String,
         created_at: String,
         context_state: String,
@@ -432,17 +600,42 @@ shapes! {
     pub struct MessageView {
         seq: u64,
         turn: String,
+        /// The turn's place in its session.
+        number: u32,
+        /// Whether the turn is on the path of the session; else it is a branch.
+        active: bool,
         /// user, assistant or tool.
         role: String,
         text: String,
         calls: Vec<ToolCallView>,
         /// For a tool's message: the call it answers.
         call: Option<String>,
+        /// For an assistant's message: the turn ended before it was whole.
+        #[serde(default)]
+        partial: bool,
+        at: String,
+    }
+
+    /// A compaction: from here on the model reads less of the session than people do.
+    pub struct EpochView {
+        epoch: u32,
+        /// The sequence of the first message that was read so: what a page shows before it was read otherwise.
+        seq: u64,
+        /// The turn that began it, and the first one whose messages the model reads.
+        turn: u32,
+        from_turn: u32,
+        /// sliding, summarize or handoff.
+        strategy: String,
+        /// What stands before those messages.
+        summary: Option<String>,
         at: String,
     }
 
     pub struct MessageList {
         messages: Vec<MessageView>,
+        /// Those that begin on this page, in order.
+        #[serde(default)]
+        epochs: Vec<EpochView>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<u64>,
     }
@@ -455,6 +648,8 @@ shapes! {
         api_key: Option<String>,
         models: Vec<String>,
         builtin: bool,
+        /// Why it cannot be called, when it cannot.
+        problem: Option<String>,
     }
 
     pub struct ProviderList {
@@ -466,7 +661,10 @@ shapes! {
     pub struct ProviderTested {
         ok: bool,
         ms: u64,
+        /// What it offers, as far as it tells.
         models: Vec<String>,
+        /// The model that answered; absent when there was none to ask.
+        answered: Option<String>,
     }
 
     pub struct EventList {
@@ -474,7 +672,7 @@ shapes! {
         /// The log's newest sequence.
         head: u64,
         log: String,
-        /// Pass it as `since` for the next page, when there is one.
+        /// Pass it as `since` for the next page, when there is one; as `before` when that was given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<u64>,
     }

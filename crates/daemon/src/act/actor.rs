@@ -14,8 +14,8 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_exec::{
-    Command, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver, SandboxSpec,
-    Secret, Sender, Start,
+    Command, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver, Resource, Secret,
+    Sender, Start,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -66,6 +66,8 @@ pub(super) struct Sandbox {
     pub(super) probes: u32,
     /// Execs that were asked for and have not ended.
     pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
+    /// An earlier runtime that has to end before this one is started.
+    pub(super) follows: Option<(String, Start)>,
 }
 
 /// Runs until the daemon ends or the agent is removed.
@@ -143,9 +145,10 @@ impl Actor {
                 Box::pin(self.kill_sandbox(sandbox.as_str(), run)).await;
             }
             Effect::Clear { .. } => Box::pin(self.clear()).await,
-            Effect::RunTurn { turn, session, number, step, calls, .. } => {
+            Effect::NoteFailure { line, .. } => self.note_failure(line).await,
+            Effect::RunTurn { turn, session, number, step, calls, epoch, .. } => {
                 self.watch();
-                self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls)).await;
+                self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls, &epoch)).await;
             }
             Effect::DropTurn { turn, .. } => self.line(runtime::drop_turn(&turn)).await,
             Effect::Answer { id, answer, .. } => {
@@ -168,11 +171,13 @@ impl Actor {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
                 self.send(Command::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
-            Effect::ForgetExec { exec, .. } => {
-                self.send(Command::Forget { exec: exec.as_str().to_owned() }).await
-            }
+            Effect::ForgetExec { exec, .. } => self.forget_exec(exec.as_str()).await,
             // These have tasks of their own.
-            Effect::CallModel(_) | Effect::CancelModel { .. } | Effect::ReviveLater { .. } => {}
+            Effect::CallModel(_)
+            | Effect::CancelModel { .. }
+            | Effect::ReviveLater { .. }
+            | Effect::RetryLater { .. }
+            | Effect::Token(_) => {}
         }
     }
 
@@ -190,56 +195,6 @@ impl Actor {
         self.start(row, how).await;
     }
 
-    /// Starts the agent's keeper, and what belongs into it.
-    pub(super) async fn start(&mut self, row: AgentRow, how: Up) {
-        let run = row.runs;
-        let started = match self.image_of(&row) {
-            Ok(image) => self.start_keeper(&row, &image).await.map(|link| (link, image)),
-            Err(detail) => Err(detail),
-        };
-        match started {
-            Ok((link, image)) => self.connected(link, row, image, how).await,
-            Err(detail) => self.not_started(run, detail).await,
-        }
-    }
-
-    pub(super) async fn not_started(&self, run: u32, detail: String) {
-        self.shell.tell(Seen::SpawnFailed { agent: self.agent.clone(), run, detail }).await;
-    }
-
-    pub(super) fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {
-        let image = self.shell.reader.image(&row.image_digest).map_err(|error| chain(&error))?;
-        image.ok_or_else(|| "its image is not in the store".to_owned())
-    }
-
-    async fn start_keeper(&self, row: &AgentRow, image: &ImageRecord) -> Result<Link, String> {
-        let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
-        let secret = self.secret(row, row.incarnation);
-        let root = root::root_of(data_dir, row);
-        let spec = SandboxSpec {
-            id: row.sandbox.as_str().to_owned(),
-            incarnation: row.incarnation,
-            secret: secret.clone(),
-            root: root.clone(),
-            uid: row.uid,
-            binds: root::binds(&root, row, self.shell.runtime.path().map_err(|error| chain(&error))?),
-            log: root::log_of(data_dir, row),
-            failpoint: crash::keeper_point(),
-        };
-        let made = {
-            let (root, row, image) = (root, row.clone(), image.clone());
-            tokio::task::spawn_blocking(move || root::make(&root, &row, &image)).await
-        };
-        match made {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(chain(&error)),
-            Err(error) => return Err(error.to_string()),
-        }
-        host.start(&spec).await.map_err(|error| chain(&error))?;
-        crash::point("during_start");
-        host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await.map_err(|error| chain(&error))
-    }
-
     pub(super) fn secret(&self, row: &AgentRow, incarnation: u32) -> Secret {
         let incarnation = incarnation.to_string();
         Secret::new(derive(&self.shell.state_key.0, &["keeper", row.sandbox.as_str(), &incarnation]))
@@ -249,7 +204,7 @@ impl Actor {
     pub(super) async fn connected(&mut self, link: Link, row: AgentRow, image: ImageRecord, how: Up) {
         let (welcome, sender, receiver) = link.split();
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
-        let living = Arc::new(Living::new(welcome.host_pid, layers.collect()));
+        let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
         self.shell.set_living(&self.agent, Some(living.clone()));
         let root = root::root_of(&self.shell.config.data_dir, &row);
         let runtime = runtime_exec(row.runs);
@@ -266,7 +221,7 @@ impl Actor {
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
         let (running_tools, ended_tools) = tools::known(&welcome.execs);
-        let earlier = tools::earlier_runtimes(&welcome.execs, &runtime);
+        let (earlier, alive) = tools::earlier_runtimes(&welcome.execs, &runtime);
         let env = root::environment(&root, &row, &image);
         let cwd = root.join("workspace");
         let argv = runtime_argv(&root, &image);
@@ -282,6 +237,7 @@ impl Actor {
             adopted: running && how == Up::Adopt,
             probes: 0,
             open: HashMap::new(),
+            follows: None,
         });
         if !running_tools.is_empty() || !ended_tools.is_empty() {
             let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
@@ -302,9 +258,27 @@ impl Actor {
             cwd,
             stdin: Vec::new(),
             output_cap: 0,
+            timeout_ms: 0,
+            output_max: 0,
         };
+        match alive {
+            None => self.start_runtime(start).await,
+            Some(alive) => self.start_after(alive, start).await,
+        }
+    }
+
+    pub(super) async fn start_runtime(&mut self, start: Start) {
         self.send(Command::Start(start)).await;
         self.probe().await;
+    }
+
+    /// A runtime that was given up lives, and there are never two: this one is started when that one has ended.
+    async fn start_after(&mut self, earlier: String, start: Start) {
+        let patience = self.shell.config.span("readiness-timeout");
+        let Some(up) = &mut self.up else { return };
+        up.probe = Some((String::new(), Some(Instant::now() + patience)));
+        up.follows = Some((earlier.clone(), start));
+        self.send(Command::Kill { exec: earlier, grace_ms: 0 }).await;
     }
 
     /// Asks the runtime whether it is ready. The empty line ends whatever an earlier daemon left unfinished.
@@ -417,6 +391,10 @@ impl Actor {
         self.pulse = None;
         let (agent, run) = (self.agent.clone(), up.row.runs);
         let seen = match &record.ended {
+            Ended::Code(_) | Ended::Signal(_) if is_out_of_memory(record) => {
+                let detail = record.cause.as_ref().map(crate::limits::words).unwrap_or_default();
+                Seen::OutOfMemory { agent, run, detail: format!("the runtime was killed: {detail}") }
+            }
             Ended::Code(code) => {
                 let detail = format!("the runtime exited with code {code}");
                 Seen::Exited { agent, run, code: *code, detail }
@@ -452,6 +430,10 @@ impl Actor {
             }
         }
     }
+}
+
+fn is_out_of_memory(record: &ExitRecord) -> bool {
+    record.cause.is_some_and(|cause| cause.resource == Resource::Memory)
 }
 
 /// The exec that is the runtime: one per run, so that asking for it twice starts it once.

@@ -80,7 +80,7 @@ impl Actor {
             self.calling = Some(calling);
         }
         if level != was {
-            let living = Living::new(None, Vec::new());
+            let living = Living::new(None, Vec::new(), Vec::new());
             living.set_liveness(level);
             self.shell.set_living(&agent, Some(Arc::new(living)));
             tracing::warn!(event = "agent.liveness", %agent, level = level.word(), part = ?Part::Sandbox);

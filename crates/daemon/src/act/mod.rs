@@ -5,12 +5,15 @@
 mod actor;
 mod calling;
 mod ending;
+mod history;
 mod model;
+mod notes;
 mod prune;
 mod pulse;
 mod result;
 mod root;
 mod runtime;
+mod starting;
 mod tools;
 
 use std::collections::HashMap;
@@ -18,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lodge_core::{AgentId, TurnId};
 pub use prune::{Pruning, prune};
+pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -91,11 +95,20 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
                 teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
             });
         }
+        Effect::Token(row) => shell.access.put(*row),
+        Effect::RetryLater { agent, run, delay_ms } => {
+            let teller = shell.clone();
+            shell.spawn(async move {
+                tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
+                teller.tell(crate::engine::Seen::RetryDue { agent, run }).await;
+            });
+        }
         Effect::Up { ref row, .. } => to_agent(shell, &row.id.clone(), effect),
         Effect::Down { ref agent, .. }
         | Effect::KillRuntime { ref agent, .. }
         | Effect::KillSandbox { ref agent, .. }
         | Effect::Clear { ref agent, .. }
+        | Effect::NoteFailure { ref agent, .. }
         | Effect::RunTurn { ref agent, .. }
         | Effect::DropTurn { ref agent, .. }
         | Effect::Answer { ref agent, .. }

@@ -3,14 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lodge_core::record::{CallRecord, FailureRecord, MessageRow, Role, Usage};
-use lodge_model::{Message, Request, ToolCall};
+use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
+use lodge_model::schema::Schema;
+use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, Request, ToolCall};
 use lodge_proto::Delta;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::history::history;
+use super::runtime::Profile;
 use crate::chain;
 use crate::crash;
-use crate::engine::{ModelAnswer, ModelFailure, ModelOrder, Seen};
+use crate::engine::{ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
 use crate::shell::Shell;
 
 /// How often text that was shown becomes an event.
@@ -29,7 +33,10 @@ pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: Cancellat
         seen = made => seen,
     };
     shell.actors.call_ended(&order.turn);
-    crash::point("before_answer");
+    crash::point(match order.purpose {
+        Purpose::Step => "before_answer",
+        Purpose::Summary { .. } => "before_summary",
+    });
     shell.tell(seen).await;
 }
 
@@ -72,14 +79,7 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
             turn: order.turn.clone(),
             step: order.step,
             attempt: order.attempt,
-            answer: ModelAnswer {
-                text: answer.text,
-                calls: answer.calls.into_iter().map(record).collect(),
-                usage: Usage {
-                    input_tokens: answer.usage.input_tokens,
-                    output_tokens: answer.usage.output_tokens,
-                },
-            },
+            answer: told(&resolved.provider, &request, answer),
         },
         Err(error) => {
             // What people saw of a call that broke off stays readable.
@@ -99,6 +99,27 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
     }
 }
 
+/// An answer as the engine takes it: judged by its schema, and with its price.
+fn told(provider: &Provider, request: &Request, answer: Answer) -> ModelAnswer {
+    ModelAnswer {
+        misfit: misfit(request, &answer),
+        usage: Usage {
+            input_tokens: answer.usage.input_tokens,
+            output_tokens: answer.usage.output_tokens,
+            cached_tokens: answer.usage.cached_tokens,
+            micro_usd: provider.cost(&request.model, &answer.usage),
+        },
+        text: answer.text,
+        calls: answer.calls.into_iter().map(record).collect(),
+        reasoning: answer.reasoning.map(|reasoning| ReasoningRecord {
+            kind: reasoning.kind.as_str().to_owned(),
+            provider: reasoning.provider,
+            model: reasoning.model,
+            blocks: reasoning.blocks,
+        }),
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shown {
     offset: u64,
@@ -107,6 +128,11 @@ struct Shown {
 }
 
 fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
+    match order.purpose {
+        Purpose::Step => {}
+        // It is written for the model, and nobody asked for it.
+        Purpose::Summary { .. } => return crash::point("during_summary"),
+    }
     let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
     let offset = shown.offset + shown.waiting.len() as u64;
     shown.waiting.push_str(text);
@@ -139,7 +165,11 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
 
 /// The request, from what the runtime registered and what the store holds.
 fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
-    let profile = shell.actors.profile(&order.agent).filter(|profile| profile.context == order.context);
+    let registered = |profile: &Arc<Profile>| match order.purpose {
+        Purpose::Step => profile.context == order.context,
+        Purpose::Summary { .. } => true,
+    };
+    let profile = shell.actors.profile(&order.agent).filter(registered);
     let Some(profile) = profile else {
         return Err(final_failure(
             "turn.unknown_context",
@@ -147,20 +177,54 @@ fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
             None,
         ));
     };
-    let rows = shell.reader.context(&order.session, order.from_turn, order.number);
+    let rows = history(shell, order);
     let rows = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))?;
     Ok(Request {
         model: String::new(),
         system: profile.system.clone(),
+        schema: wanted_schema(order, &rows),
         messages: rows.into_iter().map(message).collect(),
         tools: profile.tools(),
         params: profile.params.clone(),
     })
 }
 
+/// The schema that this turn's answer must fit. It stands with the message that asked for it.
+fn wanted_schema(order: &ModelOrder, rows: &[MessageRow]) -> Option<Value> {
+    match order.purpose {
+        Purpose::Step => {}
+        Purpose::Summary { .. } => return None,
+    }
+    let text = rows.iter().find_map(|row| row.body.schema.as_ref().filter(|_| row.number == order.number))?;
+    serde_json::from_str(text).ok()
+}
+
+/// Why an answer does not fit. One that asks for tools is no answer yet.
+fn misfit(request: &Request, answer: &Answer) -> Option<String> {
+    if !answer.calls.is_empty() {
+        return None;
+    }
+    match Schema::new(request.schema.clone()?) {
+        Ok(schema) => schema.check(answer.text.trim()).err().map(|misfit| misfit.to_string()),
+        // It was checked when it was recorded; another release may know other keywords.
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// What a person asked, and what the answer must look like: in words, because not every protocol has a place for it.
+fn asked(body: MessageBody) -> String {
+    match body.schema {
+        Some(schema) => format!(
+            "{}\n\n[Answer with one JSON value and nothing else, no code fence. It must fit this JSON schema:\n{schema}]",
+            body.text
+        ),
+        None => body.text,
+    }
+}
+
 fn message(row: MessageRow) -> Message {
     match row.role {
-        Role::User => Message::User { text: row.body.text },
+        Role::User => Message::User { text: asked(row.body) },
         Role::Assistant => Message::Assistant {
             text: row.body.text,
             calls: row
@@ -169,9 +233,20 @@ fn message(row: MessageRow) -> Message {
                 .into_iter()
                 .map(|call| ToolCall { id: call.id, name: call.name, arguments: call.arguments })
                 .collect(),
+            reasoning: row.body.reasoning.and_then(reasoning),
         },
-        Role::Tool => Message::ToolResult { call_id: row.body.call.unwrap_or_default(), text: row.body.text },
+        Role::Tool => Message::ToolResult {
+            call_id: row.body.call.unwrap_or_default(),
+            text: row.body.text,
+            outcome: if row.body.failed { Outcome::Failed } else { Outcome::Succeeded },
+        },
     }
+}
+
+/// Of a kind that this release does not know there is nobody to send it to.
+fn reasoning(record: ReasoningRecord) -> Option<Reasoning> {
+    let ReasoningRecord { kind, provider, model, blocks } = record;
+    Some(Reasoning { kind: Kind::named(&kind)?, provider, model, blocks })
 }
 
 fn record(call: ToolCall) -> CallRecord {

@@ -1,32 +1,30 @@
 //! What a model is told about a program that ran.
 
-use lodge_exec::{Captured, Ended, ExitRecord};
+use lodge_exec::{Captured, Ended, ExitRecord, Stream};
 
 use crate::engine::{ExecEnd, ExecHow};
+use crate::limits;
 
 /// Told with the output of a program that ended before the machine was restarted.
 pub(super) const OTHER_BOOT: &str =
     "\n[the machine was restarted after this ended: parts of its output may be missing or empty]";
 
-/// The end of an exec as the engine takes it, from its record and what was captured.
-pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -> ExecEnd {
-    let (how, head) = match &record.ended {
-        Ended::Code(0) => (ExecHow::Exited { code: 0 }, None),
-        Ended::Code(code) => (ExecHow::Exited { code: *code }, Some(format!("[exit code {code}]"))),
-        Ended::Signal(signal) => {
-            (ExecHow::Killed { signal: *signal }, Some(format!("[ended by signal {signal}]")))
-        }
-        Ended::NotStarted { why, .. } => {
-            (ExecHow::NotStarted, Some(format!("[could not be started: {why}]")))
-        }
-    };
-    let mut parts: Vec<String> = head.into_iter().collect();
+/// The end of an exec as the engine takes it, from its record and what was captured. `kept` is where a stream that is
+/// too long to be told can be read.
+pub(super) fn ended(
+    record: &ExitRecord,
+    stdout: &Captured,
+    stderr: &Captured,
+    kept: impl Fn(Stream) -> String,
+) -> ExecEnd {
+    let mut parts = vec![head(record)];
+    parts.retain(|part| !part.is_empty());
     // What was seen counts, not what is there: a full disk keeps nothing.
     if record.stdout.seen > 0 {
-        parts.push(text(stdout, record.stdout.seen));
+        parts.push(text(stdout, record.stdout.seen, || kept(Stream::Stdout)));
     }
     if record.stderr.seen > 0 {
-        parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen)));
+        parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen, || kept(Stream::Stderr))));
     }
     if !record.note.is_empty() {
         parts.push(format!("[{}]", record.note));
@@ -34,29 +32,58 @@ pub(super) fn ended(record: &ExitRecord, stdout: &Captured, stderr: &Captured) -
     if parts.is_empty() {
         parts.push("[exit code 0, no output]".to_owned());
     }
+    let how = match record.ended {
+        Ended::Code(code) => ExecHow::Exited { code },
+        Ended::Signal(signal) => ExecHow::Killed { signal },
+        Ended::NotStarted { .. } => ExecHow::NotStarted,
+    };
     ExecEnd {
         how,
+        cause: record.cause.as_ref().map(limits::recorded),
         text: parts.join("\n"),
         stdout_bytes: record.stdout.seen,
         stderr_bytes: record.stderr.seen,
     }
 }
 
+/// How it ended, in a line of its own; empty where there is nothing to say.
+fn head(record: &ExitRecord) -> String {
+    let cause = record.cause.as_ref().map(limits::words);
+    match (&record.ended, cause) {
+        (Ended::Code(0), None) => String::new(),
+        (Ended::Code(code), None) => format!("[exit code {code}]"),
+        (Ended::Code(code), Some(cause)) => format!("[stopped by a limit: {cause}; exit code {code}]"),
+        (Ended::Signal(signal), None) => format!("[ended by signal {signal}]"),
+        (Ended::Signal(_), Some(cause)) => format!("[killed: {cause}]"),
+        (Ended::NotStarted { why, .. }, None) => format!("[could not be started: {why}]"),
+        (Ended::NotStarted { why, .. }, Some(cause)) => {
+            format!(
+                "[could not be started: {why}: {cause}. The operator can raise the limit or remove files]"
+            )
+        }
+    }
+}
+
 /// An exec of which nobody knows how it ended, with what evidence there is.
-pub(super) fn lost(stdout: &Captured, stderr: &Captured) -> ExecEnd {
+pub(super) fn lost(stdout: &Captured, stderr: &Captured, kept: impl Fn(Stream) -> String) -> ExecEnd {
     let mut parts = vec![
         "[outcome unknown: the sandbox died while this ran. It may or may not have had its effect; check before \
          doing it again]"
             .to_owned(),
     ];
     if stdout.total > 0 {
-        parts.push(format!("[captured before that]\n{}", text(stdout, stdout.total)));
+        parts
+            .push(format!("[captured before that]\n{}", text(stdout, stdout.total, || kept(Stream::Stdout))));
     }
     if stderr.total > 0 {
-        parts.push(format!("[stderr captured before that]\n{}", text(stderr, stderr.total)));
+        parts.push(format!(
+            "[stderr captured before that]\n{}",
+            text(stderr, stderr.total, || kept(Stream::Stderr))
+        ));
     }
     ExecEnd {
         how: ExecHow::Lost,
+        cause: None,
         text: parts.join("\n"),
         stdout_bytes: stdout.total,
         stderr_bytes: stderr.total,
@@ -67,13 +94,14 @@ pub(super) fn lost(stdout: &Captured, stderr: &Captured) -> ExecEnd {
 pub(super) fn refused(why: &str) -> ExecEnd {
     ExecEnd {
         how: ExecHow::NotStarted,
+        cause: None,
         text: format!("[could not be started: {why}]"),
         stdout_bytes: 0,
         stderr_bytes: 0,
     }
 }
 
-fn text(captured: &Captured, seen: u64) -> String {
+fn text(captured: &Captured, seen: u64, kept: impl Fn() -> String) -> String {
     let left_out = seen.saturating_sub((captured.head.len() + captured.tail.len()) as u64);
     let head = String::from_utf8_lossy(&captured.head);
     if left_out == 0 {
@@ -82,5 +110,13 @@ fn text(captured: &Captured, seen: u64) -> String {
         return all;
     }
     let tail = String::from_utf8_lossy(&captured.tail);
-    format!("{head}\n[… {left_out} bytes left out …]\n{tail}")
+    let total = captured.total;
+    let whole = if total <= (captured.head.len() + captured.tail.len()) as u64 {
+        String::new()
+    } else if total >= seen {
+        format!("; all of it is in {}", kept())
+    } else {
+        format!("; the first {total} bytes are in {}", kept())
+    };
+    format!("{head}\n[… {left_out} bytes left out{whole} …]\n{tail}")
 }

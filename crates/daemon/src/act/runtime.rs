@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use lodge_core::TurnId;
+use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
 use lodge_model::{Params, Tool};
 use serde::Deserialize;
@@ -103,6 +104,9 @@ struct ReadyParams {
     max_tokens: Option<u32>,
     temperature: Option<f64>,
     top_p: Option<f64>,
+    top_k: Option<u32>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +132,15 @@ struct ExecAsk {
     args: Vec<String>,
     #[serde(default)]
     stdin: Option<String>,
+    #[serde(default)]
+    timeout_ms: u64,
+}
+
+#[derive(Deserialize)]
+struct CompactAsk {
+    turn: String,
+    from_turn: u32,
+    strategy: String,
 }
 
 #[derive(Deserialize)]
@@ -151,18 +164,11 @@ struct FinishAsk {
 pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<u8> {
     let context: Vec<Value> = super::root::contexts(root, row, image)
         .into_iter()
-        .map(|(name, _)| {
-            let description = image
-                .contexts
-                .iter()
-                .find(|context| context.name == name)
-                .and_then(|context| context.description.clone());
-            match description {
-                Some(description) => {
-                    json!({"name": name, "file": format!("{name}.md"), "description": description})
-                }
-                None => json!({"name": name, "file": format!("{name}.md")}),
+        .map(|section| match &section.description {
+            Some(description) => {
+                json!({"name": section.name, "file": section.file(), "description": description})
             }
+            None => json!({"name": section.name, "file": section.file()}),
         })
         .collect();
     let tools: Vec<Value> = row
@@ -183,7 +189,7 @@ pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, imag
             "epoch": epoch,
             "agent": {"id": row.id.as_str(), "name": row.name, "model": row.spec.model},
             "root": root,
-            "configs": image.configs,
+            "configs": super::root::configs(row, image),
             "context": context,
             "tools": tools,
         },
@@ -196,6 +202,7 @@ pub(super) fn run_turn(
     number: u32,
     step: u32,
     calls: &[CallRecord],
+    epoch: &EpochWeight,
 ) -> Vec<u8> {
     let calls: Vec<Value> = calls
         .iter()
@@ -205,7 +212,20 @@ pub(super) fn run_turn(
         "jsonrpc": "2.0",
         "id": format!("run:{turn}:{step}"),
         "method": "turn/run",
-        "params": {"turn": turn.as_str(), "session": session, "number": number, "step": step, "calls": calls},
+        "params": {
+            "turn": turn.as_str(),
+            "session": session,
+            "number": number,
+            "step": step,
+            "calls": calls,
+            "epoch": {
+                "number": epoch.number,
+                "from_turn": epoch.from_turn,
+                "messages": epoch.messages,
+                "bytes": epoch.bytes,
+                "turns": epoch.turns,
+            },
+        },
     }))
 }
 
@@ -291,6 +311,9 @@ fn ready(result: Value) -> Said {
                     max_tokens: ready.params.max_tokens,
                     temperature: ready.params.temperature,
                     top_p: ready.params.top_p,
+                    top_k: ready.params.top_k,
+                    presence_penalty: ready.params.presence_penalty,
+                    frequency_penalty: ready.params.frequency_penalty,
                     ..Params::default()
                 },
             };
@@ -322,7 +345,14 @@ fn ask(method: &str, params: Value) -> Result<Ask, String> {
                 bin: ask.bin,
                 args: ask.args,
                 stdin: ask.stdin.unwrap_or_default().into_bytes(),
+                timeout_ms: ask.timeout_ms,
             })
+        }
+        "context/compact" => {
+            let ask: CompactAsk = serde_json::from_value(params).map_err(bad)?;
+            let strategy = Strategy::from_word(&ask.strategy);
+            let strategy = strategy.ok_or_else(|| format!("there is no strategy `{}`", ask.strategy))?;
+            Ok(Ask::Compact { turn: turn(ask.turn)?, from_turn: ask.from_turn, strategy })
         }
         "tool/answer" => {
             let ask: AnswerAsk = serde_json::from_value(params).map_err(bad)?;

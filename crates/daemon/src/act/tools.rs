@@ -2,15 +2,20 @@
 
 use lodge_core::ExecId;
 use lodge_core::ledger::{self, Doubt, Repeat, Settle};
-use lodge_core::limits::{EXEC_ARGS_MAX, OUTPUT_BYTES_MAX, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
+use lodge_core::limits::{
+    EXEC_ARGS_MAX, KEPT_BYTES_MAX, KEPT_FILES_MAX, KEPT_SHARE, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES,
+};
 use lodge_core::record::ExecRequest;
-use lodge_exec::{Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start, Stream};
+use lodge_exec::{
+    Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, Keeping, KnownExec, Resource, Start, Stream,
+};
 
-use super::actor::{Actor, RUNTIME_EXEC, runtime_exec};
+use super::actor::{Actor, RUNTIME_EXEC, Sandbox, runtime_exec};
 use super::{result, root};
 use crate::chain;
 use crate::crash;
 use crate::engine::{ExecEnd, Part, Seen};
+use crate::limits;
 
 impl Actor {
     pub(super) async fn start_exec(
@@ -34,7 +39,9 @@ impl Actor {
             env: root::environment(&up.root, &up.row, &up.image),
             cwd: up.root.join("workspace"),
             stdin: request.stdin.clone(),
-            output_cap: OUTPUT_BYTES_MAX,
+            output_cap: limits::output_bytes(&up.row),
+            timeout_ms: request.timeout_ms,
+            output_max: limits::output_bytes(&up.row),
         };
         let other_boot = request.boot != self.shell.host.boot_id();
         let sandbox = up.row.sandbox.as_str().to_owned();
@@ -53,10 +60,13 @@ impl Actor {
         if exec == runtime_exec(up.row.runs) {
             return self.runtime_ended(record).await;
         }
+        if let Some((_, start)) = up.follows.take_if(|(earlier, _)| earlier == exec) {
+            return self.start_runtime(start).await;
+        }
         let Some((request, _)) = up.open.remove(exec) else { return };
         crash::point("before_outcome");
         let (stdout, stderr) = self.captured(exec);
-        let mut end = result::ended(record, &stdout, &stderr);
+        let mut end = result::ended(record, &stdout, &stderr, |stream| self.kept_path(exec, stream));
         if request.boot != self.shell.host.boot_id() {
             // The record proves itself; output files are not flushed, and may have holes.
             end.text.push_str(result::OTHER_BOOT);
@@ -98,7 +108,8 @@ impl Actor {
             up.open.remove(exec);
         }
         let (stdout, stderr) = self.captured(exec);
-        self.tell_end(exec, result::lost(&stdout, &stderr)).await;
+        let end = result::lost(&stdout, &stderr, |stream| self.kept_path(exec, stream));
+        self.tell_end(exec, end).await;
     }
 
     fn captured(&self, exec: &str) -> (Captured, Captured) {
@@ -117,11 +128,40 @@ impl Actor {
         (read(Stream::Stdout), read(Stream::Stderr))
     }
 
+    /// Its outcome is stored: its directory goes, and what of its output was too long to be told is kept.
+    pub(super) async fn forget_exec(&mut self, exec: &str) {
+        let Some(up) = &self.up else { return };
+        crash::point("before_keeping");
+        if let Err(error) = self.shell.host.keep_output(up.row.sandbox.as_str(), exec, &keeping(up)) {
+            tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, exec, error = chain(&error));
+        }
+        crash::point("after_keeping");
+        self.send(Command::Forget { exec: exec.to_owned() }).await;
+    }
+
+    /// Where a stream lies once its exec is forgotten, as the agent sees it.
+    fn kept_path(&self, exec: &str, stream: Stream) -> String {
+        let Some(up) = &self.up else { return String::new() };
+        keeping(up).path(exec, stream).display().to_string()
+    }
+
     async fn tell_end(&self, exec: &str, end: ExecEnd) {
         match exec.parse() {
             Ok(exec) => self.shell.tell(Seen::ExecEnded { exec, end }).await,
             Err(error) => tracing::warn!(event = "exec.unknown", %error),
         }
+    }
+}
+
+/// Streams that are told whole are not kept; the others take a part of the agent's disk at most.
+fn keeping(up: &Sandbox) -> Keeping<'_> {
+    let disk = up.living.limits.iter().find(|limit| limit.resource == Resource::Disk);
+    Keeping {
+        root: &up.root,
+        uid: up.row.uid,
+        more_than: (RESULT_HEAD_BYTES + RESULT_TAIL_BYTES) as u64,
+        files_max: KEPT_FILES_MAX,
+        bytes_max: disk.map_or(KEPT_BYTES_MAX, |disk| (disk.limit / KEPT_SHARE).min(KEPT_BYTES_MAX)),
     }
 }
 
@@ -139,12 +179,14 @@ pub(super) fn known(execs: &[KnownExec]) -> (Vec<ExecId>, Vec<ExecId>) {
     (running, over)
 }
 
-/// The runtimes before this one that have ended.
-pub(super) fn earlier_runtimes(execs: &[KnownExec], current: &str) -> Vec<String> {
-    let ended = |known: &&KnownExec| match known.state {
-        ExecState::Running { .. } => false,
-        ExecState::Exited(_) | ExecState::Lost => true,
-    };
-    let is_earlier = |known: &&KnownExec| known.exec.starts_with(RUNTIME_EXEC) && known.exec != current;
-    execs.iter().filter(is_earlier).filter(ended).map(|known| known.exec.clone()).collect()
+/// The runtimes before this one that have ended, and the one that has not, which should not be.
+pub(super) fn earlier_runtimes(execs: &[KnownExec], current: &str) -> (Vec<String>, Option<String>) {
+    let (mut ended, mut alive) = (Vec::new(), None);
+    for known in execs.iter().filter(|known| known.exec.starts_with(RUNTIME_EXEC) && known.exec != current) {
+        match known.state {
+            ExecState::Running { .. } => alive = Some(known.exec.clone()),
+            ExecState::Exited(_) | ExecState::Lost => ended.push(known.exec.clone()),
+        }
+    }
+    (ended, alive)
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use lodge_proto::{AttachParams, AttachState, Attached, ErrorBody};
 
-use super::methods;
+use super::{methods, scope};
+use crate::auth::Who;
 use crate::hub::Filter;
 use crate::shell::Shell;
 use crate::view;
@@ -15,9 +16,11 @@ const STATE_TURNS_MAX: u32 = 256;
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
 pub(super) fn attach(
     shell: &Arc<Shell>,
+    who: &Who,
     attachment: u64,
-    given: &AttachParams,
+    given: AttachParams,
 ) -> Result<(Attached, Filter), ErrorBody> {
+    let given = scope::attach(shell, who, given)?;
     let targets =
         usize::from(given.agent.is_some()) + usize::from(given.session.is_some()) + usize::from(given.all);
     if targets != 1 {
@@ -47,10 +50,7 @@ pub(super) fn attach(
         (None, false) => Vec::new(),
     };
     let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect() };
-    let filter = Filter {
-        stream: id.map(|id| id.to_string()),
-        session: session.map(|session| session.to_string()),
-        kind: None,
-    };
+    let (stream, session) = (id.map(|id| id.to_string()), session.map(|session| session.to_string()));
+    let filter = scope::events(who, Filter { stream, session, kind: None });
     Ok((Attached { attachment, epoch: shell.epoch, log: shell.log.clone(), seq, state }, filter))
 }

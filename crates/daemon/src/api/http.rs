@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request as HttpRequest, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::get;
@@ -43,24 +43,40 @@ async fn check_door(
     request: HttpRequest,
     next: Next,
 ) -> HttpResponse {
-    if let Door::Tcp(bound) = &door {
-        let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-        let host =
-            text(header::HOST).or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
-        let allowed = api.shell.config.list("allowed-origins");
-        if let Err(error) = auth::check_browser(host, text(header::ORIGIN), bound, &allowed) {
-            return failed(Value::Null, error);
-        }
+    let allowed = auth::check_query(request.uri().query()).and_then(|()| match &door {
+        Door::Unix => Ok(()),
+        Door::Tcp(bound) => check_headers(&api, &request, bound),
+    });
+    let mut answer = match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => failed(Value::Null, error),
+    };
+    if answer.extensions().get::<Known>().is_none() {
+        // There are only so many connections: they are kept for those who have a token.
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    next.run(request).await
+    answer
+}
+
+/// Stands with the answers to those who came with a token.
+#[derive(Debug, Clone, Copy)]
+struct Known;
+
+fn check_headers(api: &Api, request: &HttpRequest, bound: &str) -> Result<(), ErrorBody> {
+    let host = auth::only(request.headers(), &header::HOST, "auth.host")?;
+    let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
+    let origin = auth::only(request.headers(), &header::ORIGIN, "auth.origin")?;
+    auth::check_browser(host, origin, bound, &api.shell.config.list("allowed-origins"))
 }
 
 async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, next: Next) -> HttpResponse {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    match api.gate.check(header) {
+    match api.gate.check(header, &api.shell.access) {
         Ok(who) => {
             request.extensions_mut().insert(who);
-            next.run(request).await
+            let mut answer = next.run(request).await;
+            answer.extensions_mut().insert(Known);
+            answer
         }
         Err(error) => failed(Value::Null, error),
     }
@@ -93,7 +109,7 @@ async fn post(
     body: Result<Bytes, axum::extract::rejection::BytesRejection>,
 ) -> HttpResponse {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if !kind.starts_with("application/json") {
+    if kind.split(';').next().map(str::trim) != Some("application/json") {
         let error = ErrorBody::new("request.invalid", "the body must be application/json")
             .hint("send `Content-Type: application/json`");
         return failed(Value::Null, error);

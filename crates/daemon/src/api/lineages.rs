@@ -1,17 +1,23 @@
 //! `lineage/…`: which there are, and the decisions that operators make about them.
 
 use lodge_core::LineageId;
+use lodge_core::event::EventKind;
 use lodge_core::lineage::{LineageState, Policy};
-use lodge_proto::{ErrorBody, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView};
+use lodge_proto::{
+    ErrorBody, LineageDetail, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView,
+};
 use lodge_store::{LineageFilter, LineageSummary};
 
-use super::methods::{Answer, find_agent, internal, one_agent, page};
+use super::methods::{Answer, find_agent_ever, internal, one_agent, page};
 use crate::engine::{Command, RequestKey, Settlement};
 use crate::shell::Shell;
 use crate::view;
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;
+
+/// Open turns that are shown with a lineage.
+const OPEN_TURNS_MAX: u32 = 256;
 
 /// Every state a listing can be narrowed to; the reason of an ended one does not matter.
 const STATES: [LineageState; 5] = [
@@ -23,7 +29,7 @@ const STATES: [LineageState; 5] = [
 ];
 
 pub(super) fn list(shell: &Shell, given: &LineageListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
     let state = given.status.as_deref().map(state_code).transpose()?;
     let limit = page(given.limit);
     let filter = LineageFilter { agent: agent.as_ref(), state, after: given.after.as_deref() };
@@ -34,7 +40,26 @@ pub(super) fn list(shell: &Shell, given: &LineageListParams) -> Answer {
 }
 
 pub(super) fn get(shell: &Shell, given: &LineageRef) -> Answer {
-    Ok(view::json(&shown(shell, one(shell, &given.lineage)?)))
+    let found = one(shell, &given.lineage)?;
+    let (agent, state) = (found.row.agent.clone(), found.row.state);
+    let stuck = match state {
+        LineageState::Orphaned => Some(EventKind::LineageOrphaned),
+        LineageState::AskPending => Some(EventKind::LineageAsk),
+        LineageState::Active | LineageState::Reaped | LineageState::Ended(_) => None,
+    };
+    let since = stuck.map(|kind| shell.reader.last_at(&agent, kind)).transpose().map_err(internal)?.flatten();
+    // Of the agent's several lineages only the one that is not over has open work.
+    let open = match state {
+        LineageState::Active | LineageState::Orphaned | LineageState::AskPending => {
+            shell.reader.live_turns(Some(&agent), None, OPEN_TURNS_MAX).map_err(internal)?
+        }
+        LineageState::Reaped | LineageState::Ended(_) => Vec::new(),
+    };
+    Ok(view::json(&LineageDetail {
+        lineage: shown(shell, found),
+        since: since.map(|at| at.to_string()),
+        open_turns: open.into_iter().map(view::full_turn).collect(),
+    }))
 }
 
 pub(super) async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {

@@ -100,8 +100,8 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
 }
 
 impl Bound {
-    /// Serves both doors until the daemon stops; then requests in flight may finish within `patience`.
-    pub async fn serve(self, api: Arc<Api>, patience: Duration) {
+    /// Serves both doors until the daemon stops; then requests in flight may finish within `shutdown-timeout`.
+    pub async fn serve(self, api: Arc<Api>) {
         let stop = api.shell.stop.clone();
         let mut servers = tokio::task::JoinSet::new();
         let unix = http::router(api.clone(), http::Door::Unix);
@@ -118,6 +118,7 @@ impl Bound {
             });
         }
         api.shell.stop.cancelled().await;
+        let patience = api.shell.config.span("shutdown-timeout");
         // Servers know their requests; WebSockets have left their servers and are counted apart.
         let drained = async {
             while servers.join_next().await.is_some() {}

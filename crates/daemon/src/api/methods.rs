@@ -3,15 +3,19 @@
 use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_model::schema::Schema;
 use lodge_proto::*;
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
-use super::{Api, create, lineages, params, providers, request_key, snapshots};
+use super::sessions::Change;
+use super::{
+    Api, create, events, images, lineages, params, providers, reload, request_key, scope, sessions,
+    snapshots, tokens, update,
+};
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice, reused};
-use crate::hub::Filter;
 use crate::shell::{Shell, now};
 use crate::view;
 
@@ -26,10 +30,15 @@ pub(super) type Answer = Result<Value, ErrorBody>;
 pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
-    if let Some(answer) = known_answer(shell, who, method, &given)? {
+    let known = known_answer(shell, who, method, &given)?;
+    let given = scope::narrow(shell, who, method, given)?;
+    if let Some(answer) = known {
         return match method {
             // What was decided may not have come about yet.
-            "agent/stop" | "agent/kill" | "agent/remove" => shell.ask(key, Command::Again { answer }).await,
+            "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
+                shell.ask(key, Command::Again { answer }).await
+            }
+            "token/issue" => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?),
             _ => Ok(answer),
         };
     }
@@ -43,13 +52,19 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
             Ok(view::json(&discover(env!("CARGO_PKG_VERSION"))))
         }
         "agent/create" => create::create(shell, key, params(method, given)?).await,
-        "agent/list" => agent_list(shell, &params(method, given)?),
+        "agent/list" => agent_list(shell, who, &params(method, given)?),
         "agent/get" => agent_get(shell, &params(method, given)?),
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
             shell.ask(key, Command::StartAgent { id }).await
         }
+        "agent/restart" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::RestartAgent { id }).await
+        }
+        "agent/update" => update::update(shell, key, params(method, given)?).await,
         "agent/stop" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
@@ -68,18 +83,44 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "agent/logs" => agent_logs(shell, &params(method, given)?),
         "turn/send" => turn_send(shell, key, params(method, given)?).await,
         "turn/get" => turn_get(shell, &params(method, given)?),
-        "turn/list" => turn_list(shell, &params(method, given)?),
+        "turn/list" => sessions::turns(shell, &params(method, given)?),
         "turn/interrupt" => {
             let given: TurnInterruptParams = params(method, given)?;
             let id = turn_id(&given.turn)?;
             if shell.reader.turn(&id).map_err(internal)?.is_none() {
-                return Err(ErrorBody::new("turn.not_found", format!("no turn `{id}`")));
+                return Err(no_turn(&id));
             }
             shell.ask(key, Command::InterruptTurn { id }).await
         }
-        "session/list" => session_list(shell, &params(method, given)?),
-        "session/get" => session_get(shell, &params(method, given)?),
-        "session/messages" => session_messages(shell, &params(method, given)?),
+        "session/list" => sessions::list(shell, &params(method, given)?),
+        "session/get" => sessions::get(shell, &params(method, given)?),
+        "session/messages" => sessions::messages(shell, &params(method, given)?),
+        "session/search" => sessions::search(shell, params(method, given)?).await,
+        "session/export" => sessions::export(shell, &params(method, given)?),
+        "session/fork" => {
+            let SessionForkParams { session, turn, to, .. } = params(method, given)?;
+            sessions::change(shell, key, &session, Change::Fork { turn, to }).await
+        }
+        "session/rewind" => {
+            let SessionRewindParams { session, turn, .. } = params(method, given)?;
+            sessions::change(shell, key, &session, Change::Rewind { turn }).await
+        }
+        "session/regenerate" => {
+            let SessionRegenerateParams { session, turn, .. } = params(method, given)?;
+            sessions::change(shell, key, &session, Change::Regenerate { turn }).await
+        }
+        "session/branches/activate" => {
+            let SessionActivateParams { session, turn, .. } = params(method, given)?;
+            sessions::change(shell, key, &session, Change::Activate { turn }).await
+        }
+        "session/delete" => {
+            let SessionDeleteParams { session, .. } = params(method, given)?;
+            sessions::change(shell, key, &session, Change::Delete).await
+        }
+        "image/build" => images::build_image(shell, key, params(method, given)?).await,
+        "image/list" => images::list(shell, &params(method, given)?),
+        "image/inspect" => images::inspect(shell, &params(method, given)?),
+        "image/remove" => images::remove(shell, key, params(method, given)?).await,
         "provider/add" | "provider/list" | "provider/remove" | "provider/test" => {
             providers::call(shell, who, method, given, key).await
         }
@@ -88,7 +129,14 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
         "lineage/resolve" => lineages::resolve(shell, key, params(method, given)?).await,
         "lineage/snapshot" => snapshots::snapshot(shell, &params(method, given)?),
         "lineage/messages" => snapshots::messages(shell, &params(method, given)?),
-        "event/list" => event_list(shell, &params(method, given)?),
+        "event/list" => events::list(shell, who, &params(method, given)?),
+        "token/issue" => tokens::issue(api, key, params(method, given)?).await,
+        "token/list" => tokens::list(shell, &params(method, given)?),
+        "token/revoke" => tokens::revoke(shell, key, params(method, given)?).await,
+        "daemon/reload" => {
+            let ReloadParams { .. } = params(method, given)?;
+            reload(shell, key).await
+        }
         "daemon/reap" => reap(shell, key, &params(method, given)?).await,
         "daemon/shutdown" => shutdown(shell, key, &params(method, given)?).await,
         "client/attach" | "client/detach" => {
@@ -124,6 +172,26 @@ pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<
         .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
 }
 
+/// Asks for a change that takes its time to prepare: files are read for it.
+pub(super) async fn ask_prepared(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    prepare: impl FnOnce(&Shell) -> Result<Command, ErrorBody> + Send + 'static,
+) -> Answer {
+    let command = {
+        let shell = shell.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&shell)).await;
+        prepared.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?
+    };
+    // Meanwhile the same request, sent before, may be so long decided that only the store knows it.
+    if let Some(key) = &key
+        && let Some(known) = recorded_answer(shell, key)?
+    {
+        return Ok(known);
+    }
+    shell.ask(key, command).await
+}
+
 async fn info(shell: &Shell) -> Answer {
     let (total, running, working) = shell.reader.agent_counts().map_err(internal)?;
     let layers = shell
@@ -142,17 +210,18 @@ async fn info(shell: &Shell) -> Answer {
         .collect();
     let storage = shell.room.view(now());
     warnings.extend(shell.room.warning());
+    warnings.extend(shell.config.warnings());
     warnings.extend(lineages::waiting(shell)?);
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(view::json(&Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: shell.epoch,
         log: shell.log.clone(),
-        executor: shell.config.text("executor").to_owned(),
+        executor: shell.config.text("executor"),
         socket: shell.config.path("socket-path").display().to_string(),
         http_addr: shell.http_addr(),
         data_dir: shell.config.data_dir.display().to_string(),
-        config_file: shell.config.file.as_ref().map(|file| file.display().to_string()),
+        config_file: shell.config.file().map(|file| file.display().to_string()),
         pid: std::process::id(),
         started_at: shell.started_at.to_string(),
         agents: AgentCounts { total, running, working },
@@ -163,9 +232,15 @@ async fn info(shell: &Shell) -> Answer {
     }))
 }
 
-fn agent_list(shell: &Shell, given: &AgentListParams) -> Answer {
+fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
     let limit = page(given.limit);
-    let rows = shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?;
+    let rows = match who.agent() {
+        None => shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?,
+        Some(own) => {
+            let own = shell.reader.agent(own).map_err(internal)?;
+            own.into_iter().filter(|own| given.after.as_deref() < Some(own.row.id.as_str())).collect()
+        }
+    };
     let next =
         (rows.len() == limit as usize).then(|| rows.last().map(|last| last.row.id.to_string())).flatten();
     let agents = rows.iter().filter(|found| {
@@ -197,13 +272,19 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         runs: found.row.runs,
         runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
         revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
+        context_window: context_window(shell, &found.row.spec.model),
         uid: found.row.uid,
         tools: view::tools(&found.row),
-        configs: image.configs,
+        configs: image.configs.into_iter().chain(found.row.spec.configs.clone()).collect(),
         env_keys,
         sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
         agentfile: String::from_utf8_lossy(&image.agentfile).into_owned(),
     }))
+}
+
+fn context_window(shell: &Shell, model: &str) -> Option<u64> {
+    let resolved = shell.providers.resolve(model).ok()?;
+    resolved.provider.context_window(&resolved.model)
 }
 
 fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
@@ -250,7 +331,7 @@ async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams
             let mut fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
             let id = match &fact {
                 Some(fact) => fact.row.id.clone(),
-                None => sender_session(&agent, sender)?,
+                None => sender_session(&shell.state_key.0, &agent, sender)?,
             };
             if fact.is_none() {
                 // Somebody may have made a session of that very id by name.
@@ -260,16 +341,28 @@ async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams
         }
         (None, None) => SessionChoice::Fresh,
     };
-    let new = NewTurn { agent, session, sender: given.sender, text: given.text };
+    let schema = given.schema.map(checked_schema).transpose()?;
+    let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
     shell.ask(key, Command::SendTurn(Box::new(new))).await
 }
 
-/// The id of the session of an agent with a sender: the same for everybody who asks.
-fn sender_session(agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
+/// A schema that answers can be checked against, as text.
+fn checked_schema(given: Value) -> Result<String, ErrorBody> {
+    let schema = Schema::new(given).map_err(|error| {
+        let mut body = ErrorBody::new("turn.bad_schema", error.to_string());
+        body.data.hint = error.hint();
+        body
+    })?;
+    Ok(schema.value().to_string())
+}
+
+/// The id of the session of an agent with a sender: the same for everybody who asks, and known to nobody before, so that
+/// whoever may begin sessions of another agent cannot take it.
+fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
     if sender.is_empty() || sender.len() > 256 {
         return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));
     }
-    let digest = crate::auth::derive(&[0; 32], &["sender", agent.as_str(), sender]);
+    let digest = crate::auth::derive(key, &["sender", agent.as_str(), sender]);
     let short: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     session_id(&format!("ses_{short}"))
 }
@@ -277,76 +370,8 @@ fn sender_session(agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody>
 fn turn_get(shell: &Shell, given: &TurnRef) -> Answer {
     let id = turn_id(&given.turn)?;
     let found = shell.reader.turn(&id).map_err(internal)?;
-    let found = found.ok_or_else(|| ErrorBody::new("turn.not_found", format!("no turn `{id}`")))?;
+    let found = found.ok_or_else(|| no_turn(&id))?;
     Ok(view::json(&view::full_turn(found)))
-}
-
-fn turn_list(shell: &Shell, given: &TurnListParams) -> Answer {
-    let id = session_id(&given.session)?;
-    if shell.reader.session(&id).map_err(internal)?.is_none() {
-        return Err(no_session(&id));
-    }
-    let limit = page(given.limit);
-    let after = match &given.after {
-        None => 0,
-        Some(after) => after
-            .parse()
-            .map_err(|_| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))?,
-    };
-    let found = shell.reader.turns(&id, after, limit).map_err(internal)?;
-    let next = (found.len() == limit as usize)
-        .then(|| found.last().map(|last| last.row.number.to_string()))
-        .flatten();
-    Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
-}
-
-fn session_list(shell: &Shell, given: &SessionListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
-    let limit = page(given.limit);
-    let found = shell.reader.sessions(agent.as_ref(), given.after.as_deref(), limit).map_err(internal)?;
-    let next =
-        (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
-    Ok(view::json(&SessionList { sessions: found.iter().map(view::session).collect(), next }))
-}
-
-fn session_get(shell: &Shell, given: &SessionRef) -> Answer {
-    let id = session_id(&given.session)?;
-    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| no_session(&id))?;
-    Ok(view::json(&view::session(&found)))
-}
-
-fn session_messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
-    let id = session_id(&given.session)?;
-    if shell.reader.session(&id).map_err(internal)?.is_none() {
-        return Err(no_session(&id));
-    }
-    let limit = page(given.limit);
-    let found = shell.reader.messages(&id, given.before, limit).map_err(internal)?;
-    let next =
-        found.first().filter(|first| first.seq > 1 && found.len() == limit as usize).map(|first| first.seq);
-    Ok(view::json(&MessageList { messages: found.into_iter().map(view::message).collect(), next }))
-}
-
-fn event_list(shell: &Shell, given: &EventListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent(shell, agent)).transpose()?;
-    let filter = Filter {
-        stream: agent.map(|agent| agent.to_string()),
-        session: given.session.clone(),
-        kind: given.kind.clone(),
-    };
-    let limit = page(given.limit) as usize;
-    let (head, mut cursor) = (shell.hub.head(), given.since.unwrap_or(0));
-    if cursor > head {
-        return Err(future(cursor, head));
-    }
-    let mut events: Vec<Event> = Vec::new();
-    while events.len() < limit && cursor < head {
-        let (found, last) = shell.hub.page(&shell.reader, cursor, &filter).map_err(internal)?;
-        cursor = last;
-        events.extend(found.iter().take(limit - events.len()).map(|event| view::event(event)));
-    }
-    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last < head);
-    Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
 }
 
 async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Answer {
@@ -388,10 +413,28 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
 }
 
 pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
-    match shell.reader.find_agent(given).map_err(internal)? {
+    the_one(shell.reader.find_agent(given).map_err(internal)?, given)
+}
+
+/// Like `find_agent`, for what outlives agents: one that was removed is found as well, if no other has its name.
+pub(super) fn find_agent_ever(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
+    match shell.reader.find_agent_ever(given).map_err(internal)? {
+        AgentFound::Many(ids) if !given.starts_with(AgentId::PREFIX) => {
+            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            Err(ErrorBody::new(
+                "agent.ambiguous",
+                format!("several agents that were removed had the name `{given}`"),
+            )
+            .hint(format!("give the id of one, the newest first: {}", ids.join(", "))))
+        }
+        found => the_one(found, given),
+    }
+}
+
+fn the_one(found: AgentFound, given: &str) -> Result<AgentId, ErrorBody> {
+    match found {
         AgentFound::One(id) => Ok(id),
-        AgentFound::None => Err(ErrorBody::new("agent.not_found", format!("no agent `{given}`"))
-            .hint("`lodge ps -a` lists all agents")),
+        AgentFound::None => Err(no_agent(given)),
         AgentFound::Many(ids) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             Err(ErrorBody::new("agent.ambiguous", format!("several agents start with `{given}`"))
@@ -402,11 +445,15 @@ pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBod
 
 pub(super) fn one_agent(shell: &Shell, given: &str) -> Result<AgentSummary, ErrorBody> {
     let id = find_agent(shell, given)?;
-    shell
-        .reader
-        .agent(&id)
-        .map_err(internal)?
-        .ok_or_else(|| ErrorBody::new("agent.not_found", format!("no agent `{given}`")))
+    shell.reader.agent(&id).map_err(internal)?.ok_or_else(|| no_agent(given))
+}
+
+pub(super) fn no_agent(given: &str) -> ErrorBody {
+    ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents")
+}
+
+pub(super) fn no_turn(id: &TurnId) -> ErrorBody {
+    ErrorBody::new("turn.not_found", format!("no turn `{id}`"))
 }
 
 fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {
@@ -422,11 +469,6 @@ pub(super) fn session_id(given: &str) -> Result<SessionId, ErrorBody> {
         .map_err(|error: lodge_core::id::BadSessionId| ErrorBody::new("session.bad_id", error.to_string()))
 }
 
-fn no_session(id: &SessionId) -> ErrorBody {
-    ErrorBody::new("session.not_found", format!("no session `{id}`"))
-        .hint("`lodge session ls` lists all sessions")
-}
-
 pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
     ErrorBody::new("cursor.future", format!("the cursor {cursor} is ahead of the log, which is at {head}"))
         .hint("leave `since` out to start from now")
@@ -440,4 +482,19 @@ pub(super) fn page(limit: Option<u32>) -> u32 {
 pub(super) fn internal(error: ReadError) -> ErrorBody {
     ErrorBody::new("daemon.internal", error.to_string())
         .because(std::error::Error::source(&error).map(chain).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_session_of_a_sender_is_one_and_cannot_be_foretold_without_the_key() {
+        let agent: AgentId = "agt_1".parse().unwrap();
+        let of = |key: u8, sender: &str| sender_session(&[key; 32], &agent, sender).unwrap();
+        assert_eq!(of(1, "ann"), of(1, "ann"));
+        assert_ne!(of(1, "ann"), of(1, "bob"));
+        assert_ne!(of(1, "ann"), of(2, "ann"));
+        assert_eq!(sender_session(&[1; 32], &agent, "").unwrap_err().data.code, "params.invalid");
+    }
 }

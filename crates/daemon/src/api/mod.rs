@@ -2,16 +2,24 @@
 
 mod attach;
 mod create;
+mod events;
 mod http;
+mod images;
 mod lineages;
 mod listen;
 mod methods;
 mod providers;
+mod reload;
+mod scope;
+mod sessions;
 mod snapshots;
 mod socket;
 mod sse;
+mod tokens;
+mod update;
 
 pub use listen::{ListenError, bind, bind_tcp};
+pub use reload::reload;
 
 use lodge_proto::{ErrorBody, METHODS, Request};
 use serde_json::Value;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lodge_model::{Kind, NewProvider, Secret};
 use lodge_proto::{
-    Done, ErrorBody, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested,
-    ProviderView,
+    Done, ErrorBody, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
+    ProviderTested, ProviderView,
 };
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use super::methods::{Answer, known_answer};
 use super::params;
 use crate::auth::Who;
 use crate::chain;
-use crate::engine::{Command, RequestKey};
+use crate::engine::{Command, RequestKey, Seen};
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
@@ -75,6 +75,7 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
         models: given.models,
     };
     blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
+    shell.tell(Seen::ProvidersChanged).await;
     let all = providers(shell, false)?;
     let added = all.into_iter().find(|provider| provider.name == given.name);
     added
@@ -99,6 +100,7 @@ fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody
             api_key: key,
             models: provider.models,
             builtin: provider.implicit,
+            problem: provider.problem.map(|problem| problem.to_string()),
         }
     });
     Ok(shown.collect())
@@ -110,13 +112,14 @@ async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
     Ok(view::json(&Done { done: true }))
 }
 
-async fn provider_test(shell: &Shell, given: &ProviderRef) -> Answer {
+async fn provider_test(shell: &Shell, given: &ProviderTestParams) -> Answer {
     let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
-    match lodge_model::test(&provider, &shell.calls).await {
+    match lodge_model::test(&provider, given.model.as_deref(), &shell.calls).await {
         Ok(tested) => Ok(view::json(&ProviderTested {
             ok: true,
             ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),
             models: tested.models,
+            answered: tested.answered,
         })),
         Err(error) => {
             let mut body = ErrorBody::new(error.code(), error.to_string());
@@ -138,6 +141,10 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
+    if let lodge_model::ProvidersError::NotFound { name, .. } = error {
+        return ErrorBody::new(error.code(), format!("no provider `{name}`"))
+            .hint("`lodge provider ls` lists all providers, `lodge provider add` adds one");
+    }
     let mut body = ErrorBody::new(error.code(), error.to_string());
     body.data.cause = std::error::Error::source(error).map(chain);
     body.data.hint = error.hint();

@@ -52,6 +52,7 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
         host: mount.host.clone(),
         target: mount.target.clone(),
         read_only: mount.read_only,
+        description: mount.description.clone(),
     });
     let tools = spec.tools.iter().map(|tool| SnapshotTool {
         name: tool.name.clone(),
@@ -77,7 +78,7 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
         config: SnapshotConfig {
             tools: tools.collect(),
             permissions: SnapshotPermissions {
-                executor: Some(shell.config.text("executor").to_owned()),
+                executor: Some(shell.config.text("executor")),
                 mounts: mounts.collect(),
                 env_keys,
             },

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response as HttpResponse;
+use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
     AttachParams, DetachParams, Done, ErrorBody, Gap, Notification, REQUEST_BYTES_MAX, Response,
@@ -24,6 +26,8 @@ use crate::view;
 const OUTBOX_MAX: usize = 64;
 /// Calls of one connection at the same time.
 const CALLS_MAX: u32 = 64;
+/// How long a peer may take to hear the last words.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// Attachments of one connection.
 const ATTACHMENTS_MAX: usize = 32;
 
@@ -39,72 +43,36 @@ pub(super) async fn upgrade(
         .on_upgrade(move |socket| serve(api, who, socket))
 }
 
-/// Serves one connection until either side ends it, or the daemon stops.
+/// Serves one connection until either side ends it, its token is over, or the daemon stops.
 async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
-    let (mut sink, mut stream) = socket.split();
-    let (outbox, mut waiting) = mpsc::channel::<Message>(OUTBOX_MAX);
+    let (sink, mut stream) = socket.split();
+    let (outbox, waiting) = mpsc::channel::<Message>(OUTBOX_MAX);
     let closing = api.shell.end.child_token();
     let stop = api.shell.stop.clone();
     // Until this is dropped the daemon waits for this connection, within its patience.
     let open = api.sockets.token();
-    let writer = {
-        let (closing, stop) = (closing.clone(), stop.clone());
-        async move {
-            loop {
-                let next = tokio::select! {
-                    () = closing.cancelled() => break,
-                    next = waiting.recv() => next,
-                };
-                let Some(message) = next else { break };
-                if sink.send(message).await.is_err() {
-                    break;
-                }
-            }
-            closing.cancel();
-            // A peer that is gone cannot be told goodbye.
-            if stop.is_cancelled() {
-                drop(sink.send(going_away()).await);
-            }
-            drop(sink.close().await);
-        }
-    };
-    let writer = tokio::spawn(writer);
+    let writer = Writer { sink, waiting, closing: closing.clone(), stop: stop.clone(), who: who.clone() };
+    let writer = tokio::spawn(writer.run());
     let mut connection = Connection {
         api,
-        who,
+        who: who.clone(),
         outbox,
+        following: closing.child_token(),
         closing: closing.clone(),
         calls: Arc::new(Semaphore::new(CALLS_MAX as usize)),
         attachments: HashMap::new(),
         next_attachment: 1,
     };
-    loop {
-        let message = tokio::select! {
-            () = closing.cancelled() => break,
-            () = stop.cancelled() => break,
-            message = stream.next() => message,
-        };
-        match message {
-            Some(Ok(Message::Text(text))) => connection.heard(text.as_bytes()).await,
-            Some(Ok(Message::Binary(bytes))) => connection.heard(&bytes).await,
-            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
-            Some(Err(error)) if is_too_large(&error) => {
-                connection.close_too_large().await;
-                break;
+    tokio::select! {
+        // Also while a client that reads nothing holds everything else up.
+        _ = who.over() => {
+            connection.following.cancel();
+            drop(tokio::time::timeout(GOODBYE_WITHIN, connection.flush()).await);
+        }
+        () = connection.listen(&mut stream, &stop) => {
+            if stop.is_cancelled() {
+                connection.flush().await;
             }
-            Some(Ok(Message::Close(_)) | Err(_)) | None => break,
-        }
-    }
-    if stop.is_cancelled() {
-        // Calls that were taken are answered first.
-        tokio::select! {
-            () = closing.cancelled() => {}
-            all = connection.calls.acquire_many(CALLS_MAX) => drop(all),
-        }
-        let flushed = connection.outbox.reserve_many(OUTBOX_MAX);
-        tokio::select! {
-            () = closing.cancelled() => {}
-            all = flushed => drop(all),
         }
     }
     closing.cancel();
@@ -113,10 +81,57 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
     drop(open);
 }
 
+/// Sends what waits, in order, and the last word.
+struct Writer {
+    sink: SplitSink<WebSocket, Message>,
+    waiting: mpsc::Receiver<Message>,
+    closing: CancellationToken,
+    stop: CancellationToken,
+    who: Who,
+}
+
+impl Writer {
+    async fn run(mut self) {
+        loop {
+            let next = tokio::select! {
+                () = self.closing.cancelled() => break,
+                next = self.waiting.recv() => next,
+            };
+            let Some(message) = next else { break };
+            // A message in hand goes out, unless nobody takes it.
+            let late = async {
+                self.closing.cancelled().await;
+                tokio::time::sleep(GOODBYE_WITHIN).await;
+            };
+            let sent = tokio::select! {
+                () = late => break,
+                sent = self.sink.send(message) => sent,
+            };
+            if sent.is_err() {
+                break;
+            }
+        }
+        self.closing.cancel();
+        // A peer that is gone, or takes nothing, cannot be told goodbye.
+        drop(tokio::time::timeout(GOODBYE_WITHIN, self.last_word()).await);
+    }
+
+    async fn last_word(&mut self) -> Result<(), axum::Error> {
+        if self.stop.is_cancelled() {
+            self.sink.send(going_away()).await?;
+        } else if self.who.is_over() {
+            self.sink.send(token_over()).await?;
+        }
+        self.sink.close().await
+    }
+}
+
 struct Connection {
     api: Arc<Api>,
     who: Who,
     outbox: mpsc::Sender<Message>,
+    /// Cancelled with `closing`, or before it: no more events.
+    following: CancellationToken,
     closing: CancellationToken,
     calls: Arc<Semaphore>,
     attachments: HashMap<u64, CancellationToken>,
@@ -124,6 +139,39 @@ struct Connection {
 }
 
 impl Connection {
+    async fn listen(&mut self, stream: &mut SplitStream<WebSocket>, stop: &CancellationToken) {
+        let closing = self.closing.clone();
+        loop {
+            let message = tokio::select! {
+                () = closing.cancelled() => break,
+                () = stop.cancelled() => break,
+                message = stream.next() => message,
+            };
+            match message {
+                Some(Ok(Message::Text(text))) => self.heard(text.as_bytes()).await,
+                Some(Ok(Message::Binary(bytes))) => self.heard(&bytes).await,
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                Some(Err(error)) if is_too_large(&error) => {
+                    self.close_too_large().await;
+                    break;
+                }
+                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+            }
+        }
+    }
+
+    /// Waits until calls that were taken are answered and the answers are on their way.
+    async fn flush(&self) {
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            all = self.calls.acquire_many(CALLS_MAX) => drop(all),
+        }
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            all = self.outbox.reserve_many(OUTBOX_MAX) => drop(all),
+        }
+    }
+
     async fn heard(&mut self, bytes: &[u8]) {
         let value: Value = match serde_json::from_slice(bytes) {
             Ok(value) => value,
@@ -183,13 +231,13 @@ impl Connection {
                     format!("a connection has at most {ATTACHMENTS_MAX} attachments"),
                 ));
             }
-            attach::attach(&self.api.shell, attachment, &given)
+            attach::attach(&self.api.shell, &self.who, attachment, given)
         });
         match attached {
             Err(error) => send(&self.outbox, &Response::err(id, error)).await,
             Ok((attached, filter)) => {
                 self.next_attachment += 1;
-                let token = self.closing.child_token();
+                let token = self.following.child_token();
                 self.attachments.insert(attachment, token.clone());
                 let since = attached.seq;
                 // Before the answer: text that streams from here on is not missed.
@@ -298,6 +346,12 @@ fn gap(dropped: u64) -> Notification {
 fn going_away() -> Message {
     let reason = "the daemon is shutting down".into();
     Message::Close(Some(CloseFrame { code: close_code::AWAY, reason }))
+}
+
+/// The client need not come back with the same token.
+fn token_over() -> Message {
+    let reason = "the token was revoked, or its time is over".into();
+    Message::Close(Some(CloseFrame { code: close_code::POLICY, reason }))
 }
 
 fn is_too_large(error: &axum::Error) -> bool {

@@ -10,12 +10,13 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::record::EventRow;
-use lodge_proto::ErrorBody;
+use lodge_proto::{ErrorBody, EventListParams};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{Api, http, methods};
+use super::{Api, http, methods, params, scope};
+use crate::auth::Who;
 use crate::hub::Filter;
 use crate::view;
 
@@ -32,6 +33,7 @@ pub(super) struct Wanted {
 
 struct Follow {
     api: Arc<Api>,
+    who: Who,
     filter: Filter,
     cursor: u64,
     head: watch::Receiver<u64>,
@@ -40,10 +42,11 @@ struct Follow {
 
 pub(super) async fn events(
     State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> HttpResponse {
-    match follow(api, wanted, &headers) {
+    match follow(api, who, wanted, &headers) {
         Ok(follow) => {
             let stream = futures_util::stream::unfold(follow, next);
             Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
@@ -54,6 +57,7 @@ pub(super) async fn events(
 
 fn follow(
     api: Arc<Api>,
+    who: Who,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
     headers: &HeaderMap,
 ) -> Result<Follow, ErrorBody> {
@@ -71,15 +75,25 @@ fn follow(
     if cursor > head {
         return Err(methods::future(cursor, head));
     }
-    let agent = wanted.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
-    let filter =
-        Filter { stream: agent.map(|agent| agent.to_string()), session: wanted.session, kind: wanted.kind };
+    let given = view::json(&EventListParams {
+        agent: wanted.agent,
+        session: wanted.session,
+        ..EventListParams::default()
+    });
+    // What may be listed may be followed, and nothing else.
+    let given: EventListParams = params("event/list", scope::narrow(&api.shell, &who, "event/list", given)?)?;
+    let agent = given.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
+    let stream = agent.map(|agent| agent.to_string());
+    let filter = scope::events(&who, Filter { stream, session: given.session, kind: wanted.kind });
     let watch = api.shell.hub.watch();
-    Ok(Follow { api, filter, cursor, head: watch, page: VecDeque::new() })
+    Ok(Follow { api, who, filter, cursor, head: watch, page: VecDeque::new() })
 }
 
 async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follow)> {
     loop {
+        if follow.who.is_over() {
+            return None;
+        }
         if let Some(event) = follow.page.pop_front() {
             let json = serde_json::to_string(&view::event(&event)).unwrap_or_default();
             let sse = SseEvent::default().id(event.seq.to_string()).event(event.kind.word()).data(json);
@@ -95,6 +109,7 @@ async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follo
         // Without this an open stream would hold up the daemon's end for ever.
         tokio::select! {
             () = shell.stop.cancelled() => return None,
+            _ = follow.who.over() => return None,
             changed = follow.head.changed() => changed.ok()?,
         }
     }

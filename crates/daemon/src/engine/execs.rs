@@ -1,10 +1,11 @@
 //! Tool calls: the intent is durable before the program starts, the outcome before anything depends on it.
 
 use lodge_core::limits::PREVIEW_BYTES_MAX;
-use lodge_core::record::{ExecRequest, MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, Write};
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, EventData, EventKind, ExecId, StepId, Timestamp, TurnId};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::state::{Call, Phase};
 use super::{Batch, Effect, Engine, ExecEnd, ExecHow, failure};
@@ -18,6 +19,7 @@ pub(super) struct Wanted {
     pub bin: String,
     pub args: Vec<String>,
     pub stdin: Vec<u8>,
+    pub timeout_ms: u64,
 }
 
 impl Engine {
@@ -57,6 +59,7 @@ impl Engine {
             args: wanted.args.clone(),
             stdin: wanted.stdin.clone(),
             boot,
+            timeout_ms: wanted.timeout_ms,
         };
         let row = StepRow {
             id: StepId::new(ids, now),
@@ -72,6 +75,7 @@ impl Engine {
             request: Some(request.clone()),
             exit_code: None,
             signal: None,
+            cause: None,
             started_at: now,
             ended_at: None,
         };
@@ -149,8 +153,12 @@ impl Engine {
         };
         let Ok(state) = step.state.next(event) else { return };
         (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(now));
+        step.cause = end.cause;
         let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
-        let result = result_of(Some(&row));
+        let mut result = result_of(Some(&row));
+        // What names the exec differs where nothing else does.
+        result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
+        (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
         call.result = Some(result.clone());
         batch.write(Write::StepState {
             turn: id.clone(),
@@ -160,14 +168,16 @@ impl Engine {
             attempt: row.attempt,
             exit_code: code,
             signal,
+            cause: end.cause,
             ended_at: Some(now),
         });
         let bytes = end.stdout_bytes + end.stderr_bytes;
         self.tool_result(batch, &id, &row, &record.id, bytes, end.text, now);
+        // First, so that what is kept of its output lies where the result says.
+        batch.act(Effect::ForgetExec { agent: agent.clone(), exec: exec.clone() });
         if let Some(waiter) = waiter {
-            batch.act(Effect::Answer { agent: agent.clone(), id: waiter, answer: Ok(result) });
+            batch.act(Effect::Answer { agent, id: waiter, answer: Ok(result) });
         }
-        batch.act(Effect::ForgetExec { agent, exec: exec.clone() });
     }
 
     /// Stores what the model is told of a call, and says so.
@@ -188,11 +198,16 @@ impl Engine {
             status: Some(row.state.word().to_owned()),
             exit_code: row.exit_code,
             signal: row.signal,
+            cause: row.cause.map(|cause| cause.word().to_owned()),
             bytes: Some(bytes),
             preview: Some(preview(&text)),
             ..EventData::default()
         };
-        let body = MessageBody { text, calls: Vec::new(), call: Some(call.to_owned()) };
+        let failed = row.state != StepState::Done
+            || row.cause.is_some()
+            || row.signal.is_some()
+            || row.exit_code.is_some_and(|code| code != 0);
+        let body = MessageBody { text, call: Some(call.to_owned()), failed, ..MessageBody::default() };
         self.message(batch, id, Role::Tool, body, now);
         self.turn_event(batch, id, EventKind::TurnToolResult, data, now);
         self.step_finished(batch, id, row.step, StepKind::Tool, row.state, now);
@@ -234,6 +249,7 @@ impl Engine {
                 request: None,
                 exit_code: None,
                 signal: None,
+                cause: None,
                 started_at: now,
                 ended_at: Some(now),
             };
@@ -273,16 +289,40 @@ impl Engine {
                         attempt: row.attempt,
                         exit_code: None,
                         signal: None,
+                        cause: None,
                         ended_at: Some(now),
                     });
                     self.tool_result(batch, id, &row, &call.record.id, 0, text, now);
                 }
-                None => {
-                    let body = MessageBody { text, calls: Vec::new(), call: Some(call.record.id) };
-                    self.message(batch, id, Role::Tool, body, now);
-                }
+                None => self.untried(batch, id, call.record, state, text, now),
             }
         }
+    }
+}
+
+impl Engine {
+    /// The result of a call that nobody came to ask for.
+    fn untried(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        call: CallRecord,
+        state: StepState,
+        text: String,
+        now: Timestamp,
+    ) {
+        let data = EventData {
+            step: self.turns.get(id).map(|turn| turn.step),
+            call: Some(call.id.clone()),
+            name: Some(call.name),
+            status: Some(state.word().to_owned()),
+            bytes: Some(0),
+            preview: Some(preview(&text)),
+            ..EventData::default()
+        };
+        let body = MessageBody { text, call: Some(call.id), failed: true, ..MessageBody::default() };
+        self.message(batch, id, Role::Tool, body, now);
+        self.turn_event(batch, id, EventKind::TurnToolResult, data, now);
     }
 }
 
@@ -306,9 +346,15 @@ pub(super) fn result_of(step: Option<&StepRow>) -> Value {
     match step {
         None => json!({}),
         Some(step) => {
-            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal})
+            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal, "cause": step.cause.map(lodge_core::Cause::word)})
         }
     }
+}
+
+/// Tells one result from another, for a runtime that never sees them.
+fn digest(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn preview(text: &str) -> String {

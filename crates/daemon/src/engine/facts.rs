@@ -3,13 +3,18 @@
 //! Owns: nothing. A reader's view, so that whoever drives an engine can prove that its memory is bounded, agrees with
 //! itself, and is what a restart would find.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use lodge_core::record::{AgentRow, LineageRow, TurnRow};
-use lodge_core::{AgentId, ExecId, SessionId, TurnId};
+use lodge_core::agent::AgentState;
+use lodge_core::epoch::Epoch;
+use lodge_core::record::{AgentRow, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::token::TokenRow;
+use lodge_core::turn::StepState;
+use lodge_core::{AgentId, ExecId, SessionId, TokenId, TurnId};
 
 use super::Engine;
-use super::state::{Phase, Turn};
+use super::compact::SUMMARY_STEP;
+use super::state::{Phase, Session, Turn};
 
 /// How much an engine holds of everything that may grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +26,9 @@ pub struct Sizes {
     pub execs: usize,
     pub requests: usize,
     pub streams: usize,
+    /// Agents that work, of so many that may.
+    pub working: usize,
+    pub max_concurrent: usize,
 }
 
 /// Everything that a restart has to find again, normalised: what a crash forgets on purpose is left out.
@@ -36,6 +44,9 @@ pub struct Facts {
     /// Tool calls without an outcome, with the turn that waits for them.
     pub execs: BTreeMap<ExecId, TurnId>,
     pub last_uid: Option<u32>,
+    /// Those that nobody revoked and whose time may not be over.
+    pub tokens: BTreeMap<TokenId, TokenRow>,
+    pub image_refs: BTreeMap<String, ImageRefRow>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +61,9 @@ pub struct SessionFacts {
     pub agent: AgentId,
     pub turns: u32,
     pub messages: u64,
+    pub cuts: u32,
+    pub tip: Option<TurnId>,
+    pub epoch: Epoch,
     pub live: Vec<TurnId>,
 }
 
@@ -62,6 +76,8 @@ pub struct TurnFacts {
     pub asked: Option<(u32, u32)>,
     /// Calls of the newest answer that have no result, and the exec of those that were started.
     pub open: Vec<(String, Option<ExecId>)>,
+    /// Answers that did not fit the schema.
+    pub misfits: usize,
 }
 
 impl Engine {
@@ -74,12 +90,20 @@ impl Engine {
             execs: self.execs.len(),
             requests: self.recent.len().max(self.recent_order.len()),
             streams: self.streams.len(),
+            working: self.working,
+            max_concurrent: self.host.settings.max_concurrent,
         }
     }
 
     /// Callers that wait for the end of an agent.
     pub fn waiting_callers(&self) -> usize {
         self.agents.values().map(|agent| agent.stopping.len()).sum()
+    }
+
+    /// Agents that somebody stopped, and nobody started since.
+    pub fn stopped_agents(&self) -> BTreeSet<AgentId> {
+        let stopped = self.agents.values().filter(|agent| agent.row.state == AgentState::Stopped);
+        stopped.map(|agent| agent.row.id.clone()).collect()
     }
 
     pub fn facts(&self) -> Facts {
@@ -95,6 +119,9 @@ impl Engine {
                 agent: session.row.agent.clone(),
                 turns: session.turns,
                 messages: session.messages,
+                cuts: session.cuts,
+                tip: session.tip.clone(),
+                epoch: session.epoch.clone(),
                 live: session.live.iter().cloned().collect(),
             };
             (id.clone(), facts)
@@ -108,24 +135,61 @@ impl Engine {
             turns: self.turns.iter().map(|(id, turn)| (id.clone(), turn_facts(turn))).collect(),
             execs: self.execs.iter().map(|(exec, turn)| (exec.clone(), turn.clone())).collect(),
             last_uid: self.last_uid,
+            tokens: self.tokens.clone(),
+            image_refs: self.image_refs.clone(),
         }
+    }
+
+    /// Every session in memory, as the store should have it once everything is recorded; `None` if it was deleted.
+    pub fn session_facts(&self) -> BTreeMap<SessionId, Option<SessionFact>> {
+        let facts = self.sessions.iter().map(|(id, session)| {
+            let fact = SessionFact {
+                row: session.row.clone(),
+                turns: session.turns,
+                messages: session.messages,
+                cuts: session.cuts,
+                tip: session.tip.clone(),
+                epoch: session.epoch.clone(),
+            };
+            (id.clone(), (!session.gone).then_some(fact))
+        });
+        facts.collect()
+    }
+
+    /// Sessions in memory that nothing would ever let go.
+    pub fn stray_sessions(&self) -> Vec<SessionId> {
+        let idle: BTreeSet<&SessionId> = self.idle_sessions.iter().collect();
+        let stray = |session: &(&SessionId, &Session)| session.1.live.is_empty() && !idle.contains(session.0);
+        self.sessions.iter().filter(stray).map(|(id, _)| id.clone()).collect()
     }
 }
 
 fn turn_facts(turn: &Turn) -> TurnFacts {
-    let row = turn.row.clone();
+    let (row, misfits) = (turn.row.clone(), turn.misfits);
     let cut = turn.cut.as_ref().map(|cut| (cut.step, cut.attempt));
+    let summary = turn.summary.as_ref().filter(|row| row.state == StepState::Intent);
+    let summary = summary.map(|row| (row.step, row.attempt));
     match &turn.phase {
-        Phase::Thinking => TurnFacts { row, answered: turn.step, asked: cut, open: Vec::new() },
-        Phase::Model { attempt, .. } => {
-            TurnFacts { row, answered: turn.step - 1, asked: Some((turn.step, *attempt)), open: Vec::new() }
+        Phase::Thinking => {
+            TurnFacts { row, answered: turn.step, asked: summary.or(cut), open: Vec::new(), misfits }
         }
+        Phase::Summary(compaction) => {
+            let asked = Some((SUMMARY_STEP, compaction.attempt));
+            TurnFacts { row, answered: turn.step, asked, open: Vec::new(), misfits }
+        }
+        Phase::Model { attempt, .. } => TurnFacts {
+            row,
+            answered: turn.step - 1,
+            asked: Some((turn.step, *attempt)),
+            open: Vec::new(),
+            misfits,
+        },
         Phase::Tools { calls } => {
             let open = calls.iter().filter(|call| call.result.is_none()).map(|call| {
                 let exec = call.step.as_ref().and_then(|step| step.exec.clone());
                 (call.record.id.clone(), exec)
             });
-            TurnFacts { row, answered: turn.step, asked: cut, open: open.collect() }
+            TurnFacts { row, answered: turn.step, asked: cut, open: open.collect(), misfits }
         }
     }
 }

@@ -1,14 +1,16 @@
-//! What goes into the engine and what comes out of it.
+//! What goes into the engine and what comes out of it. What clients ask for is in `commands`.
 
-use lodge_core::lineage::Policy;
+use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, SessionFact, Usage,
-    Write,
+    AgentRow, CallRecord, EventRow, ExecRequest, FailureRecord, ReasoningRecord, Usage, Write,
 };
-use lodge_core::{AgentId, ExecId, LineageId, SandboxId, SessionId, TurnId};
+use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, Cause, ExecId, SandboxId, SessionId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
+
+use super::{Command, Settings};
 
 /// Names a caller that waits for an answer.
 pub type Ticket = u64;
@@ -28,50 +30,6 @@ pub struct RequestKey {
     pub digest: [u8; 32],
 }
 
-/// What a client asks for.
-#[derive(Debug)]
-pub enum Command {
-    CreateAgent(Box<NewAgent>),
-    StartAgent {
-        id: AgentId,
-    },
-    StopAgent {
-        id: AgentId,
-    },
-    /// Ends the agent and its lineage with it: its work is never taken up again.
-    KillAgent {
-        id: AgentId,
-    },
-    RemoveAgent {
-        id: AgentId,
-        force: bool,
-    },
-    SendTurn(Box<NewTurn>),
-    InterruptTurn {
-        id: TurnId,
-    },
-    SettleLineage(Box<Settlement>),
-    /// A request that was decided before, with its recorded answer: its caller hears that now, or when what was decided
-    /// has come about.
-    Again {
-        answer: Value,
-    },
-    /// Keeps the answer to a change that was made elsewhere with the id of its request.
-    Keep {
-        answer: Value,
-    },
-}
-
-/// What an operator decides about a lineage that waits for it.
-#[derive(Debug)]
-pub struct Settlement {
-    pub agent: AgentId,
-    pub lineage: LineageId,
-    pub policy: Policy,
-    /// For the answer: the newest turn of the lineage.
-    pub last_turn: Option<TurnId>,
-}
-
 /// What of an agent ended, or does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -79,39 +37,6 @@ pub enum Part {
     Runtime,
     /// The keeper, and with it everything.
     Sandbox,
-}
-
-#[derive(Debug)]
-pub struct NewAgent {
-    pub name: NameChoice,
-    pub image: String,
-    pub image_digest: String,
-    pub record: ImageRecord,
-    pub spec: AgentSpec,
-}
-
-#[derive(Debug)]
-pub enum NameChoice {
-    /// Exactly this one, or refuse.
-    Exactly(String),
-    /// This one, or the next free with a number.
-    Like(String),
-}
-
-#[derive(Debug)]
-pub struct NewTurn {
-    pub agent: AgentId,
-    pub session: SessionChoice,
-    pub sender: Option<String>,
-    pub text: String,
-}
-
-#[derive(Debug)]
-pub enum SessionChoice {
-    /// A new one with a generated id.
-    Fresh,
-    /// This one; `fact` is what the store knows of it, and the engine's own memory goes before it.
-    Named { id: SessionId, fact: Option<SessionFact> },
 }
 
 /// What was observed.
@@ -129,6 +54,22 @@ pub enum Seen {
         run: u32,
         detail: String,
     },
+    /// It cannot be started: something is not there that it needs.
+    Lacks {
+        agent: AgentId,
+        run: u32,
+        lack: Lack,
+        detail: String,
+    },
+    /// The pause after a failure is over.
+    RetryDue {
+        agent: AgentId,
+        run: u32,
+    },
+    /// The settings of the daemon from now on.
+    Configured(Settings),
+    /// Somebody added or changed a provider.
+    ProvidersChanged,
     ProbeTimedOut {
         agent: AgentId,
         run: u32,
@@ -145,6 +86,12 @@ pub enum Seen {
         agent: AgentId,
         run: u32,
         part: Part,
+        detail: String,
+    },
+    /// The runtime was ended because its sandbox had no memory left.
+    OutOfMemory {
+        agent: AgentId,
+        run: u32,
         detail: String,
     },
     /// How alive it looks has changed.
@@ -226,6 +173,16 @@ pub enum Seen {
     },
 }
 
+/// What an agent needs before it can be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    Image,
+    /// A provider that offers its model.
+    Model,
+    /// A value that its image asks for.
+    Config,
+}
+
 /// What a runtime asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
@@ -242,6 +199,14 @@ pub enum Ask {
         bin: String,
         args: Vec<String>,
         stdin: Vec<u8>,
+        /// 0: as long as it takes.
+        timeout_ms: u64,
+    },
+    /// From `from_turn` on, as a new epoch of the turn's session.
+    Compact {
+        turn: TurnId,
+        from_turn: u32,
+        strategy: Strategy,
     },
     /// A tool result that needed no program.
     Answer {
@@ -263,6 +228,7 @@ impl Ask {
         match self {
             Ask::Model { turn, .. }
             | Ask::Exec { turn, .. }
+            | Ask::Compact { turn, .. }
             | Ask::Answer { turn, .. }
             | Ask::Finish { turn, .. } => turn,
         }
@@ -273,6 +239,8 @@ impl Ask {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecEnd {
     pub how: ExecHow,
+    /// The limit that it ran into.
+    pub cause: Option<Cause>,
     /// What the model is told.
     pub text: String,
     pub stdout_bytes: u64,
@@ -297,6 +265,9 @@ pub struct ModelAnswer {
     pub text: String,
     pub calls: Vec<CallRecord>,
     pub usage: Usage,
+    pub reasoning: Option<ReasoningRecord>,
+    /// Why it does not fit the schema that was asked for.
+    pub misfit: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -337,6 +308,17 @@ pub enum Effect {
         run: u32,
         delay_ms: u64,
     },
+    /// Say so when the pause after a failure is over.
+    RetryLater {
+        agent: AgentId,
+        run: u32,
+        delay_ms: u64,
+    },
+    /// Write a line into the agent's log.
+    NoteFailure {
+        agent: AgentId,
+        line: String,
+    },
     /// Remove what is left of an agent on disk, after its sandbox is gone.
     Clear {
         agent: AgentId,
@@ -349,6 +331,7 @@ pub enum Effect {
         number: u32,
         step: u32,
         calls: Vec<CallRecord>,
+        epoch: EpochWeight,
     },
     DropTurn {
         agent: AgentId,
@@ -379,6 +362,8 @@ pub enum Effect {
         agent: AgentId,
         exec: ExecId,
     },
+    /// Let a token open the doors, or close them where it did.
+    Token(Box<TokenRow>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -400,7 +385,19 @@ pub struct ModelOrder {
     pub attempt: u32,
     pub from_turn: u32,
     pub context: String,
+    /// The epoch whose summary stands before the messages.
+    pub summary: Option<u32>,
+    pub purpose: Purpose,
     pub delay_ms: u64,
+}
+
+/// What a model is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The next step of a turn.
+    Step,
+    /// To write down what was said in the turns up to this one. Its text is nobody's answer.
+    Summary { upto: u32, strategy: Strategy },
 }
 
 /// Something that leaves the daemon once the batch is on disk.
@@ -427,16 +424,25 @@ impl Batch {
         self.writes.iter().filter_map(|write| match write {
             Write::Event(event) => Some(event),
             Write::Image { .. }
+            | Write::ImageRef(_)
+            | Write::ImageRefGone { .. }
+            | Write::ImageGone { .. }
             | Write::Agent(_)
             | Write::AgentState { .. }
+            | Write::AgentSpec { .. }
             | Write::Lineage(_)
             | Write::Session(_)
+            | Write::SessionPath(_)
+            | Write::SessionFork(_)
+            | Write::SessionDeleted { .. }
             | Write::Turn(_)
             | Write::TurnState { .. }
             | Write::Step(_)
             | Write::StepState { .. }
+            | Write::Epoch(_)
             | Write::Message(_)
-            | Write::Request(_) => None,
+            | Write::Request(_)
+            | Write::Token(_) => None,
         })
     }
 

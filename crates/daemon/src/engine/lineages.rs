@@ -11,7 +11,7 @@ use lodge_core::retry::{self, Again};
 use lodge_core::{AgentId, EventData, EventKind, LineageId, Timestamp};
 use lodge_proto::ErrorBody;
 
-use super::agents::BreakOff;
+use super::ends::BreakOff;
 use super::{Batch, Caller, Effect, Engine, Part, Refusal, Settlement, failure};
 use crate::view;
 
@@ -26,7 +26,7 @@ impl Engine {
         detail: String,
         now: Timestamp,
     ) {
-        let (daemon, backoff) = (self.host.policy, self.host.backoff);
+        let (daemon, backoff) = (self.host.settings.policy, self.host.settings.backoff);
         let Some(agent) = self.current(id, run) else { return };
         if agent.row.state.next(AgentEvent::Died).is_err() {
             return;
@@ -65,9 +65,29 @@ impl Engine {
             }
             Policy::Ask => {
                 self.move_lineage(batch, id, LineageEvent::Asked, now);
-                self.agent_lost(batch, id, detail, BreakOff::Nothing, now);
+                self.agent_lost(batch, id, detail, BreakOff::Park, now);
             }
         }
+    }
+
+    /// The runtime had no memory left. A new one would only run into the same, so its turns have failed and it waits for
+    /// an operator.
+    pub(super) fn agent_out_of_memory(
+        &mut self,
+        batch: &mut Batch,
+        id: &AgentId,
+        run: u32,
+        detail: String,
+        now: Timestamp,
+    ) {
+        let Some(agent) = self.current(id, run) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::OutOfMemory) else { return };
+        let mut failed = failure("agent.oom", &detail);
+        failed.hint = Some("raise `LIMIT memory`, then `lodge start` the agent".to_owned());
+        let how = BreakOff::Fail(failed);
+        self.set_state(batch, id, next, Some(detail), now);
+        self.break_off_turns(batch, id, &how, now);
+        self.down(batch, id);
     }
 
     /// The runtime took its leave. With 0 it is stopped; with another code it failed, and a new one is tried unless it
@@ -105,7 +125,7 @@ impl Engine {
 
     /// Waits once more for a revival: that its pause was over may have been decided and not recorded.
     pub(super) fn pause_again(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
-        let backoff = self.host.backoff;
+        let backoff = self.host.settings.backoff;
         let Some(agent) = self.agents.get(id) else { return };
         match retry::revival(agent.lineage.deaths, backoff) {
             Again::After { delay_ms } if delay_ms > 0 => {
@@ -203,7 +223,7 @@ impl Engine {
             Policy::Ask => return Err(settled(&lineage, "asked about already")),
         }
         if let Some(agent) = self.agents.get(&id) {
-            let policy = agent.row.spec.policy(self.host.policy);
+            let policy = agent.row.spec.policy(self.host.settings.policy);
             let answer = view::json(&view::lineage(&agent.lineage, &agent.row.name, policy, last_turn));
             self.reply(batch, caller, answer, now);
         }

@@ -4,14 +4,26 @@
 //! Decides ahead of the disk; whatever leaves the daemon waits for the commit of its batch.
 
 mod agents;
+mod commands;
+mod compact;
+mod ends;
 mod execs;
 mod facts;
+pub(crate) mod images;
 mod io;
 mod lineages;
+mod misfits;
 mod models;
+mod naming;
 mod rebuild;
+mod retries;
+mod sessions;
+mod slots;
+mod starts;
 mod state;
+mod tokens;
 mod turns;
+mod updates;
 mod waiting;
 
 #[cfg(test)]
@@ -23,16 +35,20 @@ use std::sync::Arc;
 use lodge_core::agent::AgentEvent;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::lineage::Policy;
-use lodge_core::record::{EventRow, Loaded, RequestRow, Write};
+use lodge_core::record::{EventRow, ImageRefRow, Loaded, RequestRow, Write};
 use lodge_core::retry::Backoff;
-use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TurnId};
+use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
+pub use commands::*;
 pub use facts::*;
 pub use io::*;
 pub use rebuild::RequestName;
+use starts::Pauses;
 use state::{Agent, Session, Turn};
+pub(crate) use updates::InForce;
 
 /// The stream of events that belong to no agent.
 pub const DAEMON_STREAM: &str = "daemon";
@@ -44,9 +60,17 @@ pub struct Host {
     pub boot: String,
     /// Whether every sandbox gets a user of its own.
     pub own_uids: bool,
+    pub settings: Settings,
+}
+
+/// What people set, and may set anew while the daemon runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
     /// What happens to the work of a process that died, where its agent does not say.
     pub policy: Policy,
     pub backoff: Backoff,
+    /// Agents that work at the same time.
+    pub max_concurrent: usize,
 }
 
 #[derive(Debug)]
@@ -60,6 +84,8 @@ pub struct Engine {
     names: HashMap<String, AgentId>,
     sessions: HashMap<SessionId, Session>,
     turns: HashMap<TurnId, Turn>,
+    /// Agents with a turn that runs.
+    working: usize,
     execs: HashMap<ExecId, TurnId>,
     recent: HashMap<Arc<(String, String)>, Recent>,
     /// With the number of the request, counted from the start of the daemon.
@@ -70,6 +96,9 @@ pub struct Engine {
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
     last_uid: Option<u32>,
+    /// Those that nobody revoked.
+    tokens: BTreeMap<TokenId, TokenRow>,
+    image_refs: BTreeMap<String, ImageRefRow>,
 }
 
 /// A request that was decided since the daemon started.
@@ -100,7 +129,7 @@ impl Engine {
             ..EventData::default()
         };
         engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
-        engine.adopt_all(&mut batch, agents::Pauses::Skip, now);
+        engine.adopt_all(&mut batch, Pauses::Skip, now);
         (engine, batch)
     }
 
@@ -116,6 +145,7 @@ impl Engine {
             names: HashMap::new(),
             sessions: HashMap::new(),
             turns: HashMap::new(),
+            working: 0,
             execs: HashMap::new(),
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
@@ -123,6 +153,8 @@ impl Engine {
             settled: 0,
             idle_sessions: VecDeque::new(),
             last_uid: loaded.last_uid,
+            tokens: loaded.tokens.into_iter().map(|row| (row.id.clone(), row)).collect(),
+            image_refs: loaded.image_refs.into_iter().map(|row| (row.reference.clone(), row)).collect(),
         };
         for fact in loaded.sessions {
             engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
@@ -168,31 +200,34 @@ impl Engine {
                 return batch.after.push(Out::Reply { ticket: caller.ticket, reply });
             }
             let answer = serde_json::from_str(&known.answer).unwrap_or_default();
-            return match command {
-                Command::StopAgent { .. }
-                | Command::KillAgent { .. }
-                | Command::RemoveAgent { .. }
-                | Command::Again { .. } => self.answer_again(batch, caller, answer),
-                Command::CreateAgent(_)
-                | Command::StartAgent { .. }
-                | Command::SendTurn(_)
-                | Command::InterruptTurn { .. }
-                | Command::SettleLineage(_)
-                | Command::Keep { .. } => {
-                    batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
-                }
-            };
+            return self.resent(batch, caller, &command, answer);
         }
         let ticket = caller.ticket;
         let refused = match command {
             Command::CreateAgent(new) => self.create_agent(batch, caller, *new, now),
             Command::StartAgent { id } => self.start_agent(batch, caller, &id, now),
+            Command::RestartAgent { id } => self.restart_agent(batch, caller, &id, now),
+            Command::UpdateAgent(update) => self.update_agent(batch, caller, *update, now),
             Command::StopAgent { id } => self.stop_agent(batch, caller, &id, now),
             Command::KillAgent { id } => self.kill_agent(batch, caller, &id, now),
             Command::RemoveAgent { id, force } => self.remove_agent(batch, caller, &id, force, now),
             Command::SendTurn(new) => self.send_turn(batch, caller, *new, now),
             Command::InterruptTurn { id } => self.interrupt_turn(batch, caller, &id, now),
             Command::SettleLineage(settlement) => self.settle_lineage(batch, caller, *settlement, now),
+            Command::ChangeSession(change) => self.change_session(batch, caller, *change, now),
+            Command::IssueToken(new) => self.issue_token(batch, caller, *new, now),
+            Command::BuildImage(new) => self.build_image(batch, caller, *new, now),
+            Command::RemoveImage(given) => self.remove_image(batch, caller, given, now),
+            Command::RevokeToken { row } => {
+                self.revoke_token(batch, caller, *row, now);
+                Ok(())
+            }
+            Command::Reloaded { keys, answer } => {
+                let data = EventData { keys, ..EventData::default() };
+                self.event(batch, DAEMON_STREAM, EventKind::DaemonReloaded, data, now);
+                self.reply(batch, caller, answer, now);
+                Ok(())
+            }
             Command::Again { answer } => {
                 self.answer_again(batch, caller, answer);
                 Ok(())
@@ -207,6 +242,32 @@ impl Engine {
         }
     }
 
+    /// Answers a request that was decided since the daemon started as it was answered then.
+    fn resent(&mut self, batch: &mut Batch, caller: Caller, command: &Command, answer: Value) {
+        match command {
+            Command::StopAgent { .. }
+            | Command::KillAgent { .. }
+            | Command::RemoveAgent { .. }
+            | Command::Again { .. } => self.answer_again(batch, caller, answer),
+            Command::CreateAgent(_)
+            | Command::StartAgent { .. }
+            | Command::RestartAgent { .. }
+            | Command::UpdateAgent(_)
+            | Command::Reloaded { .. }
+            | Command::SendTurn(_)
+            | Command::InterruptTurn { .. }
+            | Command::SettleLineage(_)
+            | Command::ChangeSession(_)
+            | Command::IssueToken(_)
+            | Command::BuildImage(_)
+            | Command::RemoveImage(_)
+            | Command::RevokeToken { .. }
+            | Command::Keep { .. } => {
+                batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
+            }
+        }
+    }
+
     fn observe(&mut self, batch: &mut Batch, seen: Seen, now: Timestamp) {
         match seen {
             Seen::RuntimeReady { agent, run, adopted, running } => {
@@ -215,6 +276,12 @@ impl Engine {
             Seen::SpawnFailed { agent, run, detail } => {
                 self.agent_not_started(batch, &agent, run, detail, now);
             }
+            Seen::Lacks { agent, run, lack, detail } => {
+                self.agent_lacks(batch, &agent, run, lack, detail, now);
+            }
+            Seen::RetryDue { agent, run } => self.retry_due(batch, &agent, run, now),
+            Seen::Configured(settings) => self.configured(batch, settings, now),
+            Seen::ProvidersChanged => self.providers_changed(batch, now),
             Seen::ProbeTimedOut { agent, run } => {
                 let detail = "the runtime did not answer its readiness probe in time".to_owned();
                 self.agent_failed(batch, &agent, run, AgentEvent::ProbeTimedOut, detail, now);
@@ -224,6 +291,9 @@ impl Engine {
             }
             Seen::Died { agent, run, part, detail } => {
                 self.agent_died(batch, &agent, run, part, detail, now);
+            }
+            Seen::OutOfMemory { agent, run, detail } => {
+                self.agent_out_of_memory(batch, &agent, run, detail, now);
             }
             Seen::Silent { agent, run, level, part } => {
                 self.agent_silent(batch, &agent, run, level, part, now);
@@ -266,8 +336,12 @@ impl Engine {
             Ask::Model { turn, step, context, from_turn } => {
                 self.ask_model(batch, &turn, step, state::Wish { id, context, from_turn }, now);
             }
-            Ask::Exec { turn, step, call, bin, args, stdin } => {
-                self.ask_exec(batch, id, &execs::Wanted { turn, step, call, bin, args, stdin }, now);
+            Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms } => {
+                let wanted = execs::Wanted { turn, step, call, bin, args, stdin, timeout_ms };
+                self.ask_exec(batch, id, &wanted, now);
+            }
+            Ask::Compact { turn, from_turn, strategy } => {
+                self.ask_compact(batch, id, &compact::Wanted { turn, from_turn, strategy }, now);
             }
             Ask::Answer { turn, step, call, text, error } => {
                 self.tool_answered(batch, id, &turn, step, &call, text, error, now);

@@ -1,13 +1,15 @@
 //! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
 
+use lodge_core::epoch::Epoch;
 use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, Write};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
 use serde_json::json;
 
+use super::compact::SUMMARY_STEP;
 use super::state::{Call, Phase, Wish};
-use super::{Batch, Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, failure};
+use super::{Batch, Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, Purpose, failure};
 
 /// Step and attempt.
 type Try = (u32, u32);
@@ -30,7 +32,7 @@ impl Engine {
                 return;
             }
             Phase::Tools { calls } if step == turn.step => {
-                let answer = model_result(calls);
+                let answer = unfinished(calls);
                 batch.act(Effect::Answer { agent, id: wish.id, answer: Ok(answer) });
                 batch.urgent = true;
                 return;
@@ -41,12 +43,18 @@ impl Engine {
                 batch.urgent = true;
                 return;
             }
+            Phase::Summary(_) => {
+                let busy = failure("turn.wrong_step", "the conversation is being compacted");
+                batch.act(Effect::Answer { agent, id: wish.id, answer: Err(busy) });
+                batch.urgent = true;
+                return;
+            }
             Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
         }
         // While a call is in flight there is no next one.
         let expected = match turn.phase {
             Phase::Model { .. } => turn.step,
-            Phase::Thinking | Phase::Tools { .. } => turn.step + 1,
+            Phase::Thinking | Phase::Summary(_) | Phase::Tools { .. } => turn.step + 1,
         };
         if step != expected {
             let wrong =
@@ -57,17 +65,25 @@ impl Engine {
         }
         let cut = turn.cut.take().filter(|cut| cut.step == step);
         turn.step = step;
-        let attempt = cut.as_ref().map_or(1, |cut| cut.attempt + 1);
-        turn.phase = Phase::Model { attempt, failures: 0, wish, stored: 0 };
+        let attempt = turn.next_attempt(step, cut.as_ref());
+        turn.phase = Phase::Model { attempt, failures: 0, wish, shown: String::new() };
+        // Whoever asks for the answer does without a summary that was asked for before a crash.
+        self.close_summary(batch, id, StepState::Interrupted, now);
         match cut {
             Some(_) => self.restart_event(batch, id, (step, attempt), now),
-            None => self.intend_model(batch, id, step, now),
+            None => drop(self.intend_model(batch, id, (step, attempt), now)),
         }
         self.call_model(batch, id, attempt, 0);
     }
 
     /// Records the intent. Nobody waits for it: it rides on the next commit.
-    fn intend_model(&mut self, batch: &mut Batch, id: &TurnId, step: u32, now: Timestamp) {
+    pub(super) fn intend_model(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        (step, attempt): Try,
+        now: Timestamp,
+    ) -> StepRow {
         let model = self.model_of(id);
         let row = StepRow {
             id: StepId::new(&mut self.ids, now),
@@ -77,27 +93,35 @@ impl Engine {
             kind: StepKind::Model,
             name: model.clone(),
             state: StepState::Intent,
-            attempt: 1,
+            attempt,
             call: None,
             exec: None,
             request: None,
             exit_code: None,
             signal: None,
+            cause: None,
             started_at: now,
             ended_at: None,
         };
-        batch.writes.push(Write::Step(row));
+        batch.writes.push(Write::Step(row.clone()));
         let data = EventData {
             step: Some(step),
             kind: Some(StepKind::Model.word().to_owned()),
             name: Some(model),
-            attempt: Some(1),
+            attempt: Some(attempt),
             ..EventData::default()
         };
         self.turn_event(batch, id, EventKind::TurnStepStarted, data, now);
+        row
     }
 
-    fn restart_event(&mut self, batch: &mut Batch, id: &TurnId, (step, attempt): Try, now: Timestamp) {
+    pub(super) fn restart_event(
+        &mut self,
+        batch: &mut Batch,
+        id: &TurnId,
+        (step, attempt): Try,
+        now: Timestamp,
+    ) {
         self.step_state(batch, id, (step, attempt), StepState::Intent, None);
         let data = EventData { step: Some(step), attempt: Some(attempt), ..EventData::default() };
         self.turn_event(batch, id, EventKind::TurnStepRestarted, data, now);
@@ -107,6 +131,8 @@ impl Engine {
         let model = self.model_of(id);
         let Some(turn) = self.turns.get(id) else { return };
         let Phase::Model { wish, .. } = &turn.phase else { return };
+        let epoch = self.sessions.get(&turn.row.session).map(|session| &session.epoch);
+        let read_from = epoch.filter(|epoch| epoch.from_turn == wish.from_turn);
         batch.now.push(Effect::CallModel(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
             model,
@@ -117,11 +143,13 @@ impl Engine {
             attempt,
             from_turn: wish.from_turn,
             context: wish.context.clone(),
+            summary: read_from.and_then(Epoch::summary),
+            purpose: Purpose::Step,
             delay_ms,
         })));
     }
 
-    fn model_of(&self, id: &TurnId) -> String {
+    pub(super) fn model_of(&self, id: &TurnId) -> String {
         let agent = self.turns.get(id).and_then(|turn| self.agents.get(&turn.row.agent));
         agent.map(|agent| agent.row.spec.model.clone()).unwrap_or_default()
     }
@@ -136,23 +164,23 @@ impl Engine {
         text: String,
         now: Timestamp,
     ) {
-        let Some(stored) = self.stored_text(id, at) else { return };
-        // Only what continues the stored text: anything else was stored before.
-        if offset != *stored || text.is_empty() {
+        let Some(shown) = self.shown_text(id, at) else { return };
+        // Only what continues the recorded text: anything else was recorded before.
+        if offset != shown.len() as u64 || text.is_empty() {
             return;
         }
-        *stored += text.len() as u64;
+        shown.push_str(&text);
         self.text_event(batch, id, at, offset, text, now);
     }
 
-    fn stored_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut u64> {
+    fn shown_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut String> {
         let turn = self.turns.get_mut(id)?;
         if turn.step != step {
             return None;
         }
         match &mut turn.phase {
-            Phase::Model { attempt: current, stored, .. } if *current == attempt => Some(stored),
-            Phase::Model { .. } | Phase::Thinking | Phase::Tools { .. } => None,
+            Phase::Model { attempt: current, shown, .. } if *current == attempt => Some(shown),
+            Phase::Model { .. } | Phase::Thinking | Phase::Summary(_) | Phase::Tools { .. } => None,
         }
     }
 
@@ -183,16 +211,31 @@ impl Engine {
         mut answer: ModelAnswer,
         now: Timestamp,
     ) {
-        tell_calls_apart(&mut answer.calls);
-        let Some(stored) = self.stored_text(id, at).copied() else { return };
-        let rest = usize::try_from(stored).ok().and_then(|from| answer.text.get(from..)).unwrap_or_default();
-        if !rest.is_empty() {
-            self.text_event(batch, id, at, stored, rest.to_owned(), now);
+        if at.0 == SUMMARY_STEP {
+            return self.summary_answered(batch, id, at.1, &answer, now);
         }
-        self.step_state(batch, id, at, StepState::Done, Some(now));
-        self.step_finished(batch, id, at.0, StepKind::Model, StepState::Done, now);
-        let body = MessageBody { text: answer.text, calls: answer.calls.clone(), call: None };
+        tell_calls_apart(&mut answer.calls);
+        let Some(shown) = self.shown_text(id, at).map(|shown| shown.len()) else { return };
+        let rest = answer.text.get(shown..).unwrap_or_default();
+        if !rest.is_empty() {
+            self.text_event(batch, id, at, shown as u64, rest.to_owned(), now);
+        }
+        let ended = if answer.misfit.is_some() { StepState::Failed } else { StepState::Done };
+        self.step_state(batch, id, at, ended, Some(now));
+        self.step_finished(batch, id, at.0, StepKind::Model, ended, now);
+        let body = MessageBody {
+            text: answer.text,
+            calls: answer.calls.clone(),
+            reasoning: answer.reasoning,
+            ..MessageBody::default()
+        };
         self.message(batch, id, Role::Assistant, body, now);
+        if let Some(turn) = self.turns.get_mut(id) {
+            turn.row.usage += answer.usage;
+        }
+        if let Some(why) = answer.misfit {
+            return self.answer_misfits(batch, id, &why, now);
+        }
         for call in &answer.calls {
             let data = EventData {
                 step: Some(at.0),
@@ -203,28 +246,19 @@ impl Engine {
             };
             self.turn_event(batch, id, EventKind::TurnToolCall, data, now);
         }
-        self.take_answer(batch, id, answer.calls, answer.usage, now);
+        self.take_answer(batch, id, answer.calls, now);
     }
 
     /// Moves the turn on: to its tools, or to its end.
-    fn take_answer(
-        &mut self,
-        batch: &mut Batch,
-        id: &TurnId,
-        records: Vec<CallRecord>,
-        usage: lodge_core::record::Usage,
-        now: Timestamp,
-    ) {
-        let Some(turn) = self.turns.get_mut(id) else { return };
-        turn.row.usage.input_tokens += usage.input_tokens;
-        turn.row.usage.output_tokens += usage.output_tokens;
+    fn take_answer(&mut self, batch: &mut Batch, id: &TurnId, records: Vec<CallRecord>, now: Timestamp) {
+        let Some(turn) = self.turns.get(id) else { return };
         let agent = turn.row.agent.clone();
         let calls: Vec<Call> = records
             .into_iter()
             .map(|record| Call { record, step: None, waiter: None, result: None })
             .collect();
-        let answer = model_result(&calls);
         let over = calls.is_empty();
+        let answer = if over { json!({"finished": true, "calls": []}) } else { unfinished(&calls) };
         if !over {
             // What it cost is kept with the answer; the end of the turn writes it otherwise.
             self.write_turn(batch, id);
@@ -248,16 +282,20 @@ impl Engine {
         failed: ModelFailure,
         now: Timestamp,
     ) {
-        if self.stored_text(id, at).is_none() {
+        if at.0 == SUMMARY_STEP {
+            return self.summary_failed(batch, id, at.1, failed, now);
+        }
+        if self.shown_text(id, at).is_none() {
             return;
         }
         let next = at.1 + 1;
         let Some(turn) = self.turns.get_mut(id) else { return };
-        let Phase::Model { attempt, failures, stored, .. } = &mut turn.phase else { return };
+        let Phase::Model { attempt, failures, shown, .. } = &mut turn.phase else { return };
         *failures += 1;
         match retry::model(*failures, failed.retryable, failed.after_ms) {
             Again::After { delay_ms } => {
-                (*attempt, *stored) = (next, 0);
+                *attempt = next;
+                shown.clear();
                 self.restart_event(batch, id, (at.0, next), now);
                 self.call_model(batch, id, next, delay_ms);
             }
@@ -269,6 +307,14 @@ impl Engine {
                 let over = failure("turn.failed", "the model gave no answer");
                 batch.act(Effect::Answer { agent, id: wish, answer: Err(over) });
             }
+        }
+    }
+
+    /// What people saw of an answer that will never be whole is part of the conversation.
+    fn keep_partial(&mut self, batch: &mut Batch, id: &TurnId, text: String, now: Timestamp) {
+        if !text.trim().is_empty() {
+            let body = MessageBody { text, partial: true, ..MessageBody::default() };
+            self.message(batch, id, Role::Assistant, body, now);
         }
     }
 
@@ -288,6 +334,7 @@ impl Engine {
             attempt: at.1,
             exit_code: None,
             signal: None,
+            cause: None,
             ended_at: ended,
         });
     }
@@ -318,14 +365,17 @@ impl Engine {
         let phase = std::mem::replace(&mut turn.phase, Phase::Thinking);
         let cut = turn.cut.take();
         let Ok(state) = StepState::Intent.next(event) else { return };
+        self.close_summary(batch, id, state, now);
         if let Some(cut) = cut {
             self.step_state(batch, id, (cut.step, cut.attempt), state, Some(now));
             self.step_finished(batch, id, cut.step, StepKind::Model, state, now);
         }
         match phase {
             Phase::Thinking => {}
-            Phase::Model { attempt, .. } => {
+            Phase::Summary(_) => batch.act(Effect::CancelModel { turn: id.clone() }),
+            Phase::Model { attempt, shown, .. } => {
                 batch.act(Effect::CancelModel { turn: id.clone() });
+                self.keep_partial(batch, id, shown, now);
                 self.step_state(batch, id, (step, attempt), state, Some(now));
                 self.step_finished(batch, id, step, StepKind::Model, state, now);
             }
@@ -347,11 +397,11 @@ fn tell_calls_apart(calls: &mut [CallRecord]) {
     }
 }
 
-/// What the runtime is told of an answer.
-fn model_result(calls: &[Call]) -> serde_json::Value {
+/// What the runtime is told of an answer after which there is more to do.
+pub(super) fn unfinished(calls: &[Call]) -> serde_json::Value {
     let list: Vec<serde_json::Value> = calls
         .iter()
         .map(|call| json!({"id": call.record.id, "name": call.record.name, "arguments": call.record.arguments}))
         .collect();
-    json!({"finished": calls.is_empty(), "calls": list})
+    json!({"finished": false, "calls": list})
 }

@@ -6,9 +6,8 @@ use lodge_core::agent::AgentState;
 use lodge_core::record::Loaded;
 use lodge_core::{AgentId, SessionId, Timestamp};
 
-use super::agents::Pauses;
 use super::state::Waiting;
-use super::{Batch, Engine, Out};
+use super::{Batch, Engine, Out, Pauses};
 use crate::room;
 
 /// A caller and the id of its request.
@@ -34,7 +33,18 @@ impl Engine {
         unrecorded: &HashSet<RequestName>,
         now: Timestamp,
     ) -> (Engine, Batch) {
-        let Engine { host, ids, mut recent, mut recent_order, requests, settled, agents, .. } = self;
+        let Engine {
+            host,
+            ids,
+            mut recent,
+            mut recent_order,
+            requests,
+            settled,
+            agents,
+            sessions,
+            turns,
+            ..
+        } = self;
         recent.retain(|name, _| !unrecorded.contains(&**name));
         recent_order.retain(|(_, name)| recent.contains_key(name));
         let idle: Vec<SessionId> = loaded.sessions.iter().map(|fact| fact.row.id.clone()).collect();
@@ -42,6 +52,17 @@ impl Engine {
         (engine.recent, engine.recent_order) = (recent, recent_order);
         (engine.requests, engine.settled) = (requests, settled);
         idle.iter().for_each(|session| engine.rest_session(session));
+        // What was deleted for good is still known as such: a request may be under way that read of it before.
+        for (id, session) in sessions.into_iter().filter(|(_, session)| session.gone) {
+            engine.sessions.entry(id.clone()).or_insert(session);
+            engine.rest_session(&id);
+        }
+        // The answer to a call whose intent was lost may be under way, and is the answer to no other.
+        for (id, before) in turns {
+            if let Some(turn) = engine.turns.get_mut(&id) {
+                turn.spent = before.newest_call();
+            }
+        }
         let mut batch = Batch::default();
         for (id, agent) in agents {
             engine.keep_waiting(&mut batch, &id, agent.stopping);
@@ -88,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::engine::{
-        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, SessionChoice, Up,
+        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, SessionChoice, Settings, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -102,7 +123,8 @@ mod tests {
     impl World {
         fn new() -> World {
             let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
-            let host = Host { boot: "boot-1".into(), own_uids: false, policy: Policy::Revive, backoff };
+            let settings = Settings { policy: Policy::Revive, backoff, max_concurrent: 10 };
+            let host = Host { boot: "boot-1".into(), own_uids: false, settings };
             let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
             World { engine, loaded: Loaded::default() }
         }
@@ -118,6 +140,7 @@ mod tests {
                 image: "a:latest".into(),
                 image_digest: "sha256:0".into(),
                 record: ImageRecord::default(),
+                tags: Vec::new(),
                 spec: AgentSpec::default(),
             };
             let batch = self.ask(1, request, Command::CreateAgent(Box::new(new)));
@@ -199,7 +222,8 @@ mod tests {
         let id: SessionId = "s".parse().unwrap();
         let send = |world: &mut World, request: &str| {
             let session = SessionChoice::Named { id: id.clone(), fact: None };
-            let new = NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into() };
+            let new =
+                NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into(), schema: None };
             let batch = world.ask(1, request, Command::SendTurn(Box::new(new)));
             let turn = batch.writes.iter().find_map(|write| match write {
                 Write::Turn(row) => Some(row.clone()),
@@ -212,7 +236,9 @@ mod tests {
         assert_eq!(world.engine.remembered_sessions(), std::slice::from_ref(&id));
         let session = &world.engine.sessions[&id];
         let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);
-        world.loaded.sessions = vec![lodge_core::record::SessionFact { row, turns, messages }];
+        let (cuts, tip, epoch) = (session.cuts, session.tip.clone(), session.epoch.clone());
+        let fact = lodge_core::record::SessionFact { row, turns, messages, cuts, tip, epoch };
+        world.loaded.sessions = vec![fact];
         let (mut world, _) = world.rebuilt(&[]);
         assert_eq!(send(&mut world, "d").number, first.number + 1);
         assert_eq!(world.engine.idle_sessions, std::slice::from_ref(&id));

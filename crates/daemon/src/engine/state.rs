@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 
-use lodge_core::TurnId;
+use lodge_core::epoch::{Epoch, Strategy};
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{
     AgentRow, CallRecord, LineageRow, LiveTurn, SessionFact, SessionRow, StepKind, StepRow, TurnRow,
 };
 use lodge_core::turn::{StepState, TurnState};
+use lodge_core::{Timestamp, TurnId};
 use serde_json::Value;
 
 use super::Caller;
+use super::compact::SUMMARY_STEP;
 
 /// A caller that waits until an agent's sandbox is gone.
 #[derive(Debug)]
@@ -43,19 +45,52 @@ impl Agent {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub row: SessionRow,
+    /// As in [`SessionFact`].
     pub turns: u32,
     pub messages: u64,
+    pub cuts: u32,
+    pub tip: Option<TurnId>,
+    /// It was deleted: remembered for those who read of it before.
+    pub gone: bool,
+    /// What a model reads of it.
+    pub epoch: Epoch,
     /// Live turns in order; only the first may run.
     pub live: VecDeque<TurnId>,
 }
 
 impl Session {
     pub(crate) fn new(row: SessionRow) -> Self {
-        Session { row, turns: 0, messages: 0, live: VecDeque::new() }
+        Session {
+            row,
+            turns: 0,
+            messages: 0,
+            cuts: 0,
+            tip: None,
+            gone: false,
+            epoch: Epoch::default(),
+            live: VecDeque::new(),
+        }
     }
 
     pub(crate) fn from_fact(fact: &SessionFact) -> Self {
-        Session { row: fact.row.clone(), turns: fact.turns, messages: fact.messages, live: VecDeque::new() }
+        Session {
+            row: fact.row.clone(),
+            turns: fact.turns,
+            messages: fact.messages,
+            cuts: fact.cuts,
+            tip: fact.tip.clone(),
+            gone: false,
+            epoch: fact.epoch.clone(),
+            live: VecDeque::new(),
+        }
+    }
+
+    /// Whether somebody read of it what it is: every turn adds a message, and every other change is a cut.
+    pub(crate) fn is(&self, fact: &SessionFact) -> bool {
+        let SessionFact { row, turns, messages, cuts, tip, epoch: _ } = fact;
+        self.row == *row
+            && (self.turns, self.messages, self.cuts) == (*turns, *messages, *cuts)
+            && self.tip == *tip
     }
 }
 
@@ -72,12 +107,27 @@ pub(crate) struct Wish {
 pub(crate) enum Phase {
     /// The runtime has the word.
     Thinking,
+    /// The model writes what will stand before the messages of the next epoch.
+    Summary(Compaction),
     /// A model call is in flight.
     ///
     /// `attempt` also counts calls that a crash of the daemon cut; only `failures` use up the model's tries.
-    Model { attempt: u32, failures: u32, wish: Wish, stored: u64 },
+    /// `shown` is what of its text is recorded.
+    Model { attempt: u32, failures: u32, wish: Wish, shown: String },
     /// The newest answer asked for tools.
     Tools { calls: Vec<Call> },
+}
+
+/// A new epoch that is in the making.
+#[derive(Debug)]
+pub(crate) struct Compaction {
+    /// As in [`Phase::Model`].
+    pub attempt: u32,
+    pub failures: u32,
+    pub waiter: Value,
+    /// The first turn that is read, should there be no summary.
+    pub from_turn: u32,
+    pub strategy: Strategy,
 }
 
 /// One tool call of the newest answer.
@@ -99,34 +149,44 @@ pub(crate) struct Turn {
     pub phase: Phase,
     /// A model step whose intent was recorded by an earlier daemon and whose answer was not.
     pub cut: Option<StepRow>,
+    /// The step that writes a summary before the first model call, once it is recorded.
+    pub summary: Option<StepRow>,
+    /// A model call that was made and may not have been recorded, as step and attempt: its answer may still come, and is
+    /// not the answer to another one.
+    pub spent: Option<(u32, u32)>,
+    /// Answers that did not fit the schema.
+    pub misfits: usize,
+    /// The newest event when it came, which tells apart what came at the same time; 0 for one of an earlier daemon.
+    pub came: u64,
 }
 
 impl Turn {
     pub(crate) fn new(row: TurnRow) -> Self {
-        Turn { row, step: 0, phase: Phase::Thinking, cut: None }
+        let phase = Phase::Thinking;
+        Turn { row, step: 0, phase, cut: None, summary: None, spent: None, misfits: 0, came: 0 }
+    }
+
+    /// Before others with a smaller one it does not start.
+    pub(crate) fn place(&self) -> (Timestamp, u64, &TurnId) {
+        (self.row.created_at, self.came, &self.row.id)
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        match self.row.state {
-            TurnState::Running | TurnState::Waiting => true,
-            TurnState::Queued | TurnState::Done | TurnState::Interrupted | TurnState::Failed => false,
-        }
+        self.row.state == TurnState::Running
     }
 
     /// Rebuilds a turn from its ledger.
     pub(crate) fn from_live(live: LiveTurn) -> Self {
-        let newest_done = live
-            .steps
-            .iter()
-            .filter(|step| step.kind == StepKind::Model && step.state == StepState::Done)
-            .map(|step| step.step)
-            .max()
-            .unwrap_or(0);
-        let cut = live
-            .steps
-            .iter()
-            .find(|step| step.kind == StepKind::Model && step.state == StepState::Intent)
-            .cloned();
+        // A model step of a live turn has failed only if its answer, which is stored, did not fit.
+        let is_call = |step: &&StepRow| step.kind == StepKind::Model && step.step != SUMMARY_STEP;
+        let of_model = |state| move |step: &&StepRow| is_call(step) && step.state == state;
+        let newest =
+            |state| live.steps.iter().filter(of_model(state)).map(|step| step.step).max().unwrap_or(0);
+        let (newest_fit, newest_misfit) = (newest(StepState::Done), newest(StepState::Failed));
+        let newest_done = newest_fit.max(newest_misfit);
+        let misfits = live.steps.iter().filter(of_model(StepState::Failed)).count();
+        let cut = live.steps.iter().find(of_model(StepState::Intent)).cloned();
+        let summary = live.steps.iter().find(|step| step.step == SUMMARY_STEP).cloned();
         let calls: Vec<Call> = live
             .calls
             .iter()
@@ -141,14 +201,30 @@ impl Turn {
                 Call { record: record.clone(), step, waiter: None, result }
             })
             .collect();
-        let phase = if calls.is_empty() { Phase::Thinking } else { Phase::Tools { calls } };
-        Turn { row: live.row, step: newest_done, phase, cut }
+        let answered = newest_misfit > newest_fit || !calls.is_empty();
+        let phase = if answered { Phase::Tools { calls } } else { Phase::Thinking };
+        Turn { row: live.row, step: newest_done, phase, cut, summary, spent: None, misfits, came: 0 }
+    }
+
+    /// The newest model call that was made for it.
+    pub(crate) fn newest_call(&self) -> Option<(u32, u32)> {
+        match &self.phase {
+            Phase::Model { attempt, .. } => Some((self.step, *attempt)),
+            Phase::Summary(compaction) => Some((SUMMARY_STEP, compaction.attempt)),
+            Phase::Thinking | Phase::Tools { .. } => self.spent,
+        }
+    }
+
+    /// The attempt that a call for a step is, when `recorded` is the last one that is recorded.
+    pub(crate) fn next_attempt(&self, step: u32, recorded: Option<&StepRow>) -> u32 {
+        let spent = self.spent.filter(|(spent, _)| *spent == step).map_or(0, |(_, attempt)| attempt);
+        recorded.map_or(0, |row| row.attempt).max(spent) + 1
     }
 
     /// The number of the next model call, and the calls of the newest answer that still lack a result.
     pub(crate) fn resume_point(&self) -> (u32, Vec<CallRecord>) {
         match &self.phase {
-            Phase::Thinking => (self.step + 1, Vec::new()),
+            Phase::Thinking | Phase::Summary(_) => (self.step + 1, Vec::new()),
             Phase::Model { .. } => (self.step, Vec::new()),
             Phase::Tools { calls } => {
                 let open = calls

@@ -1,6 +1,14 @@
 //! The engine as a pure function: inputs in, batches out; no disk, no processes, no clock.
 
+mod compact;
+mod images;
 mod lineages;
+mod misfits;
+mod restarts;
+mod retries;
+mod sessions;
+mod slots;
+mod updates;
 
 use std::time::Duration;
 
@@ -24,9 +32,13 @@ struct World {
     tickets: u64,
 }
 
-fn host() -> Host {
+fn settings(max_concurrent: usize) -> Settings {
     let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
-    Host { boot: "boot-1".into(), own_uids: true, policy: Policy::Revive, backoff }
+    Settings { policy: Policy::Revive, backoff, max_concurrent }
+}
+
+fn host() -> Host {
+    Host { boot: "boot-1".into(), own_uids: true, settings: settings(10) }
 }
 
 impl World {
@@ -71,6 +83,7 @@ impl World {
             image: "a:latest".into(),
             image_digest: "sha256:0".into(),
             record: ImageRecord::default(),
+            tags: Vec::new(),
             spec,
         };
         let batch = self.ask(None, Command::CreateAgent(Box::new(new)));
@@ -86,7 +99,7 @@ impl World {
 
     fn send(&mut self, agent: &AgentId, session: &str, text: &str) -> Batch {
         let session = SessionChoice::Named { id: session.parse().unwrap(), fact: None };
-        let new = NewTurn { agent: agent.clone(), session, sender: None, text: text.into() };
+        let new = NewTurn { agent: agent.clone(), session, sender: None, text: text.into(), schema: None };
         self.ask(None, Command::SendTurn(Box::new(new)))
     }
 
@@ -107,8 +120,8 @@ impl World {
             .iter()
             .map(|(id, name)| CallRecord { id: (*id).into(), name: (*name).into(), arguments: "{}".into() })
             .collect();
-        let answer =
-            ModelAnswer { text: text.into(), calls, usage: Usage { input_tokens: 3, output_tokens: 2 } };
+        let usage = Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() };
+        let answer = ModelAnswer { text: text.into(), calls, usage, reasoning: None, misfit: None };
         self.see(Seen::ModelAnswered { turn: turn.clone(), step, attempt, answer })
     }
 
@@ -120,6 +133,7 @@ impl World {
             bin: bin.into(),
             args: vec!["x".into()],
             stdin: Vec::new(),
+            timeout_ms: 0,
         };
         self.see(Seen::Asked { agent: agent.clone(), id: json!(format!("t{call}")), ask })
     }
@@ -131,6 +145,18 @@ impl World {
             _ => None,
         });
         states.next_back().expect("the turn was recorded")
+    }
+}
+
+/// A session as a store would tell it.
+fn fact(session: &state::Session) -> SessionFact {
+    SessionFact {
+        row: session.row.clone(),
+        turns: session.turns,
+        messages: session.messages,
+        cuts: session.cuts,
+        tip: session.tip.clone(),
+        epoch: session.epoch.clone(),
     }
 }
 
@@ -175,7 +201,13 @@ fn kinds(batch: &Batch) -> Vec<EventKind> {
 }
 
 fn ended(text: &str) -> ExecEnd {
-    ExecEnd { how: ExecHow::Exited { code: 0 }, text: text.into(), stdout_bytes: 1, stderr_bytes: 0 }
+    ExecEnd {
+        how: ExecHow::Exited { code: 0 },
+        cause: None,
+        text: text.into(),
+        stdout_bytes: 1,
+        stderr_bytes: 0,
+    }
 }
 
 #[test]
@@ -312,8 +344,13 @@ fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
     let key =
         |digest: u8| Some(RequestKey { caller: "o".into(), request_id: "r".into(), digest: [digest; 32] });
     let send = |agent: &AgentId| {
-        let new =
-            NewTurn { agent: agent.clone(), session: SessionChoice::Fresh, sender: None, text: "hi".into() };
+        let new = NewTurn {
+            agent: agent.clone(),
+            session: SessionChoice::Fresh,
+            sender: None,
+            text: "hi".into(),
+            schema: None,
+        };
         Command::SendTurn(Box::new(new))
     };
     let first = world.ask(key(1), send(&agent));
@@ -416,17 +453,14 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
         agents: vec![old.engine.agents[&agent].row.clone()],
         lineages: vec![old.engine.agents[&agent].lineage.clone()],
         last_uid: None,
-        sessions: vec![SessionFact {
-            row: session.row.clone(),
-            turns: session.turns,
-            messages: session.messages,
-        }],
+        sessions: vec![fact(session)],
         turns: vec![LiveTurn {
             row,
             steps: rows,
             calls: calls.into(),
             answered: if answered { vec!["c1".into()] } else { Vec::new() },
         }],
+        ..Loaded::default()
     };
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { how: Up::Adopt, .. })));

@@ -1,6 +1,5 @@
 //! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
 
-use lodge_core::agent::AgentState;
 use lodge_core::limits::{
     AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX,
 };
@@ -8,9 +7,11 @@ use lodge_core::lineage::LineageState;
 use lodge_core::record::{
     FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
 };
+use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
+use lodge_store::TurnFull;
 
 use super::agents::no_agent;
 use super::lineages::ask_pending;
@@ -28,17 +29,30 @@ impl Engine {
     ) -> Result<(), Refusal> {
         self.admit(&new)?;
         let session = self.open_session(batch, &new, now)?;
-        let turn = self.accept(batch, &session, &new, now);
-        self.start_next(batch, &session, now);
-        if let Some(turn) = self.turns.get(&turn) {
-            let answer = view::json(&view::turn(&turn.row, &[], String::new(), true));
-            self.reply(batch, caller, answer, now);
-        }
+        let turn = self.accept(batch, &session, &new, TurnPlace::default(), now);
+        self.begin(batch, caller, &turn, &session, now);
         Ok(())
     }
 
+    /// Starts a turn that was just accepted, if it can start, and tells its caller how it stands.
+    pub(super) fn begin(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        turn: &TurnId,
+        session: &SessionId,
+        now: Timestamp,
+    ) {
+        self.start_next(batch, session, now);
+        if let Some(turn) = self.turns.get(turn) {
+            let (row, around) = (turn.row.clone(), self.around(turn));
+            let full = TurnFull { row, steps: Vec::new(), text: String::new(), partial: true, around };
+            self.reply(batch, caller, view::json(&view::full_turn(full)), now);
+        }
+    }
+
     /// Everything that can be refused before anything is changed.
-    fn admit(&self, new: &NewTurn) -> Result<(), Refusal> {
+    pub(super) fn admit(&self, new: &NewTurn) -> Result<(), Refusal> {
         let agent = self.agents.get(&new.agent).ok_or_else(|| no_agent(new.agent.as_str()))?;
         if new.text.trim().is_empty() {
             return Err(Box::new(ErrorBody::new("turn.empty", "the message is empty")));
@@ -58,9 +72,12 @@ impl Engine {
                 return Err(ask_pending(&agent.lineage, &agent.row.name));
             }
             let (name, word) = (&agent.row.name, agent.row.state.word());
+            let hint = match agent.row.retry.at {
+                Some(at) => format!("it is tried again at {at}; `lodge start {name}` tries now"),
+                None => format!("start it with `lodge start {name}`"),
+            };
             return Err(Box::new(
-                ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}"))
-                    .hint(format!("start it with `lodge start {name}`")),
+                ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}")).hint(hint),
             ));
         }
         if self.turns.len() >= LIVE_TURNS_MAX {
@@ -82,7 +99,10 @@ impl Engine {
         let id = match &new.session {
             SessionChoice::Fresh => SessionId::new(&mut self.ids, now),
             SessionChoice::Named { id, fact } => {
-                if !self.sessions.contains_key(id)
+                if self.sessions.get(id).is_some_and(|session| session.gone) {
+                    // It was deleted, and begins anew.
+                    self.sessions.remove(id);
+                } else if !self.sessions.contains_key(id)
                     && let Some(fact) = fact
                 {
                     self.sessions.insert(id.clone(), Session::from_fact(fact));
@@ -92,13 +112,14 @@ impl Engine {
         };
         if let Some(session) = self.sessions.get(&id) {
             if session.row.agent != new.agent {
-                return Err(Box::new(
-                    ErrorBody::new(
-                        "session.other_agent",
-                        format!("session `{id}` belongs to {}", session.row.agent),
-                    )
-                    .hint("name that agent, or choose another session id"),
-                ));
+                let refused = ErrorBody::new(
+                    "session.other_agent",
+                    format!("session `{id}` belongs to {}", session.row.agent),
+                )
+                .hint("name that agent, or choose another session id");
+                // It may be in memory only since it was asked for.
+                self.rest_session(&id);
+                return Err(Box::new(refused));
             }
             if session.live.len() > SESSION_QUEUE_MAX {
                 return Err(Box::new(
@@ -106,7 +127,9 @@ impl Engine {
                         "session.queue_full",
                         format!("{SESSION_QUEUE_MAX} turns wait in session `{id}`"),
                     )
-                    .hint("wait for its turns to finish"),
+                    .hint(format!(
+                        "send it again when one of them is over; `lodge session show {id}` has the queue"
+                    )),
                 ));
             }
             return Ok(id);
@@ -116,27 +139,42 @@ impl Engine {
             agent: new.agent.clone(),
             sender: new.sender.clone(),
             created_at: now,
+            forked: None,
         };
         batch.write(Write::Session(row.clone()));
         self.sessions.insert(id.clone(), Session::new(row));
         Ok(id)
     }
 
-    fn accept(&mut self, batch: &mut Batch, id: &SessionId, new: &NewTurn, now: Timestamp) -> TurnId {
+    /// Records a turn at the end of its session's path, which is where `place` has its parent.
+    pub(super) fn accept(
+        &mut self,
+        batch: &mut Batch,
+        id: &SessionId,
+        new: &NewTurn,
+        mut place: TurnPlace,
+        now: Timestamp,
+    ) -> TurnId {
         let turn = TurnId::new(&mut self.ids, now);
+        let replaces = place.replaces.as_ref().map(ToString::to_string);
         let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
+        let body =
+            MessageBody { text: new.text.clone(), schema: new.schema.clone(), ..MessageBody::default() };
         let (mut number, mut first_message) = (1, 1);
         if let Some(session) = self.sessions.get_mut(id) {
             session.turns += 1;
             session.messages += 1;
+            place.parent = session.tip.replace(turn.clone());
             session.live.push_back(turn.clone());
             (number, first_message) = (session.turns, session.messages);
+            session.epoch.add(number, body.weight());
         }
         let row = TurnRow {
             id: turn.clone(),
             session: id.clone(),
             agent: new.agent.clone(),
             number,
+            place,
             state: TurnState::Queued,
             first_event,
             first_message,
@@ -154,34 +192,40 @@ impl Engine {
             step: 0,
             role: Role::User,
             at: now,
-            body: MessageBody { text: new.text.clone(), calls: Vec::new(), call: None },
+            body,
         }));
-        self.turns.insert(turn.clone(), Turn::new(row));
-        let data = EventData { sender: new.sender.clone(), ..EventData::default() };
+        self.turns.insert(turn.clone(), Turn { came: self.seq, ..Turn::new(row) });
+        let data = EventData { sender: new.sender.clone(), replaces, ..EventData::default() };
         self.turn_event(batch, &turn, EventKind::TurnAccepted, data, now);
         turn
     }
 
-    /// Starts the first turn of a session when its agent is ready and nothing of the session runs.
+    /// Starts the first turn of a session, or lets it go on, when its agent may work and nothing of the session runs.
     pub(super) fn start_next(&mut self, batch: &mut Batch, session: &SessionId, now: Timestamp) {
         let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else {
             return;
         };
-        let Some(turn) = self.turns.get_mut(&id) else { return };
-        let Some(agent) = self.agents.get_mut(&turn.row.agent) else { return };
-        if agent.row.state != AgentState::Ready || agent.running >= AGENT_TURNS_MAX {
+        let Some(turn) = self.turns.get(&id) else { return };
+        let may_work = self.agents.get(&turn.row.agent).is_some_and(|agent| self.may_work(agent));
+        let parked = turn.row.state == TurnState::Waiting;
+        let event = if parked { TurnEvent::Resumed } else { TurnEvent::Started };
+        let Ok(next) = turn.row.state.next(event) else { return };
+        if !may_work {
             return;
         }
-        let Ok(next) = turn.row.state.next(TurnEvent::Started) else { return };
-        turn.row.state = next;
-        agent.running += 1;
-        let first = agent.running == 1;
-        let agent = agent.row.id.clone();
+        let agent = turn.row.agent.clone();
+        if let Some(turn) = self.turns.get_mut(&id) {
+            turn.row.state = next;
+        }
+        let first = self.turn_runs(&agent);
         self.write_turn(batch, &id);
-        self.turn_event(batch, &id, EventKind::TurnStarted, EventData::default(), now);
+        if !parked {
+            self.turn_event(batch, &id, EventKind::TurnStarted, EventData::default(), now);
+        }
         if first {
             self.agent_event(batch, &agent, EventKind::AgentWorking, EventData::default(), now);
         }
+        self.resume_execs(batch, &id);
         self.run(batch, &id);
     }
 
@@ -222,6 +266,7 @@ impl Engine {
     fn run(&mut self, batch: &mut Batch, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
         let (step, calls) = turn.resume_point();
+        let Some(session) = self.sessions.get(&turn.row.session) else { return };
         batch.act(Effect::RunTurn {
             agent: turn.row.agent.clone(),
             turn: id.clone(),
@@ -229,6 +274,7 @@ impl Engine {
             number: turn.row.number,
             step,
             calls,
+            epoch: session.epoch.weight(turn.row.number),
         });
     }
 
@@ -239,10 +285,8 @@ impl Engine {
         if let Some(session) = self.sessions.get_mut(&turn.row.session) {
             session.live.push_back(id.clone());
         }
-        if turn.is_running()
-            && let Some(agent) = self.agents.get_mut(&turn.row.agent)
-        {
-            agent.running += 1;
+        if turn.is_running() {
+            self.turn_runs(&turn.row.agent);
         }
         if let Phase::Tools { calls } = &turn.phase {
             for exec in calls
@@ -322,6 +366,8 @@ impl Engine {
         let mut data = EventData {
             input_tokens: Some(usage.input_tokens),
             output_tokens: Some(usage.output_tokens),
+            cached_tokens: Some(usage.cached_tokens),
+            micro_usd: usage.micro_usd,
             ..EventData::default()
         };
         if let Some(failure) = failure {
@@ -335,37 +381,15 @@ impl Engine {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.live.retain(|live| live != id);
         }
-        if was_running && let Some(agent) = self.agents.get_mut(&agent) {
-            agent.running -= 1;
+        if was_running {
+            self.turn_rests(batch, &agent, now);
         }
         self.start_next(batch, &session, now);
-        self.start_waiting(batch, &agent, now);
+        // More may have waited because their agent had as many as it works on at a time.
+        if self.agents.get(&agent).is_some_and(|agent| agent.running + 1 == AGENT_TURNS_MAX) {
+            self.start_waiting(batch, &agent, now);
+        }
         self.rest_session(&session);
-        let idle = self
-            .agents
-            .get(&agent)
-            .is_some_and(|agent| agent.running == 0 && agent.row.state == AgentState::Ready);
-        if was_running && idle {
-            self.agent_event(batch, &agent, EventKind::AgentReady, EventData::default(), now);
-        }
-    }
-
-    /// Starts turns that waited because their agent had as many as it works on at a time.
-    fn start_waiting(&mut self, batch: &mut Batch, agent: &AgentId, now: Timestamp) {
-        if self.agents.get(agent).is_none_or(|agent| agent.running + 1 != AGENT_TURNS_MAX) {
-            return;
-        }
-        let queued = |turn: &&Turn| turn.row.agent == *agent && !turn.is_running();
-        let mut waiting: Vec<(TurnId, SessionId)> = self
-            .turns
-            .values()
-            .filter(queued)
-            .map(|turn| (turn.row.id.clone(), turn.row.session.clone()))
-            .collect();
-        waiting.sort();
-        for (_, session) in waiting {
-            self.start_next(batch, &session, now);
-        }
     }
 
     /// Remembers a session that has nothing live for a while, and forgets the one that had nothing for longest.
@@ -422,6 +446,7 @@ impl Engine {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
         session.messages += 1;
+        session.epoch.add(turn.row.number, body.weight());
         batch.write(Write::Message(MessageRow {
             session: turn.row.session.clone(),
             seq: session.messages,

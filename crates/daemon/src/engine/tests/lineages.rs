@@ -170,7 +170,7 @@ fn under_the_policy_ask_nothing_happens_to_the_agent_before_somebody_decided() {
     let (turn, exec) = world.turn_at_work(&agent);
     assert!(ups(&world.die(&agent, Part::Sandbox)).is_empty());
     assert_eq!(world.lineage(&agent).state, LineageState::AskPending);
-    assert_eq!(world.state(&turn), TurnState::Running, "its work waits");
+    assert_eq!(world.state(&turn), TurnState::Waiting, "its work waits");
     for command in [
         Command::StartAgent { id: agent.clone() },
         Command::StopAgent { id: agent.clone() },
@@ -286,4 +286,22 @@ fn a_daemon_that_died_during_the_pause_revives_at_once_in_the_same_sandbox() {
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     assert_eq!(ups(&batch), [(1, 3)]);
     assert_eq!(engine.agents[&agent].lineage.state, LineageState::Active);
+}
+
+#[test]
+fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
+    let mut world = World::new();
+    let agent = world.agent_with(Policy::Revive);
+    let turn = turn_of(&world.send(&agent, "s", "hi"));
+    let run = world.engine.agents[&agent].row.runs;
+    let batch = world.see(Seen::OutOfMemory { agent: agent.clone(), run, detail: "out of memory".into() });
+    assert_eq!(world.agent_state(&agent), AgentState::Failed(FailReason::Oom));
+    assert!(!world.engine.turns.contains_key(&turn));
+    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Down { .. })));
+    assert_eq!((world.lineage(&agent).state, world.lineage(&agent).revivals), (LineageState::Active, 0));
+    // What an earlier runtime ran out of is no news.
+    world.see(Seen::Down { agent: agent.clone(), run });
+    world.ask(None, Command::StartAgent { id: agent.clone() });
+    world.see(Seen::OutOfMemory { agent: agent.clone(), run, detail: "old".into() });
+    assert_eq!(world.agent_state(&agent), AgentState::Starting);
 }

@@ -1,0 +1,232 @@
+//! What an agent is told about itself and its surroundings, in words; written anew at every start, so that whatever was
+//! changed about it shows.
+
+use std::path::Path;
+
+use lodge_core::record::{AgentRow, ImageRecord, LimitsRecord, MountRecord, NetworkMode};
+
+use super::mask;
+use super::{configured_env, mount_target};
+
+/// The names of the sections that are ours.
+const AGENT: &str = "AGENT";
+const WORKSPACE: &str = "WORKSPACE";
+const MOUNTS: &str = "MOUNTS";
+/// More of a value than this is not told; programs see all of it.
+const VALUE_CHARS_MAX: usize = 200;
+
+/// One section of the system prompt, and the file that it is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::act) struct Section {
+    pub name: String,
+    pub description: Option<String>,
+    pub text: String,
+}
+
+impl Section {
+    /// Its name below `etc/context`.
+    pub(in crate::act) fn file(&self) -> String {
+        format!("{}.md", self.name)
+    }
+
+    fn ours(name: &str, text: String) -> Section {
+        Section { name: name.to_owned(), description: None, text }
+    }
+}
+
+/// Every section of the system prompt, in order. An image has none with a name of ours.
+pub(in crate::act) fn contexts(root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<Section> {
+    let mut all = vec![
+        Section::ours(AGENT, about_agent(root, row, image)),
+        Section::ours(WORKSPACE, about_workspace(root)),
+    ];
+    if !row.spec.mounts.is_empty() {
+        all.push(Section::ours(MOUNTS, about_mounts(root, &row.spec.mounts)));
+    }
+    all.extend(image.contexts.iter().map(|context| Section {
+        name: context.name.clone(),
+        description: context.description.clone(),
+        text: context.text.clone(),
+    }));
+    all
+}
+
+fn about_agent(root: &Path, row: &AgentRow, image: &ImageRecord) -> String {
+    let mut text = format!("You are the agent `{}` (id `{}`).\n", row.name, row.id);
+    let described = row.spec.labels.get("description").or_else(|| image.labels.get("description"));
+    if let Some(description) = described {
+        text.push_str(&format!("\n{}\n", description.trim()));
+    }
+    text.push_str(&format!(
+        "\nYou were made from the image `{}`; your model is `{}`.\n",
+        row.image, row.spec.model
+    ));
+    text.push_str(&about_tools(row));
+    text.push_str(&about_files(root, image));
+    text.push_str(&about_env(row, image));
+    text.push_str(&about_capabilities(row));
+    text.push_str(&about_limits(row.spec.limits.unwrap_or_default()));
+    text.push_str(&about_network(row));
+    text
+}
+
+fn about_tools(row: &AgentRow) -> String {
+    if row.spec.tools.is_empty() {
+        return "\n## Tools\n\nYou have no tools.\n".to_owned();
+    }
+    let mut text = "\n## Tools\n\nYour tools are these programs and no others. Call one with \
+        `{\"args\": [\"…\"], \"stdin\": \"…\"}`: every argument reaches the program as it is, without a shell between.\n\n"
+        .to_owned();
+    for tool in &row.spec.tools {
+        text.push_str(&format!("- `{}`: {}\n", tool.name, one_line(&tool.description)));
+    }
+    text
+}
+
+fn about_files(root: &Path, image: &ImageRecord) -> String {
+    let rows = image.files.iter().map(|file| {
+        let path = root.join("etc/data").join(&file.name).display().to_string();
+        vec![code(&path), cell(file.description.as_deref().unwrap_or_default())]
+    });
+    table("Files that came with you", &["file", "what it is"], rows.collect())
+}
+
+fn about_env(row: &AgentRow, image: &ImageRecord) -> String {
+    let rows = configured_env(row, image).into_iter().map(|var| {
+        let value = mask::shown(&var.key, &var.value);
+        vec![code(&var.key), code(value), cell(var.description.as_deref().unwrap_or_default())]
+    });
+    table("Environment", &["variable", "value", "what it is for"], rows.collect())
+}
+
+fn about_capabilities(row: &AgentRow) -> String {
+    if row.spec.capabilities.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = row.spec.capabilities.iter().map(|name| code(name)).collect();
+    format!("\n## Capabilities\n\nDeclared, and without tools in this release: {}.\n", names.join(", "))
+}
+
+fn about_limits(limits: LimitsRecord) -> String {
+    let lines: Vec<String> = [
+        limits.memory_bytes.map(|max| format!("memory: {} for all your programs together", bytes(max))),
+        limits.pids.map(|max| format!("processes: {max} at the same time")),
+        limits.cpu_ms.map(|max| format!("CPU time: {} for one program", span(max))),
+        limits.disk_bytes.map(|max| format!("disk: {} for all that you write", bytes(max))),
+        limits
+            .output_bytes
+            .map(|max| format!("output: {} of one program, stdout and stderr together", bytes(max))),
+    ]
+    .into_iter()
+    .flatten()
+    .map(|line| format!("- {line}\n"))
+    .collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\n## Limits\n\nA program that goes beyond one of these is ended, and you are told.\n\n{}",
+        lines.concat()
+    )
+}
+
+fn about_network(row: &AgentRow) -> String {
+    let words = match row.spec.network.as_ref().map(|network| (network.reach(), &network.allow)) {
+        None | Some((NetworkMode::Host, _)) => "Programs have the network of the host.".to_owned(),
+        Some((NetworkMode::None, _)) => "Programs have no network.".to_owned(),
+        Some((NetworkMode::List, allow)) => {
+            let places: Vec<String> = allow.iter().map(|place| code(place)).collect();
+            format!(
+                "Programs reach these places and no others, through the HTTP proxy that `HTTP_PROXY` and `HTTPS_PROXY` name: {}.",
+                places.join(", ")
+            )
+        }
+    };
+    format!("\n## Network\n\n{words}\n")
+}
+
+fn about_workspace(root: &Path) -> String {
+    let shown = root.display();
+    format!(
+        "Your files are on the host, below `{shown}`:\n\n\
+         | directory | what it is |\n|---|---|\n\
+         | `{shown}/workspace` | yours: programs start here; kept until you are removed |\n\
+         | `{shown}/home` | your `HOME`, kept |\n\
+         | `{shown}/var/lib` | data that you want to keep |\n\
+         | `{shown}/tmp` | scratch, wiped at every start |\n\
+         | `{shown}/etc` | about you, read-only: `agent.yaml`, `Agentfile`, `context/`, `data/` |\n\
+         | `{shown}/usr/bin` | your tools, read-only |\n\n\
+         - Use absolute paths, or paths relative to the workspace.\n\
+         - Write in the first four, and in what is mounted to be written; all the rest is refused.\n"
+    )
+}
+
+fn about_mounts(root: &Path, mounts: &[MountRecord]) -> String {
+    let mut text = "Directories and files of the host that you can use:\n\n".to_owned();
+    for mount in mounts {
+        let mode = if mount.read_only { "read-only" } else { "read and write" };
+        let what =
+            mount.description.as_deref().map(|what| format!(": {}", one_line(what))).unwrap_or_default();
+        text.push_str(&format!("- `{}` ({mode}){what}\n", mount_target(root, &mount.target).display()));
+    }
+    text
+}
+
+/// A section with a table, or nothing where the table would be empty.
+fn table(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let header: Vec<String> = header.iter().map(|name| (*name).to_owned()).collect();
+    let rule = vec!["---".to_owned(); header.len()];
+    let rows: String = rows.iter().map(|row| line(row)).collect();
+    format!("\n## {title}\n\n{}{}{rows}", line(&header), line(&rule))
+}
+
+/// Text of somebody else's that stays in its cell.
+fn cell(text: &str) -> String {
+    let mut shown: String = one_line(text).replace('|', "\\|").chars().take(VALUE_CHARS_MAX).collect();
+    if text.chars().count() > VALUE_CHARS_MAX {
+        shown.push('…');
+    }
+    shown
+}
+
+fn code(text: &str) -> String {
+    // A backtick would end it.
+    format!("`{}`", cell(text).replace('`', "'"))
+}
+
+fn one_line(text: &str) -> String {
+    text.trim().replace('\r', "").replace('\n', "\\n").replace(char::is_control, " ")
+}
+
+fn bytes(count: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let fits = UNITS.iter().find(|(unit, _)| count >= *unit && count.is_multiple_of(*unit));
+    fits.map_or_else(|| format!("{count} bytes"), |(unit, name)| format!("{} {name}", count / unit))
+}
+
+fn span(ms: u64) -> String {
+    if ms.is_multiple_of(1_000) { format!("{} s", ms / 1_000) } else { format!("{ms} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_stays_in_its_cell() {
+        assert_eq!(cell("a | b\nc"), "a \\| b\\nc");
+        assert_eq!(code("a`b"), "`a'b`");
+        assert_eq!(cell(&"x".repeat(300)), format!("{}…", "x".repeat(200)));
+        assert_eq!(table("Nothing", &["a"], Vec::new()), "");
+    }
+
+    #[test]
+    fn sizes_and_spans_are_told_in_the_unit_that_fits() {
+        assert_eq!([bytes(512 << 20), bytes(1 << 30), bytes(1_000)], ["512 MiB", "1 GiB", "1000 bytes"]);
+        assert_eq!([span(60_000), span(1_500)], ["60 s", "1500 ms"]);
+    }
+}

@@ -1,0 +1,100 @@
+//! The start of an agent's sandbox: whatever it lacks is told before anything is made.
+
+use lodge_core::record::{AgentRow, ImageRecord, NetworkMode};
+use lodge_exec::{Link, Network, SandboxSpec};
+
+use super::actor::Actor;
+use super::root;
+use crate::chain;
+use crate::crash;
+use crate::engine::{Lack, Seen, Up};
+
+impl Actor {
+    /// Starts the agent's keeper, and what belongs into it.
+    pub(super) async fn start(&mut self, row: AgentRow, how: Up) {
+        let run = row.runs;
+        let image = match self.image_of(&row) {
+            Ok(image) => image,
+            Err(detail) => return self.lacks(run, Lack::Image, detail).await,
+        };
+        if let Some(detail) = unset_configs(&row, &image) {
+            return self.lacks(run, Lack::Config, detail).await;
+        }
+        if let Err(error) = self.shell.providers.resolve(&row.spec.model) {
+            let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            return self.lacks(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
+        }
+        match self.start_keeper(&row, &image).await {
+            Ok(link) => self.connected(link, row, image, how).await,
+            Err(detail) => self.not_started(run, detail).await,
+        }
+    }
+
+    async fn lacks(&self, run: u32, lack: Lack, detail: String) {
+        self.shell.tell(Seen::Lacks { agent: self.agent.clone(), run, lack, detail }).await;
+    }
+
+    pub(super) async fn not_started(&self, run: u32, detail: String) {
+        self.shell.tell(Seen::SpawnFailed { agent: self.agent.clone(), run, detail }).await;
+    }
+
+    pub(super) fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {
+        let image = self.shell.reader.image(&row.image_digest).map_err(|error| chain(&error))?;
+        let mut image = image.ok_or_else(|| "its image is not in the store".to_owned())?;
+        // From here on what the agent has of its own goes before what its image says.
+        image.configs.extend(row.spec.configs.clone());
+        Ok(image)
+    }
+
+    async fn start_keeper(&self, row: &AgentRow, image: &ImageRecord) -> Result<Link, String> {
+        let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
+        let secret = self.secret(row, row.incarnation);
+        let root = root::root_of(data_dir, row);
+        let runtime = self.shell.runtime.path().map_err(|error| chain(&error))?;
+        let spec = SandboxSpec {
+            id: row.sandbox.as_str().to_owned(),
+            incarnation: row.incarnation,
+            secret: secret.clone(),
+            root: root.clone(),
+            uid: row.uid,
+            binds: root::binds(&root, row, runtime),
+            network: network_of(row),
+            limits: crate::limits::of_sandbox(row, data_dir),
+            log: root::log_of(data_dir, row),
+            failpoint: crash::keeper_point(),
+        };
+        let made = {
+            let (root, row, image, runtime) = (root, row.clone(), image.clone(), runtime.to_owned());
+            tokio::task::spawn_blocking(move || root::make(&root, &row, &image, &runtime)).await
+        };
+        match made {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(chain(&error)),
+            Err(error) => return Err(error.to_string()),
+        }
+        host.start(&spec).await.map_err(|error| chain(&error))?;
+        crash::point("during_start");
+        host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await.map_err(|error| chain(&error))
+    }
+}
+
+/// The settings that the image asks for and nobody gave, and the way to give them.
+fn unset_configs(row: &AgentRow, image: &ImageRecord) -> Option<String> {
+    let keys: Vec<&str> = image.unset(&row.spec.configs).collect();
+    let first = keys.first()?;
+    let (listed, name) = (keys.join(", "), &row.name);
+    Some(format!(
+        "CONFIG {listed} must be set and is not: run `lodge agent update {name} --config {first}=…`, or write \
+         `CONFIG {first}=…` in its Agentfile"
+    ))
+}
+
+/// What its sandbox reaches of the network. A record of a newer release means the narrowest.
+fn network_of(row: &AgentRow) -> Network {
+    let Some(record) = &row.spec.network else { return Network::Host };
+    match record.reach() {
+        NetworkMode::Host => Network::Host,
+        NetworkMode::None => Network::None,
+        NetworkMode::List => Network::List { allow: record.allow.clone() },
+    }
+}

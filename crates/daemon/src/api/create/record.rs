@@ -1,0 +1,284 @@
+//! From a loaded Agentfile to what is recorded of it, and back, so that an image can be a parent.
+
+use std::time::Duration;
+
+use lodge_core::lineage::Policy;
+use lodge_core::record::{
+    BinRecord, ConfigRecord, ContextRecord, EnvRecord, FileRecord, ImageRecord, LimitsRecord, NetworkMode,
+    NetworkRecord,
+};
+use lodge_image::agentfile::{
+    Add, AddedFile, Agentfile, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, ContextText,
+    Env, Label, Limit, Loaded, Model, Network, RevivalPolicy,
+};
+
+/// What is recorded of an image. What the builder refuses is not in it.
+pub(super) fn record_of(loaded: Loaded) -> ImageRecord {
+    let Loaded { agentfile: file, source, from, own_name: _, parents, contexts, files } = loaded;
+    let describe =
+        |name: &str| file.adds.iter().find(|add| add.name == name).and_then(|add| add.description.clone());
+    let files = files.into_iter().map(|AddedFile { name, bytes }| {
+        let description = describe(&name);
+        FileRecord { name, bytes, description }
+    });
+    let files = files.collect();
+    let contexts = contexts.into_iter().map(|ContextText { name, description, text }| ContextRecord {
+        name,
+        description,
+        text,
+    });
+    let (limits, policy) = limits(&file);
+    let values = file
+        .configs
+        .iter()
+        .filter_map(|config| Some((config.key.clone(), config.value.as_ref()?.to_string())));
+    ImageRecord {
+        agentfile: source,
+        contexts: contexts.collect(),
+        files,
+        configs: values.collect(),
+        env: file
+            .envs
+            .into_iter()
+            .map(|Env { key, value, description, .. }| EnvRecord { key, value, description })
+            .collect(),
+        bins: file.bins.into_iter().filter_map(bin).collect(),
+        labels: file.labels.into_iter().map(|label| (label.key, label.value)).collect(),
+        exec: file.exec.map(|exec| exec.value).unwrap_or_default(),
+        model: file.model.map(|model| model.value.to_string()),
+        name: file.name.map(|name| name.value),
+        runtime: file.runtime.and_then(|runtime| host_program(runtime.value)),
+        limits,
+        network: file.network.map(|network| network_record(network.value)),
+        capabilities: file.capabilities.into_iter().map(|capability| capability.value).collect(),
+        revival_policy: policy.map(Policy::code),
+        declared: file
+            .configs
+            .into_iter()
+            .map(|Config { key, required, description, .. }| ConfigRecord { key, required, description })
+            .collect(),
+        from,
+        parents: u32::try_from(parents).unwrap_or(u32::MAX),
+    }
+}
+
+fn host_program(source: BinSource) -> Option<String> {
+    match source {
+        BinSource::Host(program) => Some(program),
+        BinSource::Image(_) => None,
+    }
+}
+
+fn bin(bin: Bin) -> Option<BinRecord> {
+    Some(BinRecord {
+        name: bin.name,
+        host: host_program(bin.source)?,
+        safe: bin.safe,
+        description: bin.description.unwrap_or_default(),
+        usage: bin.usage,
+    })
+}
+
+/// The limits that the Agentfile asks for, and what it says about work whose process died.
+fn limits(file: &Agentfile) -> (Option<LimitsRecord>, Option<Policy>) {
+    limits_record(file.limits.iter().map(|limit| &limit.value))
+}
+
+/// Limits as they are recorded, and the policy, which is written as one of them.
+pub(in crate::api) fn limits_record<'l>(
+    given: impl Iterator<Item = &'l Limit>,
+) -> (Option<LimitsRecord>, Option<Policy>) {
+    let (mut limits, mut policy) = (LimitsRecord::default(), None);
+    for limit in given {
+        match *limit {
+            Limit::MemoryBytes(bytes) => limits.memory_bytes = Some(bytes),
+            Limit::Pids(pids) => limits.pids = Some(pids.into()),
+            Limit::CpuTime(time) => {
+                limits.cpu_ms = Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            }
+            Limit::DiskBytes(bytes) => limits.disk_bytes = Some(bytes),
+            Limit::OutputBytes(bytes) => limits.output_bytes = Some(bytes),
+            Limit::BudgetMicroUsd(micros) => limits.budget_micro_usd = Some(micros),
+            Limit::BudgetTokens(tokens) => limits.budget_tokens = Some(tokens),
+            Limit::ContextTokens(tokens) => limits.context_tokens = Some(tokens),
+            Limit::RevivalPolicy(RevivalPolicy::Revive) => policy = Some(Policy::Revive),
+            Limit::RevivalPolicy(RevivalPolicy::Reap) => policy = Some(Policy::Reap),
+            Limit::RevivalPolicy(RevivalPolicy::Ask) => policy = Some(Policy::Ask),
+        }
+    }
+    ((limits != LimitsRecord::default()).then_some(limits), policy)
+}
+
+fn network_record(network: Network) -> NetworkRecord {
+    let (mode, allow) = match network {
+        Network::None => (NetworkMode::None, Vec::new()),
+        Network::Host => (NetworkMode::Host, Vec::new()),
+        Network::Allow(hosts) => (NetworkMode::List, hosts),
+    };
+    NetworkRecord { mode: mode.code(), allow }
+}
+
+/// An image as a parent. Places in its files are not kept: nothing of it is wrong.
+pub(super) fn loaded_of(record: ImageRecord) -> Loaded {
+    let declared_limits = limits_of(&record);
+    let agentfile = Agentfile {
+        runtime: record.runtime.map(|program| nowhere(BinSource::Host(program))),
+        model: record.model.as_deref().and_then(model_of).map(nowhere),
+        name: record.name.map(nowhere),
+        contexts: record.contexts.iter().map(context_of).collect(),
+        configs: configs_of(record.declared, record.configs),
+        envs: record
+            .env
+            .into_iter()
+            .map(|EnvRecord { key, value, description }| Env { line: 0, key, value, description })
+            .collect(),
+        bins: record.bins.into_iter().map(bin_of).collect(),
+        exec: Some(record.exec).filter(|exec| !exec.is_empty()).map(nowhere),
+        adds: record.files.iter().map(add_of).collect(),
+        labels: record.labels.into_iter().map(|(key, value)| Label { line: 0, key, value }).collect(),
+        capabilities: record.capabilities.into_iter().map(nowhere).collect(),
+        limits: declared_limits,
+        network: record.network.map(|network| nowhere(network_of(network))),
+        ..Agentfile::default()
+    };
+    let contexts = record.contexts.into_iter().map(|ContextRecord { name, description, text }| ContextText {
+        name,
+        description,
+        text,
+    });
+    Loaded {
+        agentfile,
+        source: record.agentfile,
+        from: record.from,
+        own_name: None,
+        parents: record.parents as usize,
+        contexts: contexts.collect(),
+        files: record
+            .files
+            .into_iter()
+            .map(|FileRecord { name, bytes, .. }| AddedFile { name, bytes })
+            .collect(),
+    }
+}
+
+fn nowhere<T>(value: T) -> At<T> {
+    At { line: 0, column: 0, value }
+}
+
+fn model_of(text: &str) -> Option<Model> {
+    let (provider, name) = text.split_once('/')?;
+    Some(Model { provider: provider.to_owned(), name: name.to_owned() })
+}
+
+/// The text stands beside the document, in [`Loaded::contexts`].
+fn context_of(context: &ContextRecord) -> Context {
+    Context {
+        line: 0,
+        name: context.name.clone(),
+        description: context.description.clone(),
+        source: ContextSource::Inline(String::new()),
+    }
+}
+
+fn add_of(file: &FileRecord) -> Add {
+    Add {
+        line: 0,
+        src: nowhere(file.name.clone()),
+        name: file.name.clone(),
+        description: file.description.clone(),
+    }
+}
+
+fn bin_of(bin: BinRecord) -> Bin {
+    Bin {
+        line: 0,
+        name: bin.name,
+        source: BinSource::Host(bin.host),
+        safe: bin.safe,
+        description: Some(bin.description).filter(|text| !text.is_empty()),
+        usage: bin.usage,
+    }
+}
+
+fn configs_of(
+    declared: Vec<ConfigRecord>,
+    mut values: std::collections::BTreeMap<String, String>,
+) -> Vec<Config> {
+    let mut configs: Vec<Config> = declared
+        .into_iter()
+        .map(|ConfigRecord { key, required, description }| {
+            let value = values.remove(&key).map(ConfigValue::String);
+            Config { line: 0, key, value, required, description }
+        })
+        .collect();
+    // Images of earlier releases record values alone.
+    configs.extend(values.into_iter().map(|(key, value)| Config {
+        line: 0,
+        key,
+        value: Some(ConfigValue::String(value)),
+        required: false,
+        description: None,
+    }));
+    configs
+}
+
+fn network_of(record: NetworkRecord) -> Network {
+    match record.reach() {
+        NetworkMode::None => Network::None,
+        NetworkMode::Host => Network::Host,
+        NetworkMode::List => Network::Allow(record.allow),
+    }
+}
+
+fn limits_of(record: &ImageRecord) -> Vec<At<Limit>> {
+    let limits = record.limits.unwrap_or_default();
+    let policy = record.revival_policy.and_then(Policy::from_code).map(|policy| match policy {
+        Policy::Revive => RevivalPolicy::Revive,
+        Policy::Reap => RevivalPolicy::Reap,
+        Policy::Ask => RevivalPolicy::Ask,
+    });
+    let all = [
+        limits.memory_bytes.map(Limit::MemoryBytes),
+        limits.pids.map(|pids| Limit::Pids(u32::try_from(pids).unwrap_or(u32::MAX))),
+        limits.cpu_ms.map(|ms| Limit::CpuTime(Duration::from_millis(ms))),
+        limits.disk_bytes.map(Limit::DiskBytes),
+        limits.output_bytes.map(Limit::OutputBytes),
+        limits.budget_micro_usd.map(Limit::BudgetMicroUsd),
+        limits.budget_tokens.map(Limit::BudgetTokens),
+        limits.context_tokens.map(Limit::ContextTokens),
+        policy.map(Limit::RevivalPolicy),
+    ];
+    all.into_iter().flatten().map(nowhere).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lodge_image::agentfile::{Builder, load_inline};
+
+    use super::*;
+
+    struct Alone;
+
+    impl Builder for Alone {
+        fn image(&self, _: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+            Ok(None)
+        }
+
+        fn refuses(&self, _: &Agentfile) -> Vec<(u32, &'static str)> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_a_parent_and_nothing_else_is_recorded_as_it_was() {
+        let source = "FROM scratch\nRUNTIME host:/usr/bin/loop\nMODEL p/m/x\nNAME whole\nEXEC [\"serve\", \"-v\"]\n\
+            CONTEXT SOUL \"who\" <<E\n  kept \nE\nCONFIG a=1 \"one\"\nCONFIG b\nCONFIG c! \"needed\"\n\
+            ENV K=v \"d\"\nBIN t host:cat safe \"reads\" <<U\nusage\nU\nBIN u host:ls\nLABEL l=1\n\
+            CAPABILITY note_save job_wait\nLIMIT memory 1g\nLIMIT pids 9\nLIMIT cpu-time 1s\nLIMIT disk 2g\n\
+            LIMIT output 1m\nLIMIT budget-usd 1.5\nLIMIT budget-tokens 5\nLIMIT context-tokens 6\n\
+            LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\n";
+        let record = record_of(load_inline(source.as_bytes(), &Default::default(), &Alone).unwrap());
+        assert_eq!(record.parents, 0);
+        assert_eq!(record_of(loaded_of(record.clone())), record);
+    }
+}

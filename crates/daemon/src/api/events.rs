@@ -1,0 +1,70 @@
+//! `event/list`: the log in pages, forwards from a cursor or backwards from a place.
+
+use lodge_proto::{ErrorBody, Event, EventList, EventListParams};
+
+use super::methods::{Answer, find_agent_ever, future, internal, page};
+use super::scope;
+use crate::auth::Who;
+use crate::hub::{Filter, PAGE};
+use crate::shell::Shell;
+use crate::view;
+
+pub(super) fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+    let filter = scope::events(
+        who,
+        Filter {
+            stream: agent.map(|agent| agent.to_string()),
+            session: given.session.clone(),
+            kind: given.kind.clone(),
+        },
+    );
+    let (head, since) = (shell.hub.head(), given.since.unwrap_or(0));
+    if since > head {
+        return Err(future(since, head));
+    }
+    let wanted = Wanted { filter, since, head, limit: page(given.limit) as usize };
+    let (events, next) = match given.before {
+        None => oldest(shell, &wanted)?,
+        Some(before) => newest(shell, &wanted, before)?,
+    };
+    Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
+}
+
+struct Wanted {
+    filter: Filter,
+    since: u64,
+    head: u64,
+    limit: usize,
+}
+
+/// The first ones after `since`, and where the next page begins.
+fn oldest(shell: &Shell, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &Wanted { ref filter, since, head, limit } = wanted;
+    let mut cursor = since;
+    let mut events: Vec<Event> = Vec::new();
+    while events.len() < limit && cursor < head {
+        let (found, last) = shell.hub.page(&shell.reader, cursor, filter).map_err(internal)?;
+        cursor = last;
+        events.extend(found.iter().take(limit - events.len()).map(|event| view::event(event)));
+    }
+    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last < head);
+    Ok((events, next))
+}
+
+/// The last ones before `before`, the oldest of them first, and where the page before begins.
+fn newest(shell: &Shell, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &Wanted { ref filter, since, head, limit } = wanted;
+    // What is written and not yet published is nobody's business.
+    let mut cursor = before.min(head + 1);
+    let mut events: Vec<Event> = Vec::new();
+    while events.len() < limit && cursor > since + 1 {
+        let found = shell.reader.events_before(cursor, filter.stream.as_deref(), PAGE).map_err(internal)?;
+        cursor = found.1;
+        let fits = found.0.iter().filter(|event| event.seq > since && filter.takes(event));
+        events.extend(fits.take(limit - events.len()).map(view::event));
+    }
+    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last > since + 1);
+    events.reverse();
+    Ok((events, next))
+}

@@ -1,0 +1,59 @@
+//! Reading the settings again, by request or by SIGHUP.
+
+use std::sync::Arc;
+
+use lodge_proto::ErrorBody;
+use tokio::sync::oneshot;
+
+use super::methods::{Answer, recorded_answer};
+use crate::config::{ConfigError, Reread};
+use crate::engine::{Command, RequestKey, Seen};
+use crate::shell::{Shell, shutting_down};
+use crate::view;
+
+/// Reads the same sources again and puts into effect what differs; a mistake anywhere changes nothing. Listeners stay
+/// bound, and what is under way goes on with what it began with.
+///
+/// Whoever asks may leave before it is done: what is recorded is put into effect all the same.
+pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
+    let (told, answer) = oneshot::channel();
+    let worker = shell.clone();
+    shell.spawn(async move { drop(told.send(reload_whole(&worker, key).await)) });
+    answer.await.unwrap_or_else(|_| Err(shutting_down()))
+}
+
+async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
+    // One at a time, so that what is told is what was done.
+    let _alone = shell.file_changes.lock().await;
+    if let Some(key) = &key
+        && let Some(known) = recorded_answer(shell, key)?
+    {
+        return Ok(known);
+    }
+    let reread = {
+        let shell = shell.clone();
+        let read = tokio::task::spawn_blocking(move || shell.config.reread()).await;
+        let read = read.map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?;
+        read.map_err(|error| refused(&error))?
+    };
+    let keys: Vec<String> = reread.told.changed.iter().map(|change| change.key.clone()).collect();
+    let command = Command::Reloaded { keys: keys.clone(), answer: view::json(&reread.told) };
+    let answer = shell.ask(key, command).await?;
+    put_into_effect(shell, reread).await;
+    tracing::info!(event = "daemon.reloaded", keys = keys.join(","));
+    Ok(answer)
+}
+
+async fn put_into_effect(shell: &Shell, reread: Reread) {
+    shell.config.swap(reread);
+    shell.level.set(&shell.config.text("log-level"));
+    shell.tell(Seen::Configured(shell.config.settings())).await;
+    // Whoever edits the settings may have edited the providers too.
+    shell.tell(Seen::ProvidersChanged).await;
+}
+
+fn refused(error: &ConfigError) -> ErrorBody {
+    let mut body = ErrorBody::new("config.invalid", error.to_string()).hint(error.hint());
+    body.data.cause = std::error::Error::source(error).map(crate::chain);
+    body
+}

@@ -1,0 +1,97 @@
+//! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
+
+use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_proto::{AttachParams, ErrorBody};
+use serde_json::Value;
+
+use super::methods::{self, internal};
+use crate::auth::Who;
+use crate::auth::rights::{self, Reach};
+use crate::hub::Filter;
+use crate::shell::Shell;
+
+/// Refuses what the caller may not call, and leaves of the parameters what it may reach.
+pub(super) fn narrow(shell: &Shell, who: &Who, method: &str, mut given: Value) -> Result<Value, ErrorBody> {
+    let (Some(reach), Some(own)) = (rights::admit(who, method)?, who.agent()) else { return Ok(given) };
+    match reach {
+        Reach::Nobodys => {}
+        Reach::Agent => fill_in(shell, own, &mut given)?,
+        Reach::AgentAndSession => {
+            fill_in(shell, own, &mut given)?;
+            own_session(shell, own, given.get("session").and_then(Value::as_str))?;
+        }
+        Reach::Session => own_session(shell, own, given.get("session").and_then(Value::as_str))?,
+        Reach::Turn => own_turn(shell, own, given.get("turn").and_then(Value::as_str))?,
+    }
+    Ok(given)
+}
+
+/// The parameters of an attach as far as the caller reaches. All that happens is, for an agent's token, all of its agent.
+pub(super) fn attach(shell: &Shell, who: &Who, mut given: AttachParams) -> Result<AttachParams, ErrorBody> {
+    rights::admit(who, "client/attach")?;
+    let Some(own) = who.agent() else { return Ok(given) };
+    if let Some(agent) = &given.agent {
+        given.agent = Some(own_agent(shell, own, agent)?);
+    }
+    own_session(shell, own, given.session.as_deref())?;
+    if std::mem::take(&mut given.all) {
+        if given.agent.is_some() || given.session.is_some() {
+            given.all = true;
+        } else {
+            given.agent = Some(own.to_string());
+        }
+    }
+    Ok(given)
+}
+
+/// The events that the caller may see of those that a filter takes: the last word, whatever was asked for.
+pub(super) fn events(who: &Who, filter: Filter) -> Filter {
+    match who.agent() {
+        None => filter,
+        Some(own) => Filter { stream: Some(own.to_string()), ..filter },
+    }
+}
+
+/// The agent that an agent's token names, when it is its own.
+pub(super) fn own_agent(shell: &Shell, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+    let is_id = given.starts_with(AgentId::PREFIX) && own.as_str().starts_with(given);
+    let is_name = || -> Result<bool, ErrorBody> {
+        let found = shell.reader.agent(own).map_err(internal)?;
+        Ok(found.is_some_and(|found| found.row.name == given))
+    };
+    if is_id || is_name()? { Ok(own.to_string()) } else { Err(methods::no_agent(given)) }
+}
+
+/// Names the caller's agent where none is named, and refuses any other.
+fn fill_in(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let Some(fields) = given.as_object_mut() else { return Ok(()) };
+    match fields.get("agent") {
+        None | Some(Value::Null) => {
+            fields.insert("agent".to_owned(), own.to_string().into());
+        }
+        Some(Value::String(agent)) => {
+            let agent = own_agent(shell, own, agent)?;
+            fields.insert("agent".to_owned(), agent.into());
+        }
+        // The method says what is wrong with it.
+        Some(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {}
+    }
+    Ok(())
+}
+
+/// One that is not there, or cannot be, is the method's business.
+fn own_session(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
+    let Some(id) = given.and_then(|given| given.parse::<SessionId>().ok()) else { return Ok(()) };
+    match shell.reader.session(&id).map_err(internal)? {
+        Some(found) if found.row.agent != *own => Err(crate::view::no_session(&id)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn own_turn(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
+    let Some(id) = given.and_then(|given| given.parse::<TurnId>().ok()) else { return Ok(()) };
+    match shell.reader.turn(&id).map_err(internal)? {
+        Some(found) if found.row.agent != *own => Err(methods::no_turn(&id)),
+        Some(_) | None => Ok(()),
+    }
+}

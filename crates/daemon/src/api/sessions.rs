@@ -1,0 +1,328 @@
+//! Sessions: listed, read, searched, exported; changed through the engine on what was read of them at one moment.
+
+use std::time::Duration;
+
+use lodge_core::{SessionId, Timestamp, TurnId};
+use lodge_proto::*;
+use lodge_store::{
+    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionPlace, Standing, Told, TurnCursor,
+    TurnPick, Which,
+};
+
+use super::methods::{Answer, find_agent_ever, internal, page, session_id};
+use crate::chain;
+use crate::engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
+use crate::room::Needs;
+use crate::shell::{Shell, now};
+use crate::view;
+
+/// Of the form of exported lines.
+const EXPORT_VERSION: u32 = 1;
+/// A page of an export ends with the message that reaches this.
+const EXPORT_BYTES_MAX: usize = 1 << 20;
+/// How often a session that moved on while it was read is read again, and what is waited before.
+const TRIES_MAX: u32 = 20;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
+/// How long a search waits for others: they are made one after the other.
+const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
+
+pub(super) fn list(shell: &Shell, given: &SessionListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+    let limit = page(given.limit);
+    let before = given.after.as_deref().map(place).transpose()?;
+    let found = shell.reader.sessions(agent.as_ref(), before.as_ref(), limit).map_err(internal)?;
+    let next = found
+        .last()
+        .filter(|_| found.len() == limit as usize)
+        .map(|last| format!("{}:{}", last.last_active.ms(), last.row.id));
+    Ok(view::json(&SessionList { sessions: found.iter().map(view::session).collect(), next }))
+}
+
+/// Where an earlier page ended.
+fn place(given: &str) -> Result<SessionPlace, ErrorBody> {
+    let (at, id) = given.split_once(':').ok_or_else(bad_cursor)?;
+    let at = at.parse().map_err(|_| bad_cursor())?;
+    Ok(SessionPlace { last_active: Timestamp::from_ms(at), id: id.to_owned() })
+}
+
+fn bad_cursor() -> ErrorBody {
+    ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
+}
+
+pub(super) fn get(shell: &Shell, given: &SessionRef) -> Answer {
+    let id = session_id(&given.session)?;
+    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
+    let inactive_turns = shell.reader.inactive_turns(&id).map_err(internal)?;
+    Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns }))
+}
+
+pub(super) fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
+    let id = known(shell, &given.session)?;
+    let limit = page(given.limit);
+    let found = shell.reader.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
+    let next = found
+        .first()
+        .filter(|first| first.row.seq > 1 && found.len() == limit as usize)
+        .map(|first| first.row.seq);
+    let on_path = |told: &&Told| told.active;
+    let numbers = || found.iter().filter(on_path).map(|told| told.row.number);
+    let epochs = match (numbers().min(), numbers().max()) {
+        (Some(first), Some(last)) => shell.reader.epochs(&id, first, last).map_err(internal)?,
+        (None, _) | (_, None) => Vec::new(),
+    };
+    // One that began before the page is told with the page where it did.
+    let begun = |epoch: &PlacedEpoch| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
+    let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
+    let messages = found.into_iter().map(view::message).collect();
+    Ok(view::json(&MessageList { messages, epochs, next }))
+}
+
+pub(super) fn turns(shell: &Shell, given: &TurnListParams) -> Answer {
+    let id = known(shell, &given.session)?;
+    let limit = page(given.limit);
+    let after = match given.after.as_deref().map(|after| after.split_once(':').unwrap_or((after, "~"))) {
+        None => TurnCursor::default(),
+        Some((number, turn)) => {
+            TurnCursor { number: number.parse().map_err(|_| bad_cursor())?, id: turn.to_owned() }
+        }
+    };
+    let found = shell.reader.turns(&id, which(given.all), &after, limit).map_err(internal)?;
+    let next = found
+        .last()
+        .filter(|_| found.len() == limit as usize)
+        .map(|last| format!("{}:{}", last.row.number, last.row.id));
+    Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
+}
+
+fn which(all: bool) -> Which {
+    if all { Which::All } else { Which::Path }
+}
+
+fn known(shell: &Shell, given: &str) -> Result<SessionId, ErrorBody> {
+    let id = session_id(given)?;
+    match shell.reader.session(&id).map_err(internal)? {
+        Some(_) => Ok(id),
+        None => Err(view::no_session(&id)),
+    }
+}
+
+pub(super) fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
+    let id = session_id(&given.session)?;
+    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
+    let mut lines = Vec::new();
+    if given.after.is_none() {
+        let session = view::session(&found);
+        lines.push(ExportLine::Session(Box::new(ExportedSession { version: EXPORT_VERSION, session })));
+    }
+    let limit = given.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
+    let after = given.after.unwrap_or(0);
+    let (page, more) = shell.reader.exported(&id, after, limit, EXPORT_BYTES_MAX).map_err(internal)?;
+    let next = page.last().filter(|_| more).map(|last| last.told.row.seq);
+    lines.extend(page.into_iter().map(|one| ExportLine::Message(Box::new(view::exported(one)))));
+    Ok(view::json(&SessionExport { lines, next }))
+}
+
+pub(super) async fn search(shell: &std::sync::Arc<Shell>, given: SessionSearchParams) -> Answer {
+    let query = Query::parse(&given.query)
+        .map_err(|bad| ErrorBody::new("search.bad_query", bad.to_string()).hint(bad.hint()))?;
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+    let session = given.session.as_deref().map(|session| known(shell, session)).transpose()?;
+    let after = given.after.map(|after| after.parse().map_err(|_| bad_cursor())).transpose()?;
+    let limit = page(given.limit);
+    // The index takes in what is new first, and that is written.
+    shell.room.admit(Needs::Room, now())?;
+    let turn = tokio::time::timeout(SEARCH_WAIT_MAX, shell.searching.clone().lock_owned()).await;
+    let turn = turn.map_err(|_| {
+        ErrorBody::new("daemon.busy", "other searches are under way").hint("ask again in a moment")
+    })?;
+    let worker = shell.clone();
+    let found = tokio::task::spawn_blocking(move || {
+        let wanted =
+            SearchWanted { query: &query, agent: agent.as_ref(), session: session.as_ref(), after, limit };
+        let found = turn.search(&worker.reader, wanted);
+        drop(turn);
+        // Searches are rare, and what one needed is not kept for the next.
+        crate::commit::trim_heap();
+        found
+    });
+    let found = found
+        .await
+        .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?
+        .map_err(|error| search_failed(&error))?;
+    let next = found.last().filter(|_| found.len() == limit as usize).map(|last| last.place.to_string());
+    Ok(view::json(&SessionHits { hits: found.into_iter().map(view::hit).collect(), next }))
+}
+
+fn search_failed(error: &SearchError) -> ErrorBody {
+    let because = std::error::Error::source(error).map(chain).unwrap_or_default();
+    match error {
+        SearchError::Full { .. } => ErrorBody::new("daemon.disk_full", error.to_string())
+            .because(because)
+            .hint("make room on the state directory's file system, then ask again"),
+        SearchError::Read(_) | SearchError::Index { .. } => {
+            ErrorBody::new("daemon.internal", error.to_string()).because(because)
+        }
+    }
+}
+
+/// What a change is about.
+#[derive(Debug)]
+pub(super) enum Change {
+    Fork { turn: Option<String>, to: Option<String> },
+    Rewind { turn: String },
+    Regenerate { turn: Option<String> },
+    Activate { turn: String },
+    Delete,
+}
+
+/// Reads what a change is decided on and has it decided; again, when the session moved on in between.
+pub(super) async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
+    let id = session_id(session)?;
+    let mut tries = 0;
+    loop {
+        let answer = match planned(shell, &id, &change)? {
+            Some(planned) => shell.ask(key.clone(), Command::ChangeSession(Box::new(planned))).await,
+            None => match change {
+                // One that is not there is as deleted as it can be.
+                Change::Delete => {
+                    let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
+                    return match key {
+                        Some(_) => shell.ask(key, Command::Keep { answer }).await,
+                        None => Ok(answer),
+                    };
+                }
+                Change::Fork { .. }
+                | Change::Rewind { .. }
+                | Change::Regenerate { .. }
+                | Change::Activate { .. } => return Err(view::no_session(&id)),
+            },
+        };
+        tries += 1;
+        match answer {
+            Err(error) if error.data.code == "session.changed" && tries < TRIES_MAX => {
+                tokio::time::sleep(TRY_AGAIN_AFTER).await;
+            }
+            answer => {
+                if matches!(change, Change::Delete) && answer.is_ok() {
+                    forget(shell, &id).await;
+                }
+                return answer;
+            }
+        }
+    }
+}
+
+/// Takes a deleted session out of the index too. What is left there is found missing by the next search, and not told.
+async fn forget(shell: &Shell, id: &SessionId) {
+    // Whoever searches now may not be waited for.
+    let Ok(turn) = shell.searching.clone().try_lock_owned() else { return };
+    let id = id.clone();
+    let forgotten = tokio::task::spawn_blocking(move || turn.forget(&id)).await;
+    if let Ok(Err(error)) = forgotten {
+        tracing::warn!(event = "search.not_forgotten", error = %chain(&error));
+    }
+}
+
+fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
+    let found = match change {
+        Change::Delete => {
+            shell.reader.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
+        }
+        Change::Rewind { turn } => {
+            let found = shell.reader.rewind_plan(id, &pick(turn)?).map_err(internal)?;
+            found
+                .map(|(standing, plan)| Ok((standing, SessionWhat::Rewind(fits(id, turn, plan)?))))
+                .transpose()?
+        }
+        Change::Activate { turn } => {
+            let unknown = || {
+                let hint = format!("`lodge session show {id} --all` lists the turns of all branches by id");
+                no_turn(id, turn).hint(hint)
+            };
+            let turn_id: TurnId = turn.parse().map_err(|_| unknown())?;
+            let found = shell.reader.branch_plan(id, &turn_id).map_err(internal)?;
+            found
+                .map(|(standing, plan)| {
+                    let plan = match plan {
+                        Err(NoTurn::Unknown) => return Err(unknown()),
+                        plan => fits(id, turn, plan)?,
+                    };
+                    Ok((standing, SessionWhat::Activate { turn: turn_id, plan }))
+                })
+                .transpose()?
+        }
+        Change::Fork { turn, to } => {
+            let to = to.as_deref().map(|to| free(shell, to)).transpose()?;
+            let found = shell.reader.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
+            let turn = turn.as_deref().unwrap_or("the last");
+            found
+                .map(|(standing, plan)| Ok((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? })))
+                .transpose()?
+        }
+        Change::Regenerate { turn } => {
+            let found = shell.reader.repeat_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
+            let turn = turn.as_deref().unwrap_or("the last");
+            found
+                .map(|(standing, repeat)| {
+                    let repeat = fits(id, turn, repeat)?;
+                    let again = TurnAgain {
+                        turn: repeat.turn,
+                        text: repeat.body.text,
+                        schema: repeat.body.schema,
+                        plan: repeat.plan,
+                    };
+                    Ok((standing, SessionWhat::Regenerate(Box::new(again))))
+                })
+                .transpose()?
+        }
+    };
+    Ok(found.map(|(Standing { fact, agent_name, agent_removed }, what)| SessionChange {
+        fact,
+        agent_name,
+        agent_removed,
+        what,
+    }))
+}
+
+/// The id of a session that is not there yet.
+fn free(shell: &Shell, given: &str) -> Result<SessionId, ErrorBody> {
+    let id = session_id(given)?;
+    match shell.reader.session(&id).map_err(internal)? {
+        None => Ok(id),
+        Some(_) => Err(view::session_exists(&id)),
+    }
+}
+
+/// A turn by its id or by its number in the path.
+fn pick(given: &str) -> Result<TurnPick, ErrorBody> {
+    if let Ok(number) = given.parse() {
+        return Ok(TurnPick::Number(number));
+    }
+    given.parse().map(TurnPick::Id).map_err(|_| {
+        ErrorBody::new("params.invalid", format!("`{given}` is neither a turn's id nor a number"))
+            .hint("`lodge session show` has both")
+    })
+}
+
+fn pick_or_last(given: Option<&str>) -> Result<TurnPick, ErrorBody> {
+    given.map_or(Ok(TurnPick::Last), pick)
+}
+
+fn no_turn(id: &SessionId, turn: &str) -> ErrorBody {
+    ErrorBody::new("turn.not_found", format!("session `{id}` has no turn `{turn}`"))
+        .hint(format!("`lodge session show {id}` lists its turns"))
+}
+
+fn fits<P>(id: &SessionId, turn: &str, plan: Result<P, NoTurn>) -> Result<P, ErrorBody> {
+    plan.map_err(|no| match no {
+        NoTurn::Unknown => no_turn(id, turn),
+        NoTurn::Inactive => {
+            ErrorBody::new("turn.inactive", format!("turn `{turn}` is not on the path of session `{id}`"))
+                .hint(format!("make its branch the path with `lodge session activate {id} {turn}`"))
+        }
+        NoTurn::TooMany => {
+            ErrorBody::new("session.too_large", "that is about more turns than one change may touch")
+                .hint("name an earlier turn")
+        }
+    })
+}

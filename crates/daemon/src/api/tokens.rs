@@ -1,0 +1,98 @@
+//! `token/…`: issuing, listing and revoking.
+//!
+//! A token's value is signed here from what was recorded, so a request that is sent again gets the same one although
+//! none is kept.
+
+use lodge_core::TokenId;
+use lodge_core::token::TokenRow;
+use lodge_proto::{
+    ErrorBody, TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView,
+};
+use lodge_store::TokenFilter;
+use serde_json::Value;
+
+use super::Api;
+use super::methods::{Answer, find_agent, internal, page};
+use crate::auth::DAY_MS;
+use crate::engine::{Command, NewToken, RequestKey, TokenFor};
+use crate::shell::{Shell, now};
+use crate::view;
+
+const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
+const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
+
+pub(super) async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Answer {
+    let shell = &api.shell;
+    let holder = match given.agent.as_deref() {
+        None => TokenFor::Operator,
+        Some(agent) => TokenFor::Agent(find_agent(shell, agent)?),
+    };
+    let expires_in_s = given.expires_in_s.unwrap_or(EXPIRES_DEFAULT_S);
+    if !(1..=EXPIRES_MAX_S).contains(&expires_in_s) {
+        let days = EXPIRES_MAX_S.cast_signed() * 1_000 / DAY_MS;
+        return Err(ErrorBody::new("token.bad_expiry", "a token is good for a second at least")
+            .hint(format!("give 1 to {EXPIRES_MAX_S} seconds, which are {days} days")));
+    }
+    let expires_at = now().plus_ms(expires_in_s.cast_signed() * 1_000);
+    let new = NewToken { holder, name: given.name, expires_at };
+    let answer = shell.ask(key, Command::IssueToken(Box::new(new))).await?;
+    issued(api, answer)
+}
+
+/// The answer to a request for a token, with the value that was not recorded with it.
+pub(super) fn issued(api: &Api, answer: Value) -> Answer {
+    let broken = |cause: String| {
+        ErrorBody::new("daemon.internal", "the token was issued and could not be told").because(cause)
+    };
+    let view: TokenView = serde_json::from_value(answer).map_err(|error| broken(error.to_string()))?;
+    let row = by_id(&api.shell, &view.id)?;
+    let token = api.gate.value(&row).map_err(|error| broken(error.to_string()))?;
+    Ok(view::json(&TokenIssued { view, token }))
+}
+
+pub(super) fn list(shell: &Shell, given: &TokenListParams) -> Answer {
+    let (limit, now) = (page(given.limit), now());
+    let live_at = (!given.all).then_some(now);
+    let filter = TokenFilter { after: given.after.as_deref(), live_at };
+    let rows = shell.reader.tokens(filter, limit).map_err(internal)?;
+    let next = (rows.len() == limit as usize).then(|| rows.last().map(|last| last.id.to_string())).flatten();
+    Ok(view::json(&TokenList { tokens: rows.iter().map(|row| view::token(row, now)).collect(), next }))
+}
+
+pub(super) async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
+    let row = one(shell, &given.token)?;
+    shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
+}
+
+fn one(shell: &Shell, given: &str) -> Result<TokenRow, ErrorBody> {
+    let prefixed =
+        given.strip_prefix(TokenId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
+    let mut found = if prefixed { shell.reader.find_token(given).map_err(internal)? } else { Vec::new() };
+    match found.len() {
+        0 => Err(no_token(given)),
+        1 => Ok(found.remove(0)),
+        _ => match found.iter().position(|row| row.id.as_str() == given) {
+            Some(exactly) => Ok(found.remove(exactly)),
+            None => {
+                let ids: Vec<String> = found.iter().map(|row| row.id.to_string()).collect();
+                Err(ErrorBody::new("token.ambiguous", format!("several tokens start with `{given}`"))
+                    .hint(format!("give more of the id: {}", ids.join(", "))))
+            }
+        },
+    }
+}
+
+fn by_id(shell: &Shell, id: &str) -> Result<TokenRow, ErrorBody> {
+    let parsed = id.parse().map_err(|_| no_token(id))?;
+    shell.reader.token(&parsed).map_err(internal)?.ok_or_else(|| no_token(id))
+}
+
+/// What was given may be a token's value, typed in place of its id: it is not repeated.
+fn no_token(given: &str) -> ErrorBody {
+    let message = match given.parse::<TokenId>() {
+        Ok(id) => format!("no token `{id}`"),
+        Err(_) => "no token has that id".to_owned(),
+    };
+    ErrorBody::new("token.not_found", message)
+        .hint("`lodge token ls -a` lists all tokens; give an id, not a value")
+}

@@ -1,0 +1,134 @@
+//! Changing an agent in place: everything that can be wrong is found before anything is recorded.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lodge_core::lineage::Policy;
+use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord};
+use lodge_image::agentfile;
+use lodge_proto::{AgentUpdateParams, ErrorBody};
+
+use super::create::{
+    Chosen, check_env, check_model, choose, limits_record, mounts, named_runtime, policy, spec_of,
+};
+use super::methods::{Answer, ask_prepared, internal, one_agent};
+use crate::engine::{Change, Command, ImageChange, NewImage, RequestKey, Update};
+use crate::shell::Shell;
+
+pub(super) async fn update(shell: &Arc<Shell>, key: Option<RequestKey>, given: AgentUpdateParams) -> Answer {
+    let prepare = |shell: &Shell| Ok(Command::UpdateAgent(Box::new(prepare(shell, given)?)));
+    ask_prepared(shell, key, prepare).await
+}
+
+fn prepare(shell: &Shell, given: AgentUpdateParams) -> Result<Update, ErrorBody> {
+    if (AgentUpdateParams { agent: String::new(), request_id: None, ..given.clone() })
+        == AgentUpdateParams::default()
+    {
+        return Err(ErrorBody::new("params.invalid", "there is nothing to change").hint(
+            "name at least one of model, env, configs, labels, mounts, limits, revival_policy and an image",
+        ));
+    }
+    let row = one_agent(shell, &given.agent)?.row;
+    let now = row.next.as_ref().map_or(&row.image_digest, |next| &next.image_digest);
+    let record = shell.reader.image(now).map_err(internal)?.unwrap_or_default();
+    let (limits, limit_policy) = limits(&given.limits)?;
+    let named = given.revival_policy.as_deref().map(policy).transpose()?;
+    check_env(given.env.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))))?;
+    if let Some(model) = &given.model {
+        check_model(shell, model)?;
+    }
+    let before = row.next.as_ref().map_or(&row.spec.mounts, |next| &next.spec.mounts);
+    let staying: Vec<MountRecord> =
+        before.iter().filter(|mount| !given.unmounts.contains(&mount.target)).cloned().collect();
+    let mut change = Change {
+        image: None,
+        model: given.model.clone(),
+        env: given.env.clone(),
+        configs: given.configs.clone(),
+        labels: given.labels.clone(),
+        mounts: mounts(shell, &given.mounts, &staying)?,
+        unmounts: given.unmounts.clone(),
+        limits,
+        revival_policy: named.or(limit_policy),
+    };
+    let spec = row.next.map_or(row.spec, |next| next.spec);
+    let image = new_image(shell, &given, &record, &mut change)?;
+    let after = image.as_ref().map_or(&record, |image| &image.record);
+    check_configs((&record, after), &spec, &given.configs)?;
+    Ok(Update { agent: row.id, change, image })
+}
+
+/// The image that somebody names, and what an agent of the old one and of this one is by itself.
+fn new_image(
+    shell: &Shell,
+    given: &AgentUpdateParams,
+    record: &ImageRecord,
+    change: &mut Change,
+) -> Result<Option<NewImage>, ErrorBody> {
+    let AgentUpdateParams { path, content, image, build_args, .. } = given;
+    if path.is_none() && content.is_none() && image.is_none() {
+        return match build_args.is_empty() {
+            true => Ok(None),
+            false => Err(ErrorBody::new("params.invalid", "build arguments need an image to build")
+                .hint("name a directory or an Agentfile with them")),
+        };
+    }
+    let Chosen { record: chosen, digest, named, tags, .. } =
+        choose(shell, path.as_deref(), content.as_deref(), image.as_deref(), build_args)?;
+    let new = spec_of(&chosen)?;
+    change.image = Some(ImageChange {
+        name: named,
+        digest: digest.clone(),
+        old: Box::new(by_itself(record)),
+        new: Box::new(new),
+    });
+    let bytes = lodge_store::encode(&chosen).len() as u64;
+    Ok(Some(NewImage { digest, record: chosen, bytes, tags }))
+}
+
+/// What of an agent came with its image. Its programs may be gone by now: they go with the image in any case.
+fn by_itself(record: &ImageRecord) -> AgentSpec {
+    AgentSpec {
+        model: record.model.clone().unwrap_or_default(),
+        labels: record.labels.clone(),
+        revival_policy: record.revival_policy,
+        limits: record.limits,
+        capabilities: record.capabilities.clone(),
+        runtime: record.runtime.as_deref().map(named_runtime),
+        ..AgentSpec::default()
+    }
+}
+
+/// No value is missing afterwards that the image asks for and that was not missing before.
+fn check_configs(
+    (before, after): (&ImageRecord, &ImageRecord),
+    spec: &AgentSpec,
+    given: &BTreeMap<String, Option<String>>,
+) -> Result<(), ErrorBody> {
+    let mut configs = spec.configs.clone();
+    for (key, value) in given {
+        match value {
+            Some(value) => drop(configs.insert(key.clone(), value.clone())),
+            None => drop(configs.remove(key)),
+        }
+    }
+    let lacked: Vec<&str> = before.unset(&spec.configs).collect();
+    match after.unset(&configs).find(|key| !lacked.contains(key)) {
+        None => Ok(()),
+        Some(key) => {
+            Err(ErrorBody::new("params.invalid", format!("CONFIG {key} is required and has no value"))
+                .hint(format!("set it with `--config {key}=value`")))
+        }
+    }
+}
+
+fn limits(given: &BTreeMap<String, String>) -> Result<(Option<LimitsRecord>, Option<Policy>), ErrorBody> {
+    let read = given.iter().map(|(key, value)| {
+        agentfile::read_limit(key, value).map_err(|mistake| {
+            ErrorBody::new("params.invalid", mistake.to_string())
+                .hint(format!("expected {}", mistake.expected()))
+        })
+    });
+    let read = read.collect::<Result<Vec<_>, _>>()?;
+    Ok(limits_record(read.iter()))
+}

@@ -1,0 +1,113 @@
+//! Which tokens open the doors now, and the callers who came in with them.
+//!
+//! A copy of what is committed: a token is in here after the commit that issued it and out of here after the one that
+//! revoked it, before anybody hears of either.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lodge_core::token::{Holder, Standing, TokenRow};
+use lodge_core::{AgentId, TokenId};
+use tokio_util::sync::CancellationToken;
+
+use crate::shell::now;
+
+/// How long a silent connection may be open without a look at the clock: one that was set forward ends tokens, too.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Default)]
+pub struct Access {
+    live: Mutex<HashMap<TokenId, Live>>,
+}
+
+#[derive(Debug)]
+struct Live {
+    row: TokenRow,
+    revoked: CancellationToken,
+}
+
+/// A caller whose token was good when it came.
+#[derive(Debug, Clone)]
+pub struct Who {
+    /// Under this name its requests are kept: every operator is one caller, and every agent.
+    pub name: String,
+    pub token: TokenRow,
+    revoked: CancellationToken,
+}
+
+impl Access {
+    pub fn of(rows: impl IntoIterator<Item = TokenRow>) -> Access {
+        let access = Access::default();
+        rows.into_iter().for_each(|row| access.put(row));
+        access
+    }
+
+    /// Lets a token in, or shows everybody out who came with it.
+    pub fn put(&self, row: TokenRow) {
+        let mut live = self.live();
+        let now = now();
+        live.retain(|_, held| held.row.standing(now) != Standing::Expired);
+        match row.revoked_at {
+            // One that is in already keeps its callers: they must hear of its end.
+            None => {
+                live.entry(row.id.clone()).or_insert_with(|| Live { row, revoked: CancellationToken::new() });
+            }
+            Some(_) => {
+                if let Some(held) = live.remove(&row.id) {
+                    held.revoked.cancel();
+                }
+            }
+        }
+    }
+
+    /// Who comes with this token; nobody, when it was revoked or was never recorded.
+    pub fn enter(&self, id: &TokenId) -> Option<Who> {
+        let live = self.live();
+        let held = live.get(id)?;
+        let name = match &held.row.holder {
+            Holder::Operator => "operator".to_owned(),
+            Holder::Agent(agent) => agent.to_string(),
+        };
+        Some(Who { name, token: held.row.clone(), revoked: held.revoked.clone() })
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<TokenId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Who {
+    /// The one agent this caller may talk to; none for an operator, who may talk to all.
+    pub fn agent(&self) -> Option<&AgentId> {
+        self.token.holder.agent()
+    }
+
+    pub fn standing(&self) -> Standing {
+        if self.revoked.is_cancelled() { Standing::Revoked } else { self.token.standing(now()) }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.standing() != Standing::Live
+    }
+
+    /// Ends when the token does: revoked, or its time is over.
+    pub async fn over(&self) -> Standing {
+        loop {
+            let left_ms = self.token.expires_at.ms() - now().ms();
+            let Ok(left_ms @ 1..) = u64::try_from(left_ms) else { return Standing::Expired };
+            tokio::select! {
+                () = self.revoked.cancelled() => return Standing::Revoked,
+                () = tokio::time::sleep(Duration::from_millis(left_ms).min(LOOK_EVERY)) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Who {
+    pub(crate) fn with(token: TokenRow) -> Who {
+        let access = Access::of([token.clone()]);
+        access.enter(&token.id).unwrap()
+    }
+}

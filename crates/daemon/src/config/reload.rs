@@ -1,0 +1,103 @@
+//! Reading the configuration again: checked whole, then swapped whole, or nothing changes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use lodge_proto::{Overridden, Reloaded, SettingChange};
+use serde_json::Value;
+
+use super::file::Keys;
+use super::table::{Change, SETTINGS};
+use super::{Config, ConfigError, InEffect, Source, value_of};
+
+/// What a reload would change, checked and not yet in effect.
+#[derive(Debug)]
+pub struct Reread {
+    next: InEffect,
+    pub told: Reloaded,
+}
+
+impl Config {
+    /// Reads the same sources again. Whatever is wrong with them is found here.
+    pub fn reread(&self) -> Result<Reread, ConfigError> {
+        let (file, yaml, mistakes) = self.given.file()?;
+        let mut next = self.given.values(file.as_deref(), &yaml, mistakes)?;
+        let now = self.in_effect();
+        let mut told = Reloaded {
+            file: file.as_ref().map(|file| file.display().to_string()),
+            changed: Vec::new(),
+            needs_restart: Vec::new(),
+            overridden: Vec::new(),
+        };
+        let mut waiting = BTreeMap::new();
+        for setting in SETTINGS {
+            let name = setting.name;
+            let (Some((from, _)), Some((to, source))) = (now.values.get(name), next.get(name).cloned())
+            else {
+                continue;
+            };
+            told.overridden.extend(overridden(name, &yaml, &to, source));
+            if *from == to {
+                continue;
+            }
+            let change = SettingChange { key: name.to_owned(), from: from.clone(), to: to.clone() };
+            match setting.change {
+                Change::Reload => told.changed.push(change),
+                Change::Restart => {
+                    told.needs_restart.push(change);
+                    waiting.insert(name, to);
+                    if let Some(kept) = now.values.get(name) {
+                        next.insert(name, kept.clone());
+                    }
+                }
+            }
+        }
+        told.needs_restart.extend(self.other_data_dir(&yaml));
+        Ok(Reread { next: InEffect { file, values: next, waiting }, told })
+    }
+
+    /// Puts into effect what was read. Whatever is begun from here on sees it.
+    pub fn swap(&self, reread: Reread) {
+        *self.in_effect.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reread.next);
+    }
+
+    /// What a person should know of the settings.
+    pub fn warnings(&self) -> Vec<String> {
+        let in_effect = self.in_effect();
+        let waits = in_effect.waiting.iter().map(|(name, value)| {
+            let (to, from) = (plain(value), plain(value_of(&in_effect.values, name)));
+            format!("settings: {name} is {from}; the file says {to}, from the next start on")
+        });
+        waits.chain(self.passed_over.iter().map(|what| format!("settings: {what}"))).collect()
+    }
+
+    /// A state directory that the file names, and that would be another.
+    fn other_data_dir(&self, yaml: &Keys) -> Option<SettingChange> {
+        let dir = yaml.get("data-dir")?.value.as_str()?;
+        let resolved = std::path::Path::new(dir).canonicalize().unwrap_or_else(|_| dir.into());
+        let differs = self.data_dir_source == Source::File && resolved != self.data_dir;
+        differs.then(|| SettingChange {
+            key: "data-dir".to_owned(),
+            from: Value::from(self.data_dir.display().to_string()),
+            to: Value::from(dir),
+        })
+    }
+}
+
+/// A value of the file that does not count, because a flag or a variable goes before it.
+fn overridden(name: &str, yaml: &Keys, effective: &Value, source: Source) -> Option<Overridden> {
+    let written = &yaml.get(name)?.value;
+    match source {
+        Source::Flag | Source::Env => Some(Overridden {
+            key: name.to_owned(),
+            by: source.word().to_owned(),
+            value: effective.clone(),
+            file: written.clone(),
+        }),
+        Source::File | Source::Default => None,
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

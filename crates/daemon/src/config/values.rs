@@ -1,0 +1,85 @@
+//! What a value may look like.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::ConfigError;
+use super::table::{Setting, Shape};
+
+/// A value as it is kept, or what was expected in its place.
+pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> Result<Value, ConfigError> {
+    let words = |items: &[Value]| {
+        items.iter().map(Value::as_str).collect::<Option<Vec<&str>>>().map(|words| words.join(","))
+    };
+    let (text, scalar) = match (given, setting.shape) {
+        (Value::String(text), _) => (text.clone(), true),
+        (Value::Bool(_) | Value::Number(_), _) => (given.to_string(), true),
+        (Value::Array(items), Shape::List) => {
+            words(items).map_or((given.to_string(), false), |text| (text, true))
+        }
+        (Value::Null | Value::Object(_) | Value::Array(_), _) => (given.to_string(), false),
+    };
+    let bad = |wanted: String| ConfigError::BadValue {
+        name: setting.name,
+        given: text.clone(),
+        wanted,
+        from: from.clone(),
+    };
+    if !scalar {
+        return Err(bad("a plain value".to_owned()));
+    }
+    match setting.shape {
+        Shape::Text | Shape::Path => Ok(Value::from(text)),
+        Shape::Flag => match text.as_str() {
+            "true" | "1" | "yes" | "on" => Ok(Value::from(true)),
+            "false" | "0" | "no" | "off" | "" => Ok(Value::from(false)),
+            _ => Err(bad("true or false".to_owned())),
+        },
+        Shape::Count => match text.parse::<u32>() {
+            Ok(count) if count > 0 => Ok(Value::from(count)),
+            Ok(_) | Err(_) => Err(bad("a whole number from 1".to_owned())),
+        },
+        Shape::Span => match parse_span(&text) {
+            Some(_) => Ok(Value::from(text)),
+            None => Err(bad("a duration such as 500ms, 5s or 2m".to_owned())),
+        },
+        Shape::OneOf(words) => {
+            if words.contains(&text.as_str()) {
+                Ok(Value::from(text))
+            } else {
+                Err(bad(words.join(" or ")))
+            }
+        }
+        // A lone word that is no level would be taken for the name of a module, and everything else be silent.
+        Shape::LogFilter => {
+            let level = text.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+            let filter = text.contains('=') && text.parse::<tracing_subscriber::filter::Targets>().is_ok();
+            if level || filter {
+                Ok(Value::from(text))
+            } else {
+                Err(bad(
+                    "error, warn, info, debug, trace, off, or a filter such as info,hyper=warn".to_owned()
+                ))
+            }
+        }
+        Shape::List => {
+            Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect())
+        }
+    }
+}
+
+/// `500ms`, `5s`, `2m`, `1h`.
+pub(super) fn parse_span(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().ok()?;
+    let ms = match unit {
+        "ms" => number,
+        "s" => number.checked_mul(1_000)?,
+        "m" => number.checked_mul(60_000)?,
+        "h" => number.checked_mul(3_600_000)?,
+        _ => return None,
+    };
+    Some(Duration::from_millis(ms))
+}

@@ -1,0 +1,38 @@
+//! Answers that do not fit the schema that was asked for.
+//!
+//! They are kept, the model hears why and is asked again as the turn's next step; after a few of them the turn has failed.
+
+use lodge_core::limits::MISFITS_MAX;
+use lodge_core::record::{MessageBody, Role};
+use lodge_core::{Timestamp, TurnId};
+
+use super::state::Phase;
+use super::{Batch, Effect, Engine, failure, models};
+
+impl Engine {
+    pub(super) fn answer_misfits(&mut self, batch: &mut Batch, id: &TurnId, why: &str, now: Timestamp) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        turn.misfits += 1;
+        let (misfits, agent) = (turn.misfits, turn.row.agent.clone());
+        let before = std::mem::replace(&mut turn.phase, Phase::Tools { calls: Vec::new() });
+        let Phase::Model { wish, .. } = before else { return };
+        batch.urgent = true;
+        if misfits >= MISFITS_MAX {
+            let mut mismatch = failure(
+                "turn.schema_mismatch",
+                &format!("{misfits} answers did not fit the schema; the last one: {why}"),
+            );
+            mismatch.hint =
+                Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
+            self.fail_turn(batch, id, mismatch, now);
+            let over = failure("turn.failed", "no answer fitted the schema");
+            return batch.act(Effect::Answer { agent, id: wish.id, answer: Err(over) });
+        }
+        let text = format!(
+            "Your answer does not fit the JSON schema: {why}\nAnswer again, with JSON that fits it and nothing else."
+        );
+        self.message(batch, id, Role::User, MessageBody { text, ..MessageBody::default() }, now);
+        self.write_turn(batch, id);
+        batch.act(Effect::Answer { agent, id: wish.id, answer: Ok(models::unfinished(&[])) });
+    }
+}

@@ -1,0 +1,287 @@
+//! Agents that become another while they keep their name, their sessions and their files.
+//!
+//! Turns that run finish on what they began with; then the runtime is replaced, and what waited goes on with it.
+
+use std::collections::BTreeMap;
+
+use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::lineage::LineageEvent;
+use lodge_core::record::{AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, Write};
+use lodge_core::{AgentId, EventData, EventKind, Timestamp};
+
+use super::agents::wrong_state;
+use super::ends::BreakOff;
+use super::{Batch, Caller, Change, Engine, ImageChange, NewImage, Refusal, Update};
+use crate::view;
+
+/// From when on an update counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum InForce {
+    Now,
+    NextStart,
+    /// After these, which run on what was before.
+    After(Vec<lodge_core::TurnId>),
+}
+
+impl InForce {
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            InForce::Now => "now",
+            InForce::NextStart => "next_start",
+            InForce::After(_) => "after_turns",
+        }
+    }
+}
+
+impl Engine {
+    /// A new process in place of whatever there is. One commit: whoever dies in between, the next daemon finds an agent
+    /// that is starting.
+    pub(super) fn restart_agent(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        id: &AgentId,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let agent = self.unasked(id)?;
+        agent
+            .row
+            .state
+            .next(AgentEvent::RestartAsked)
+            .map_err(|refused| wrong_state(&agent.row, refused.state))?;
+        self.take_next(batch, id);
+        self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
+        if let Some(agent) = self.agents.get_mut(id) {
+            agent.row.retry = Retry::default();
+        }
+        self.open_lineage(batch, id, now);
+        self.replace(batch, id, now);
+        self.reply_agent(batch, caller, id, now);
+        Ok(())
+    }
+
+    /// Records what an agent is from now on, or from the end of its running turns on.
+    pub(super) fn update_agent(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        update: Update,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let Update { agent: id, change, image } = update;
+        if let Some(image) = &image {
+            self.check_refs(&image.tags)?;
+        }
+        let agent = self.agent_mut(&id)?;
+        match agent.row.state {
+            AgentState::Removing | AgentState::Removed => {
+                return Err(wrong_state(&agent.row, agent.row.state));
+            }
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Stopped
+            | AgentState::Failed(_) => {}
+        }
+        let next = changed(current(&agent.row), change);
+        let waits = agent.row.next.is_some();
+        let (state, works, retries) = (agent.row.state, agent.running > 0, agent.row.retry.at.is_some());
+        let replaces = waits || needs_runtime(&current(&agent.row), &next);
+        let superseded = agent.row.next.replace(next);
+        let mut named = None;
+        if let Some(NewImage { digest, record, tags, .. }) = image {
+            let name = tags.first().unwrap_or(&digest).clone();
+            batch.write(Write::Image { digest: digest.clone(), name, record });
+            named = Some((digest, tags));
+        }
+        let in_force = match (replaces, works) {
+            (true, true) => {
+                self.write_spec(batch, &id);
+                InForce::After(self.running_turns(&id))
+            }
+            (true, false) | (false, true | false) => {
+                self.take_next(batch, &id);
+                if state.takes_turns() || retries || !replaces { InForce::Now } else { InForce::NextStart }
+            }
+        };
+        // An image goes after the agent that named it has another, and once.
+        if let Some(superseded) = superseded {
+            self.image_left(batch, &superseded.image_digest);
+        }
+        if let Some((digest, tags)) = named {
+            self.name_image(batch, &digest, tags, now);
+        }
+        let data = EventData { status: Some(in_force.word().to_owned()), ..EventData::default() };
+        self.agent_event(batch, &id, EventKind::AgentUpdated, data, now);
+        if replaces && !works && (state.takes_turns() || retries) {
+            self.replace(batch, &id, now);
+        }
+        if let Some(agent) = self.agents.get(&id) {
+            let shown = view::agent(&agent.row, agent.running > 0, None);
+            self.reply(batch, caller, view::json(&view::updated(shown, &in_force)), now);
+        }
+        Ok(())
+    }
+
+    /// The last running turn of an agent is over: what it is to become counts from here on.
+    pub(super) fn update_due(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
+        let Some(agent) = self.agents.get(id).filter(|agent| agent.row.next.is_some()) else { return };
+        let lives = agent.row.state.takes_turns();
+        self.take_next(batch, id);
+        if lives {
+            self.replace(batch, id, now);
+        }
+    }
+
+    /// Makes an agent what it is to become, without a word to its runtime.
+    pub(super) fn take_next(&mut self, batch: &mut Batch, id: &AgentId) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        let Some(next) = agent.row.next.take() else { return };
+        agent.row.image = next.image;
+        let before = std::mem::replace(&mut agent.row.image_digest, next.image_digest);
+        let same = before == agent.row.image_digest;
+        agent.row.spec = next.spec;
+        self.write_spec(batch, id);
+        if !same {
+            self.image_left(batch, &before);
+        }
+    }
+
+    /// Starts a new sandbox in place of the one there is: whoever brings it up ends the old one first.
+    fn replace(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::RestartAsked) else { return };
+        agent.row.incarnation += 1;
+        // One that waited for its revival has it.
+        self.move_lineage(batch, id, LineageEvent::Stopped, now);
+        self.set_state(batch, id, next, None, now);
+        self.image_ready(batch, id, now);
+    }
+
+    fn write_spec(&mut self, batch: &mut Batch, id: &AgentId) {
+        let Some(agent) = self.agents.get(id) else { return };
+        let AgentRow { image, image_digest, spec, next, .. } = agent.row.clone();
+        let (spec, next) = (Box::new(spec), next.map(Box::new));
+        batch.write(Write::AgentSpec { id: id.clone(), image, image_digest, spec, next });
+    }
+
+    fn running_turns(&self, id: &AgentId) -> Vec<lodge_core::TurnId> {
+        let running = self.turns.values().filter(|turn| turn.row.agent == *id && turn.is_running());
+        let mut turns: Vec<lodge_core::TurnId> = running.map(|turn| turn.row.id.clone()).collect();
+        turns.sort();
+        turns
+    }
+}
+
+/// What an agent is, or will be when its turns are over.
+fn current(row: &AgentRow) -> NextSpec {
+    row.next.clone().unwrap_or_else(|| NextSpec {
+        image: row.image.clone(),
+        image_digest: row.image_digest.clone(),
+        spec: row.spec.clone(),
+    })
+}
+
+/// The change as a pure step, so that two changes at once are two changes.
+fn changed(mut next: NextSpec, change: Change) -> NextSpec {
+    if let Some(image) = change.image {
+        take_image(&mut next, image);
+    }
+    let spec = &mut next.spec;
+    if let Some(model) = change.model {
+        spec.model = model;
+    }
+    merge(&mut spec.env, change.env);
+    merge(&mut spec.configs, change.configs);
+    merge(&mut spec.labels, change.labels);
+    spec.mounts.retain(|mount| !change.unmounts.contains(&mount.target));
+    for mount in change.mounts {
+        put_mount(&mut spec.mounts, mount);
+    }
+    if let Some(limits) = change.limits {
+        spec.limits = Some(limited(spec.limits.unwrap_or_default(), limits));
+    }
+    if let Some(policy) = change.revival_policy {
+        spec.revival_policy = Some(policy.code());
+    }
+    next
+}
+
+/// Another image: what came with the old one goes, what somebody chose for this agent stays.
+fn take_image(next: &mut NextSpec, image: ImageChange) {
+    let ImageChange { name, digest, old, new } = image;
+    let spec = &mut next.spec;
+    (next.image, next.image_digest) = (name, digest);
+    if spec.model == old.model && !new.model.is_empty() {
+        spec.model = new.model;
+    }
+    spec.labels.retain(|key, value| old.labels.get(key) != Some(value));
+    for (key, value) in new.labels {
+        spec.labels.entry(key).or_insert(value);
+    }
+    if spec.revival_policy == old.revival_policy {
+        spec.revival_policy = new.revival_policy;
+    }
+    if spec.limits == old.limits {
+        spec.limits = new.limits;
+    }
+    let added = |name: &String| !old.capabilities.contains(name) && !new.capabilities.contains(name);
+    let mut capabilities = new.capabilities.clone();
+    capabilities.extend(spec.capabilities.iter().filter(|name| added(name)).cloned());
+    spec.capabilities = capabilities;
+    // The program of that name may be another by now.
+    let source = |spec: &AgentSpec| spec.runtime.as_ref().map(|runtime| runtime.source.clone());
+    if source(spec) == source(&old) {
+        spec.runtime = new.runtime;
+    }
+    // These are the image's alone.
+    (spec.tools, spec.network) = (new.tools, new.network);
+}
+
+fn merge(map: &mut BTreeMap<String, String>, changes: BTreeMap<String, Option<String>>) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => drop(map.insert(key, value)),
+            None => drop(map.remove(&key)),
+        }
+    }
+}
+
+fn put_mount(mounts: &mut Vec<MountRecord>, mount: MountRecord) {
+    match mounts.iter_mut().find(|known| known.target == mount.target) {
+        Some(known) => *known = mount,
+        None => mounts.push(mount),
+    }
+}
+
+/// Each limit that is given goes before the one there was.
+fn limited(before: LimitsRecord, given: LimitsRecord) -> LimitsRecord {
+    LimitsRecord {
+        memory_bytes: given.memory_bytes.or(before.memory_bytes),
+        pids: given.pids.or(before.pids),
+        cpu_ms: given.cpu_ms.or(before.cpu_ms),
+        disk_bytes: given.disk_bytes.or(before.disk_bytes),
+        output_bytes: given.output_bytes.or(before.output_bytes),
+        budget_micro_usd: given.budget_micro_usd.or(before.budget_micro_usd),
+        budget_tokens: given.budget_tokens.or(before.budget_tokens),
+        context_tokens: given.context_tokens.or(before.context_tokens),
+    }
+}
+
+/// Whether a runtime has to be started anew to know of a change. Labels and the policy are the daemon's own business,
+/// but for the label that the agent is told.
+fn needs_runtime(before: &NextSpec, after: &NextSpec) -> bool {
+    let told = |next: &NextSpec| NextSpec {
+        spec: AgentSpec {
+            labels: next.spec.labels.get_key_value("description").map(owned).into_iter().collect(),
+            revival_policy: None,
+            ..next.spec.clone()
+        },
+        ..next.clone()
+    };
+    told(before) != told(after)
+}
+
+fn owned((key, value): (&String, &String)) -> (String, String) {
+    (key.clone(), value.clone())
+}

@@ -1,0 +1,134 @@
+//! Images as clients see them.
+
+use lodge_core::lineage::Policy;
+use lodge_core::record::{
+    BinRecord, ContextRecord, EnvRecord, ImageRecord, LimitsRecord, NetworkMode, NetworkRecord,
+};
+use lodge_proto::{
+    CapabilityView, ImageBin, ImageConfig, ImageContext, ImageDetail, ImageEnv, ImageFile, ImageView,
+    LimitsView, NetworkView,
+};
+use lodge_store::ImageSummary;
+
+use crate::act::mask;
+
+/// The runtime has none of these tools yet.
+pub fn capability(name: &str) -> CapabilityView {
+    CapabilityView { name: name.to_owned(), granted: false }
+}
+
+pub fn image(found: ImageSummary) -> ImageView {
+    ImageView {
+        digest: found.digest,
+        refs: found.refs.into_iter().map(|row| row.reference).collect(),
+        size_bytes: found.bytes,
+        agents: found.agents,
+        created_at: found.at.to_string(),
+    }
+}
+
+pub fn limits(limits: Option<LimitsRecord>) -> LimitsView {
+    let limits = limits.unwrap_or_default();
+    LimitsView {
+        memory_bytes: limits.memory_bytes,
+        pids: limits.pids,
+        cpu_ms: limits.cpu_ms,
+        disk_bytes: limits.disk_bytes,
+        output_bytes: limits.output_bytes,
+        budget_micro_usd: limits.budget_micro_usd,
+        budget_tokens: limits.budget_tokens,
+        context_tokens: limits.context_tokens,
+    }
+}
+
+pub fn network(network: Option<NetworkRecord>) -> NetworkView {
+    let mode = network.as_ref().map_or(NetworkMode::Host, NetworkRecord::reach);
+    NetworkView {
+        mode: mode.word().to_owned(),
+        allow: network.map(|network| network.allow).unwrap_or_default(),
+    }
+}
+
+/// The Agentfile, without the secrets that its ENV and ARG lines give to variables.
+fn agentfile(text: &[u8], env: &[EnvRecord]) -> String {
+    let secrets: Vec<(&str, &str)> = env
+        .iter()
+        .map(|var| (var.value.as_str(), mask::shown(&var.key, &var.value)))
+        .filter(|(value, shown)| !value.is_empty() && value != shown)
+        .collect();
+    let line = |line: &str| match line.split_whitespace().next() {
+        Some("ENV" | "ARG") => {
+            secrets.iter().fold(line.to_owned(), |line, (value, shown)| match line.split_once('=') {
+                Some((key, given)) => format!("{key}={}", given.replace(value, shown)),
+                None => line,
+            })
+        }
+        Some(_) | None => line.to_owned(),
+    };
+    String::from_utf8_lossy(text).split_inclusive('\n').map(line).collect()
+}
+
+/// Everything about an image but the contents of its files and the secrets among its variables.
+pub fn image_detail(summary: ImageSummary, record: ImageRecord, used_by: Vec<String>) -> ImageDetail {
+    let agentfile = agentfile(&record.agentfile, &record.env);
+    let configs = record.configs;
+    let declared = record.declared.into_iter().map(|config| ImageConfig {
+        value: configs.get(&config.key).cloned(),
+        key: config.key,
+        required: config.required,
+        description: config.description,
+    });
+    ImageDetail {
+        image: image(summary),
+        name: record.name,
+        model: record.model,
+        runtime: record.runtime.map(|program| format!("host:{program}")),
+        exec: record.exec,
+        from: record.from,
+        parents: record.parents,
+        contexts: record
+            .contexts
+            .into_iter()
+            .map(|ContextRecord { name, description, text }| ImageContext { name, description, text })
+            .collect(),
+        configs: declared.collect(),
+        envs: record
+            .env
+            .into_iter()
+            .map(|EnvRecord { key, value, description }| {
+                let value = mask::shown(&key, &value).to_owned();
+                ImageEnv { key, value, description }
+            })
+            .collect(),
+        bins: record
+            .bins
+            .into_iter()
+            .map(|BinRecord { name, host, safe, description, usage }| ImageBin {
+                name,
+                source: format!("host:{host}"),
+                safe,
+                description,
+                usage,
+            })
+            .collect(),
+        files: record
+            .files
+            .into_iter()
+            .map(|file| ImageFile {
+                bytes: file.bytes.len() as u64,
+                name: file.name,
+                description: file.description,
+            })
+            .collect(),
+        labels: record.labels,
+        limits: limits(record.limits),
+        network: network(record.network),
+        capabilities: record.capabilities.iter().map(|name| capability(name)).collect(),
+        revival_policy: record
+            .revival_policy
+            .and_then(Policy::from_code)
+            .map(|policy| policy.word().to_owned()),
+        agentfile,
+        used_by,
+    }
+}

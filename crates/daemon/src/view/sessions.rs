@@ -1,0 +1,126 @@
+//! Sessions and what was said in them, as clients see them.
+
+use lodge_core::epoch::Summary;
+use lodge_core::record::{CallRecord, SessionRow};
+use lodge_core::{SessionId, TurnId};
+use lodge_proto::{
+    EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
+    SessionView, SnippetMark, ToolCallView,
+};
+use lodge_store::{Exported, Hit, PlacedEpoch, SessionSummary, Told};
+
+use super::full_turn;
+
+pub fn session(summary: &SessionSummary) -> SessionView {
+    let SessionRow { id, agent, sender, created_at, forked } = &summary.row;
+    SessionView {
+        id: id.to_string(),
+        agent: agent.to_string(),
+        agent_name: summary.agent_name.clone(),
+        agent_removed: summary.agent_removed,
+        sender: sender.clone(),
+        title: summary.title.clone(),
+        turns: summary.turns.into(),
+        running: summary.live.running.as_ref().map(TurnId::to_string),
+        queued: summary.live.queued.iter().map(TurnId::to_string).collect(),
+        forked_from: forked
+            .as_ref()
+            .map(|fork| ForkView { session: fork.session.to_string(), turn: fork.turn }),
+        last_active: summary.last_active.to_string(),
+        created_at: created_at.to_string(),
+        context_state: "HEALTHY".to_owned(),
+        context_used_pct: 0,
+        generation: 1,
+        epoch: summary.epoch,
+    }
+}
+
+/// The refusal of a session that nobody has.
+pub fn no_session(id: &SessionId) -> ErrorBody {
+    ErrorBody::new("session.not_found", format!("no session `{id}`"))
+        .hint("`lodge session ls` lists all sessions")
+}
+
+pub fn session_exists(id: &SessionId) -> ErrorBody {
+    ErrorBody::new("session.exists", format!("there is a session `{id}` already")).hint("choose another id")
+}
+
+pub fn message(Told { row, active }: Told) -> MessageView {
+    MessageView {
+        seq: row.seq,
+        turn: row.turn.to_string(),
+        number: row.number,
+        active,
+        role: row.role.word().to_owned(),
+        text: row.body.text,
+        calls: row.body.calls.into_iter().map(call).collect(),
+        call: row.body.call,
+        partial: row.body.partial,
+        at: row.at.to_string(),
+    }
+}
+
+pub fn epoch(PlacedEpoch { row, seq }: PlacedEpoch) -> EpochView {
+    EpochView {
+        epoch: row.number,
+        seq,
+        turn: row.turn,
+        from_turn: row.from_turn,
+        strategy: row.strategy.word().to_owned(),
+        summary: match row.summary {
+            Summary::Text(text) => Some(text),
+            Summary::Nothing | Summary::Kept => None,
+        },
+        at: row.at.to_string(),
+    }
+}
+
+pub fn hit(hit: Hit) -> SessionHit {
+    let Hit { agent, message, active, snippet, marks, .. } = hit;
+    SessionHit {
+        session: message.session.to_string(),
+        agent: agent.to_string(),
+        turn: message.turn.to_string(),
+        number: message.number,
+        seq: message.seq,
+        role: message.role.word().to_owned(),
+        active,
+        at: message.at.to_string(),
+        snippet,
+        marks: marks.into_iter().map(|(start, end)| SnippetMark { start, end }).collect(),
+    }
+}
+
+fn call(call: CallRecord) -> ToolCallView {
+    ToolCallView { id: call.id, name: call.name, arguments: call.arguments }
+}
+
+pub fn exported(Exported { told: Told { row, active }, turn, outcome }: Exported) -> ExportedMessage {
+    let turn = turn.map(full_turn);
+    let result = outcome.map(|step| ExportedResult {
+        status: step.state.word().to_owned(),
+        exit_code: step.exit_code,
+        signal: step.signal,
+    });
+    ExportedMessage {
+        seq: row.seq,
+        turn: row.turn.to_string(),
+        number: row.number,
+        active,
+        role: row.role.word().to_owned(),
+        text: row.body.text,
+        partial: row.body.partial,
+        calls: row.body.calls.into_iter().map(call).collect(),
+        call: row.body.call,
+        result,
+        at: row.at.to_string(),
+        usage: turn.as_ref().map(|turn| turn.usage.clone()),
+        outcome: turn.map(|turn| ExportedTurn {
+            status: turn.status,
+            error: turn.error,
+            replaces: turn.replaces,
+            created_at: turn.created_at,
+            ended_at: turn.ended_at,
+        }),
+    }
+}
