@@ -11,6 +11,14 @@ use crate::follow::{Daemon, SHUTTING_DOWN, Seen};
 use crate::render;
 use crate::words::Words;
 
+/// What of a turn is shown while it happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Show {
+    All,
+    /// Not the text: of several answers only the last one counts.
+    Steps,
+}
+
 /// How a turn ended.
 #[derive(Debug)]
 pub(crate) enum Ending {
@@ -41,9 +49,10 @@ pub(crate) async fn follow(
     agent: &Asked,
     turn: &TurnView,
     words: &Words,
+    show: Show,
 ) -> Result<Ending, Failure> {
     let mut is_accepted = false;
-    let mut screen = Screen { words, fold: TextFold::default() };
+    let mut screen = Screen { words, fold: TextFold::default(), show };
     let mut befell = None;
     loop {
         match daemon.next().await.map_err(shut_down)? {
@@ -70,7 +79,7 @@ pub(crate) async fn follow(
                         };
                         Ending::Broken(interrupted(befell, agent, turn))
                     }
-                    Over::Failed(failure) => Ending::Broken(way_out(failure, agent)),
+                    Over::Failed(failure) => Ending::Broken(way_out(failure, agent, turn)),
                 });
             }
             // What befell the agent before it had the turn does not touch the turn.
@@ -219,19 +228,32 @@ fn interrupted(befell: Option<AgentEnd>, agent: &Asked, turn: &TurnView) -> Fail
 }
 
 /// The next step after a failure that names none.
-fn way_out(failure: Failure, agent: &Asked) -> Failure {
-    if agent.stays && failure.is("lineage.exhausted") {
-        let name = &agent.name;
+fn way_out(failure: Failure, agent: &Asked, turn: &TurnView) -> Failure {
+    let (name, session) = (&agent.name, &turn.session);
+    if !agent.stays {
+        return failure;
+    }
+    if failure.is("lineage.exhausted") {
         return failure.hint(format!(
             "nothing waits; `lodge logs {name}` shows what it said, `lodge start {name}` begins anew"
         ));
     }
-    failure
+    if failure.is("turn.schema_mismatch") {
+        return failure
+            .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"));
+    }
+    if failure.has_hint() {
+        return failure;
+    }
+    failure.hint(format!(
+        "`lodge session show {session}` shows how far it came, `lodge session regenerate {session}` asks again"
+    ))
 }
 
 struct Screen<'a> {
     words: &'a Words,
     fold: TextFold,
+    show: Show,
 }
 
 impl Screen<'_> {
@@ -263,8 +285,11 @@ impl Screen<'_> {
             "turn.tool_result" => {
                 let exit_code = data.get("exit_code").and_then(Value::as_i64);
                 let bytes = data.get("bytes").and_then(Value::as_u64);
-                let ended = render::tool_result(text_of(data, "status"), exit_code, bytes);
-                self.tool(&format!("  → {ended}"))?;
+                let status = text_of(data, "cause").or_else(|| text_of(data, "status"));
+                let ended = render::tool_result(status, exit_code, bytes);
+                // Of several that run at once the first to end is told first.
+                let name = render::one_line(text_of(data, "name").unwrap_or("?"));
+                self.tool(&format!("  → {name}: {ended}"))?;
                 Vec::new()
             }
             "turn.finished" => return Ok(Some(Over::Done)),
@@ -277,7 +302,7 @@ impl Screen<'_> {
     }
 
     fn show(&mut self, actions: Vec<Action>) -> Result<(), Failure> {
-        if self.words.json {
+        if self.words.json || self.show == Show::Steps {
             return Ok(());
         }
         for action in actions {
@@ -388,8 +413,13 @@ mod tests {
         );
         assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
         let data = json!({"code": "lineage.exhausted", "message": "its agent died 6 times in a row"});
-        let exhausted = way_out(failed(data.as_object().unwrap()), &ada(true));
+        let exhausted = way_out(failed(data.as_object().unwrap()), &ada(true), &turn());
         assert!(parts(exhausted).2.unwrap().starts_with("nothing waits; "));
+        // Whatever names no next step gets one, unless its agent is gone with the answer.
+        let data = json!({"code": "model.status", "message": "the provider answered with status 500"});
+        let told = |stays| parts(way_out(failed(data.as_object().unwrap()), &ada(stays), &turn())).2;
+        assert!(told(true).unwrap().ends_with("`lodge session regenerate ses_1` asks again"));
+        assert_eq!(told(false), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::parse::{MountArg, key_value, mount};
+use crate::parse::{MountArg, key_value, mount, seconds};
 
 /// A durable home for agents
 #[derive(Debug, Parser)]
@@ -15,7 +15,7 @@ use crate::parse::{MountArg, key_value, mount};
     version,
     propagate_version = false,
     max_term_width = 100,
-    disable_help_subcommand = true
+    after_help = "Start here: `lodge run DIR \"a question\"` with a directory that has an Agentfile; `lodge COMMAND --help` tells more."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -66,6 +66,10 @@ pub(crate) enum Command {
     Start(Refs),
     /// Stop agents; turns in flight are broken off
     Stop(Refs),
+    /// Start agents anew and wait until they are ready; turns in flight are broken off
+    Restart(Refs),
+    /// Change an agent in place; turns in flight finish on what they began with
+    Update(UpdateArgs),
     /// Kill agents and end their work for good: nothing takes it up again
     Kill(Refs),
     /// Remove agents
@@ -74,7 +78,9 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Ask an agent and print its answer
     Prompt(PromptArgs),
-    /// Look at conversations
+    /// Talk to an agent, line by line
+    Chat(ChatArgs),
+    /// Look at conversations: read, search, fork, rewind
     Session {
         #[command(subcommand)]
         command: SessionCommand,
@@ -84,14 +90,24 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LineageCommand,
     },
+    /// Look after images: what Agentfiles are built into
+    Image {
+        #[command(subcommand)]
+        command: ImageCommand,
+    },
     /// Look after providers of models
     Provider {
         #[command(subcommand)]
         command: ProviderCommand,
     },
+    /// Look after tokens: who may call, until when
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Show the daemon and what it is configured with
     Info,
-    /// Show what happened
+    /// Show what happened; at a terminal the newest 50, else everything
     Events(EventsArgs),
     /// End the daemon; agents live on unless told otherwise
     Shutdown {
@@ -101,10 +117,15 @@ pub(crate) enum Command {
     },
     /// Look which sandboxes live and clear away what dead ones left; signals nothing
     Reap,
+    /// Let the daemon read its configuration again; what is under way goes on as it began
+    Reload,
     /// Kill daemons, runtimes and keepers with agents at work, and count what is lost or happens twice
     Selftest(SelftestArgs),
-    /// Print a completion script
-    Completions { shell: clap_complete::Shell },
+    /// Print a completion script: `source <(lodge completions bash)`
+    Completions {
+        /// The shell that reads it
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -117,6 +138,10 @@ pub(crate) enum AgentCommand {
     Start(Refs),
     /// Stop agents; turns in flight are broken off
     Stop(Refs),
+    /// Start agents anew and wait until they are ready; turns in flight are broken off
+    Restart(Refs),
+    /// Change an agent in place; turns in flight finish on what they began with
+    Update(UpdateArgs),
     /// Kill agents and end their work for good: nothing takes it up again
     Kill(Refs),
     /// Remove agents
@@ -127,7 +152,7 @@ pub(crate) enum AgentCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// A directory with an Agentfile, an Agentfile, or - for an Agentfile from stdin
+    /// A directory with an Agentfile, an Agentfile, - for an Agentfile from stdin, or a local image
     pub source: String,
     /// What to ask; - reads it from stdin
     pub prompt: Vec<String>,
@@ -141,7 +166,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub env: Vec<(String, String)>,
     /// A directory or file of this machine that the agent sees
-    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:ro]", value_parser = mount)]
+    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
     /// A label of the agent
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
@@ -149,6 +174,15 @@ pub(crate) struct RunArgs {
     /// A value for an ARG of the Agentfile
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub build_arg: Vec<(String, String)>,
+    /// A setting of the runtime; before what the image says
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub config: Vec<(String, String)>,
+    /// The program that is its runtime; before what the image says
+    #[arg(long, value_name = "host:PROGRAM")]
+    pub runtime: Option<String>,
+    /// A capability beside those of the image
+    #[arg(long = "cap", value_name = "NAME")]
+    pub caps: Vec<String>,
     /// What happens to its work when its process dies; before what the Agentfile and the daemon say
     #[arg(long, value_name = "POLICY", value_parser = ["revive", "reap", "ask"])]
     pub revival_policy: Option<String>,
@@ -191,6 +225,64 @@ pub(crate) struct Refs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct UpdateArgs {
+    /// An id, a name or a unique beginning of an id
+    pub agent: String,
+    /// The model, written provider/model
+    #[arg(long)]
+    pub model: Option<String>,
+    /// An environment variable; without a value it is taken away
+    #[arg(short, long, value_name = "KEY=[VALUE]", value_parser = key_value)]
+    pub env: Vec<(String, String)>,
+    /// A CONFIG value; without one the image's counts again
+    #[arg(long, value_name = "KEY=[VALUE]", value_parser = key_value)]
+    pub config: Vec<(String, String)>,
+    /// A label; without a value it is taken away
+    #[arg(long, value_name = "KEY=[VALUE]", value_parser = key_value)]
+    pub label: Vec<(String, String)>,
+    /// Another image: its name, a directory with an Agentfile, an Agentfile, or - for stdin
+    #[arg(long, value_name = "IMAGE|DIR")]
+    pub image: Option<String>,
+    /// A value for an ARG of that Agentfile
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value, requires = "image")]
+    pub build_arg: Vec<(String, String)>,
+    /// A directory or file of this machine; replaces the one at the same target
+    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
+    pub mounts: Vec<MountArg>,
+    /// A target whose mount is taken away
+    #[arg(long, value_name = "TARGET")]
+    pub unmount: Vec<String>,
+    /// A limit, as LIMIT in an Agentfile
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub limit: Vec<(String, String)>,
+    /// What happens to its work when its process dies
+    #[arg(long, value_name = "POLICY", value_parser = ["revive", "reap", "ask"])]
+    pub revival_policy: Option<String>,
+}
+
+impl UpdateArgs {
+    /// Whether nothing is to be changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        let UpdateArgs {
+            agent: _,
+            model,
+            env,
+            config,
+            label,
+            image,
+            build_arg,
+            mounts,
+            unmount,
+            limit,
+            revival_policy,
+        } = self;
+        let single = [model.is_none(), image.is_none(), revival_policy.is_none()];
+        let pairs = [env, config, label, build_arg, limit].map(Vec::is_empty);
+        single.into_iter().chain(pairs).all(|absent| absent) && mounts.is_empty() && unmount.is_empty()
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
     pub refs: Refs,
@@ -201,6 +293,7 @@ pub(crate) struct RemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
+    /// An id, a name or a unique beginning of an id
     pub agent: String,
     /// How many of the newest lines
     #[arg(short = 'n', long, value_name = "N")]
@@ -212,31 +305,147 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
+    /// An id, a name or a unique beginning of an id
     pub agent: String,
     /// What to ask; - or nothing reads it from stdin
     pub text: Vec<String>,
     #[command(flatten)]
     pub voice: Voice,
+    /// A file with a JSON schema: the answer is JSON that fits it, or the turn fails and says why
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
     /// Do not wait for the answer; print the turn's id
     #[arg(short, long)]
     pub detach: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// An id, a name or a unique beginning of an id
+    pub agent: String,
+    /// The session; a new id creates one, and without one a new session begins
+    #[arg(short, long)]
+    pub session: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Build an image from an Agentfile and keep it under a name; prints its digest
+    Build(ImageBuildArgs),
+    /// List images
+    Ls,
+    /// Show everything about images
+    Inspect {
+        /// Names, digests or unique beginnings of digests
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Remove names of images, and images with their last name
+    Rm {
+        /// Names, digests or unique beginnings of digests
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageBuildArgs {
+    /// A directory with an Agentfile, an Agentfile, or - for an Agentfile from stdin
+    pub source: String,
+    /// A name of the image; its Agentfile's NAME with the tag `latest` when absent
+    #[arg(short, long, value_name = "NAME[:TAG]")]
+    pub tag: Vec<String>,
+    /// A value for an ARG of the Agentfile
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub build_arg: Vec<(String, String)>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum SessionCommand {
-    /// List sessions
+    /// List sessions, those that were used last first
     Ls {
-        /// Only of this agent
+        /// Only of this agent, also one that was removed
         #[arg(long)]
         agent: Option<String>,
+        /// How many; all when absent
+        #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        limit: Option<u32>,
     },
     /// Print a conversation
     Show {
+        /// The id of a session
         session: String,
         /// How many of the newest messages
         #[arg(short = 'n', long, value_name = "N")]
         messages: Option<u32>,
+        /// Also turns that are not on its path: other answers, and what was rewound
+        #[arg(short, long)]
+        all: bool,
     },
+    /// Find messages by their text
+    Search(SearchArgs),
+    /// Print everything that was said as JSON Lines: the session, then its messages
+    Export {
+        /// The id of a session
+        session: String,
+    },
+    /// Make a new session that begins as this one did
+    Fork {
+        /// The id of a session
+        session: String,
+        /// The last turn that is copied, by number or id; all of them when absent
+        #[arg(long, value_name = "TURN")]
+        at: Option<String>,
+        /// The new session's id; a new one is made when absent
+        #[arg(long = "as", value_name = "ID")]
+        to: Option<String>,
+    },
+    /// Go back to a turn; what came after it is kept as a branch
+    Rewind {
+        /// The id of a session
+        session: String,
+        /// By number or id; 0 is before the first
+        turn: String,
+    },
+    /// Ask the same again, and keep the answer that there was as a branch
+    Regenerate {
+        /// The id of a session
+        session: String,
+        /// By number or id; the last one when absent
+        turn: Option<String>,
+        /// Do not wait for the answer; print the turn's id
+        #[arg(short, long)]
+        detach: bool,
+    },
+    /// Make the branch of a turn the path again
+    Activate {
+        /// The id of a session
+        session: String,
+        /// The id of a turn that `session show --all` shows
+        turn: String,
+    },
+    /// Delete sessions with everything that was said in them
+    Rm {
+        /// Ids of sessions
+        #[arg(required = true, value_name = "SESSION")]
+        sessions: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SearchArgs {
+    /// Words that all occur; "a phrase" stands in quotation marks, begin* finds beginnings of words
+    #[arg(required = true)]
+    pub query: Vec<String>,
+    /// Only of this agent, also one that was removed
+    #[arg(long)]
+    pub agent: Option<String>,
+    /// Only in this session
+    #[arg(short, long)]
+    pub session: Option<String>,
+    /// How many of the newest hits
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
 }
 
 #[derive(Debug, Subcommand)]
@@ -308,6 +517,7 @@ impl Kind {
 pub(crate) enum ProviderCommand {
     /// Add a provider
     Add {
+        /// What you call it; models are then written NAME/MODEL
         name: String,
         /// The protocol that it speaks
         #[arg(long)]
@@ -330,11 +540,46 @@ pub(crate) enum ProviderCommand {
     },
     /// Remove providers
     Rm {
+        /// Names that `provider ls` shows
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Ask a provider for its models
-    Test { name: String },
+    /// Try a provider: its address, its key and a model
+    Test {
+        /// A name that `provider ls` shows
+        name: String,
+        /// The model to ask for a few words; the first it is configured with when absent
+        #[arg(long)]
+        model: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Issue a token and print it, once
+    Issue {
+        /// The one agent it is for; it is an operator's when absent
+        #[arg(long, value_name = "AGENT")]
+        agent: Option<String>,
+        /// What you call it
+        #[arg(long)]
+        name: Option<String>,
+        /// How long it is good for: a number with s, m, h or d; 90d when absent
+        #[arg(long, value_name = "TIME", value_parser = seconds)]
+        expires: Option<u64>,
+    },
+    /// List tokens, never their values
+    Ls {
+        /// Also those that were revoked or are over
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Revoke tokens; connections that are open with them are closed
+    Revoke {
+        /// Ids that `token ls` shows, or unique beginnings of them
+        #[arg(required = true, value_name = "ID")]
+        tokens: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -342,10 +587,13 @@ pub(crate) struct EventsArgs {
     /// Go on with what happens
     #[arg(short, long)]
     pub follow: bool,
-    /// Only what happened after this sequence
+    /// How many of the newest; with -f those first, then what happens
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub newest: Option<u32>,
+    /// Only what happened after this sequence; 0 shows everything
     #[arg(long, value_name = "SEQ")]
     pub since: Option<u64>,
-    /// Only of this agent
+    /// Only of this agent, also one that was removed
     #[arg(long)]
     pub agent: Option<String>,
     /// Only of this kind (turn.text) or family (turn)
@@ -367,82 +615,4 @@ pub(crate) struct SelftestArgs {
 const CRASH_KILLS_MAX: u64 = 10_000_000;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace())
-    }
-
-    #[test]
-    fn the_definition_holds_together() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn run_takes_flags_on_both_sides_of_the_prompt() {
-        let line =
-            "lodge run ./hello --name h -e A=1=2 -v src:/w:ro what time --label k=v --build-arg X= --json";
-        let cli = parse(line).unwrap();
-        let Command::Run(run) = cli.command else { panic!("not run") };
-        assert!(cli.global.json);
-        assert_eq!((run.source.as_str(), run.prompt.join(" ").as_str()), ("./hello", "what time"));
-        assert_eq!(run.env, [("A".to_owned(), "1=2".to_owned())]);
-        assert_eq!(run.label, [("k".to_owned(), "v".to_owned())]);
-        assert_eq!(run.build_arg, [("X".to_owned(), String::new())]);
-        assert!(run.mounts[0].read_only);
-    }
-
-    #[test]
-    fn a_dash_is_a_source_and_a_prompt() {
-        let Command::Run(run) = parse("lodge run - hello").unwrap().command else { panic!("not run") };
-        assert_eq!(run.source, "-");
-        let Command::Prompt(prompt) = parse("lodge prompt a -").unwrap().command else {
-            panic!("not prompt")
-        };
-        assert_eq!(prompt.text, ["-"]);
-    }
-
-    #[test]
-    fn agent_verbs_work_with_and_without_the_word_agent() {
-        for verb in ["inspect", "start", "stop", "kill", "rm", "logs"] {
-            assert!(parse(&format!("lodge {verb} a")).is_ok(), "{verb}");
-            assert!(parse(&format!("lodge agent {verb} a")).is_ok(), "agent {verb}");
-        }
-        assert!(parse("lodge ps -a -q --label k=v").is_ok() && parse("lodge agent ls -aq").is_ok());
-    }
-
-    #[test]
-    fn contradictions_and_bad_values_are_bad_usage() {
-        let bad = [
-            "lodge",
-            "lodge run",
-            "lodge start",
-            "lodge run . -e X",
-            "lodge run . -v x",
-            "lodge run . --label =v",
-            "lodge run . --rm",
-            "lodge run . hi --rm --detach",
-            "lodge prompt a hi -s x --sender y",
-            "lodge --socket x --daemon http://h:1 info",
-            "lodge provider add p",
-            "lodge kill",
-            "lodge lineage show",
-            "lodge lineage show x --file f",
-            "lodge lineage ls --status lost",
-            "lodge lineage resolve x",
-            "lodge lineage resolve x --revive --reap",
-            "lodge provider add p --kind none",
-            "lodge events --since -1",
-            "lodge selftest",
-            "lodge selftest --crash 0",
-            "lodge selftest --crash some",
-            "lodge selftest --crash 1 --seed -1",
-        ];
-        for line in bad {
-            let error = parse(line).expect_err(line);
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
-}
+mod tests;

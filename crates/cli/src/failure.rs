@@ -75,12 +75,29 @@ impl Failure {
         self
     }
 
+    /// Adds another way out.
+    #[must_use]
+    pub(crate) fn and_hint(mut self, hint: &str) -> Self {
+        if let Failure::Told(report) = &mut self {
+            report.hint = Some(match report.hint.take() {
+                Some(first) => format!("{first}; {hint}"),
+                None => hint.to_owned(),
+            });
+        }
+        self
+    }
+
     #[must_use]
     pub(crate) fn with_code(mut self, code: &str) -> Self {
         if let Failure::Told(report) = &mut self {
             report.code = Some(code.to_owned());
         }
         self
+    }
+
+    /// Whether it names the next step.
+    pub(crate) fn has_hint(&self) -> bool {
+        matches!(self, Failure::Told(report) if report.hint.is_some())
     }
 
     /// Whether the daemon refused with this code.

@@ -119,6 +119,11 @@ impl<'a> Daemon<'a> {
         }
     }
 
+    /// The last event that was seen, or where the watching began.
+    pub(crate) fn cursor(&self) -> Option<u64> {
+        self.watch.as_ref().map(|watch| watch.cursor)
+    }
+
     /// The next event after the cursor, or a preview. Waits for as long as nothing happens.
     pub(crate) async fn next(&mut self) -> Result<Seen, Failure> {
         loop {

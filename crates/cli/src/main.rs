@@ -5,6 +5,7 @@
 mod answer;
 mod args;
 mod autostart;
+mod chat;
 mod commands;
 mod connect;
 mod failure;

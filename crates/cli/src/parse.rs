@@ -16,23 +16,77 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
 pub(crate) struct MountArg {
     pub host: PathBuf,
     pub target: String,
+    pub description: Option<String>,
     pub read_only: bool,
 }
 
-/// `HOST:TARGET[:ro|:rw]`. The host's side may contain colons, the target not.
+/// What other tools write in the place of a mode.
+const NOT_MODES: [&str; 12] = [
+    "r",
+    "w",
+    "wr",
+    "readonly",
+    "read-only",
+    "readwrite",
+    "read-write",
+    "z",
+    "cached",
+    "delegated",
+    "shared",
+    "private",
+];
+
+/// `HOST:TARGET[:DESCRIPTION][:ro|:rw]`. The host's side may contain colons, as long as no `/` follows one; the target
+/// not; and what stands between the target and the mode is the description.
 pub(crate) fn mount(text: &str) -> Result<MountArg, String> {
-    const FORM: &str = "expected HOST:TARGET or HOST:TARGET:ro, with a TARGET that starts with `/`";
+    const FORM: &str = "expected HOST:TARGET[:DESCRIPTION][:ro|rw], with a TARGET that starts with `/`";
     let (rest, read_only) = match text.rsplit_once(':') {
         Some((rest, "ro")) => (rest, true),
         Some((rest, "rw")) => (rest, false),
         _ => (text, false),
     };
-    match rest.rsplit_once(':') {
-        Some((host, target)) if !host.is_empty() && target.starts_with('/') => {
-            Ok(MountArg { host: host.into(), target: target.to_owned(), read_only })
-        }
-        _ => Err(FORM.to_owned()),
+    let at = rest.find(":/").filter(|at| *at > 0).ok_or(FORM)?;
+    let (host, inside) = (&rest[..at], &rest[at + 1..]);
+    let (target, description) = match inside.split_once(':') {
+        Some((target, description)) => (target, Some(description.trim()).filter(|text| !text.is_empty())),
+        None => (inside, None),
+    };
+    if let Some(word) = description
+        && (NOT_MODES.iter().any(|mode| word.eq_ignore_ascii_case(mode))
+            || ["ro", "rw"].iter().any(|mode| word.eq_ignore_ascii_case(mode)))
+    {
+        return Err(format!("`{word}` is no mode: write `ro` or `rw` at the end"));
     }
+    let description = description.map(str::to_owned);
+    Ok(MountArg { host: host.into(), target: target.to_owned(), description, read_only })
+}
+
+/// A path as a shell would have it: `~` and `~/…` are below the home directory.
+pub(crate) fn expand_home(path: &std::path::Path, home: Option<PathBuf>) -> Result<PathBuf, String> {
+    match path.strip_prefix("~") {
+        Err(_) => Ok(path.to_owned()),
+        Ok(below) => match home {
+            Some(home) if below.as_os_str().is_empty() => Ok(home),
+            Some(home) => Ok(home.join(below)),
+            None => Err("there is no home directory: `HOME` is not set".to_owned()),
+        },
+    }
+}
+
+/// A time such as `90d`, in seconds.
+pub(crate) fn seconds(text: &str) -> Result<u64, String> {
+    const FORM: &str = "expected a number with s, m, h or d, such as 90d";
+    let unit = match text.bytes().last() {
+        Some(b's') => 1,
+        Some(b'm') => 60,
+        Some(b'h') => 60 * 60,
+        Some(b'd') => 24 * 60 * 60,
+        _ => return Err(FORM.to_owned()),
+    };
+    let number = &text[..text.len() - 1];
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = number.parse().ok().filter(|_| digits).ok_or(FORM)?;
+    number.checked_mul(unit).filter(|seconds| *seconds > 0).ok_or_else(|| FORM.to_owned())
 }
 
 /// `http://HOST:PORT`, as `host:port`.
@@ -94,20 +148,70 @@ mod tests {
 
     #[test]
     fn a_mount_splits_at_the_target_and_keeps_colons_of_the_host() {
-        let check = |text: &str, host: &str, target: &str, read_only: bool| {
-            let expected = MountArg { host: host.into(), target: target.into(), read_only };
+        let described = |text: &str, host: &str, target: &str, description: Option<&str>, read_only: bool| {
+            let description = description.map(str::to_owned);
+            let expected = MountArg { host: host.into(), target: target.into(), description, read_only };
             assert_eq!(mount(text), Ok(expected), "{text}");
+        };
+        let check = |text: &str, host: &str, target: &str, read_only: bool| {
+            described(text, host, target, None, read_only);
         };
         check("src:/work", "src", "/work", false);
         check("/a/b:/work:ro", "/a/b", "/work", true);
         check("/a:/work:rw", "/a", "/work", false);
         check("./odd:name:/work:ro", "./odd:name", "/work", true);
+        check("/a:/work:", "/a", "/work", false);
+        check("/a:/work::ro", "/a", "/work", true);
+        described("~/n:/work:my notes:ro", "~/n", "/work", Some("my notes"), true);
+        described("n:/work:see: http://x/y", "n", "/work", Some("see: http://x/y"), false);
+    }
+
+    #[test]
+    fn a_tilde_is_the_home_directory_at_the_beginning_alone() {
+        let expand = |text: &str| expand_home(std::path::Path::new(text), Some("/h".into()));
+        assert_eq!(expand("~/a"), Ok("/h/a".into()));
+        assert_eq!(expand("~"), Ok("/h".into()));
+        assert_eq!(expand("~me/a"), Ok("~me/a".into()));
+        assert_eq!(expand("/a/~"), Ok("/a/~".into()));
+        assert!(expand_home(std::path::Path::new("~/a"), None).is_err());
     }
 
     #[test]
     fn a_mount_without_an_absolute_target_is_refused() {
-        for text in ["", "src", "src:", ":/work", "src:work", "src:ro", "/a:/b:readonly"] {
+        for text in [
+            "",
+            "src",
+            "src:",
+            ":/work",
+            "src:work",
+            "src:ro",
+            "/a:/b:readonly",
+            "/a:/b:RO",
+            "/a:/b:z",
+            "/a:/b:rw:ro",
+        ] {
             assert!(mount(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_a_number_and_a_unit_and_is_not_nothing() {
+        assert_eq!(seconds("90d"), Ok(90 * 86_400));
+        assert_eq!((seconds("1s"), seconds("2m"), seconds("3h")), (Ok(1), Ok(120), Ok(10_800)));
+        for text in [
+            "",
+            "d",
+            "90",
+            "0d",
+            "-1d",
+            "+1d",
+            "1w",
+            "1 d",
+            "é",
+            "99999999999999999999d",
+            "999999999999999999d",
+        ] {
+            assert!(seconds(text).is_err(), "{text}");
         }
     }
 

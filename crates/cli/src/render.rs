@@ -5,12 +5,19 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::failure::Report;
 use crate::words::{printable, tell};
 
 /// Columns are this far apart.
 const COLUMN_GAP: usize = 3;
+/// The same where there is little room.
+const COLUMN_GAP_NARROW: usize = 2;
+/// So many columns are shown however little room there is.
+const COLUMNS_MIN: usize = 2;
+/// A column is not cut to less than this.
+const COLUMN_WIDTH_MIN: usize = 8;
 /// The longest one-line summary of a tool call or an event.
 pub(crate) const SUMMARY_CHARS_MAX: usize = 160;
 
@@ -37,24 +44,77 @@ pub(crate) fn next_step(lineage: &str) -> String {
 
 /// Aligned columns under a header. No trailing spaces.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let head: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
-    let cleaned: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
-    let all: Vec<&Vec<String>> = std::iter::once(&head).chain(&cleaned).collect();
-    let width = |column: usize| {
-        all.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let cells = cells(header, rows);
+    let widths = widths(&cells, header.len());
+    laid_out(&cells, &widths, COLUMN_GAP)
+}
+
+/// The same within so many columns of a terminal: the widest cells are cut, except those of the first column, which names
+/// the thing. Where that is not enough the last columns are left out, except the first two.
+pub(crate) fn fitted(header: &[&str], rows: &[Vec<String>], columns: usize) -> String {
+    let cells = cells(header, rows);
+    let all = widths(&cells, header.len());
+    let total = |widths: &[usize], gap: usize| widths.iter().sum::<usize>() + gap * (widths.len() - 1);
+    if total(&all, COLUMN_GAP) <= columns {
+        return laid_out(&cells, &all, COLUMN_GAP);
+    }
+    // A column that is left out leaves its room to the others.
+    let (mut shown, mut widths) = (all.len(), all.clone());
+    while total(&widths, COLUMN_GAP_NARROW) > columns {
+        let can_give = |place: &usize| widths[*place] > header[*place].width().max(COLUMN_WIDTH_MIN);
+        // The second column is often a name that people type: it is cut last.
+        let widest = |from: usize, to: usize| (from..to).filter(can_give).max_by_key(|place| widths[*place]);
+        match widest(2, widths.len()).or_else(|| widest(1, widths.len().min(2))) {
+            Some(widest) => widths[widest] -= 1,
+            None if shown > COLUMNS_MIN => {
+                shown -= 1;
+                widths = all[..shown].to_vec();
+            }
+            None => break,
+        }
+    }
+    laid_out(&cells, &widths, COLUMN_GAP_NARROW)
+}
+
+fn cells(header: &[&str], rows: &[Vec<String>]) -> Vec<Vec<String>> {
+    let head = header.iter().map(|title| (*title).to_owned()).collect();
+    let cleaned = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect());
+    std::iter::once(head).chain(cleaned).collect()
+}
+
+fn widths(cells: &[Vec<String>], columns: usize) -> Vec<usize> {
+    let width = |column: usize| cells.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max();
+    (0..columns).map(|column| width(column).unwrap_or(0)).collect()
+}
+
+fn laid_out(cells: &[Vec<String>], widths: &[usize], gap: usize) -> String {
     let mut text = String::new();
-    for row in all {
+    for row in cells {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:<fill$}", fill = width + COLUMN_GAP));
+        for (cell, width) in row.iter().zip(widths) {
+            let cell = within(cell, *width);
+            line.push_str(&cell);
+            line.extend(std::iter::repeat_n(' ', (width + gap).saturating_sub(cell.width())));
         }
         text.push_str(line.trim_end());
         text.push('\n');
     }
     text
+}
+
+/// At most so many columns of it, with a mark where it was cut.
+pub(crate) fn within(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    for letter in text.chars() {
+        if cut.width() + letter.width().unwrap_or(0) + 1 > columns {
+            break;
+        }
+        cut.push(letter);
+    }
+    cut + "…"
 }
 
 /// `key  value` lines, aligned.
@@ -105,7 +165,7 @@ pub(crate) fn tool_call(name: &str, arguments: &Value) -> String {
     cut(&one_line(format!("{name} {shown}").trim_end()), SUMMARY_CHARS_MAX)
 }
 
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+~".contains(&byte);
     if !word.is_empty() && word.bytes().all(plain) { word.to_owned() } else { format!("{word:?}") }
 }
@@ -130,18 +190,57 @@ pub(crate) fn now_s() -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// `2 minutes ago`; the text itself when it is no time.
+/// `2 min ago`; the text itself when it is no time.
 pub(crate) fn ago(at: &str, now_s: i64) -> String {
     let Some(then_s) = seconds(at) else { return at.to_owned() };
-    let (count, unit) = match now_s - then_s {
-        ..5 => return "just now".to_owned(),
-        passed @ 5..60 => (passed, "second"),
-        passed @ 60..3600 => (passed / 60, "minute"),
-        passed @ 3600..86_400 => (passed / 3600, "hour"),
-        passed => (passed / 86_400, "day"),
+    match now_s - then_s {
+        ..5 => "just now".to_owned(),
+        passed => format!("{} ago", span(passed, Part::Begun)),
+    }
+}
+
+/// What becomes of the part of a unit.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// A unit counts when it is over.
+    Begun,
+    /// A token of 90 days is one also a second later.
+    Nearest,
+}
+
+/// A time in the largest unit that fits.
+fn span(seconds: i64, part: Part) -> String {
+    let whole = |unit: i64| match part {
+        Part::Begun => seconds / unit,
+        Part::Nearest => (seconds + unit / 2) / unit,
     };
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {unit}{plural} ago")
+    match seconds {
+        ..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", whole(60)),
+        7200..172_800 => format!("{} h", whole(3600)),
+        172_800.. => format!("{} days", whole(86_400)),
+    }
+}
+
+/// The time of a moment without its date, if that is today's.
+pub(crate) fn time_of_day(at: &str, now_s: i64) -> &str {
+    const DAY_S: i64 = 86_400;
+    let is_today = seconds(at).is_some_and(|then_s| then_s.div_euclid(DAY_S) == now_s.div_euclid(DAY_S));
+    at.split_once('T').filter(|_| is_today).map_or(at, |(_, time)| time)
+}
+
+/// `in 12 s`, `in 3 days`; the text itself when it is no time.
+pub(crate) fn until(at: &str, now_s: i64) -> String {
+    let Some(then_s) = seconds(at) else { return at.to_owned() };
+    match then_s - now_s {
+        ..=0 => "now".to_owned(),
+        left => format!("in {}", span(left, Part::Nearest)),
+    }
+}
+
+/// `1 turn`, `2 turns`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Seconds since 1970 of an RFC 3339 time in UTC.
@@ -174,6 +273,45 @@ mod tests {
     }
 
     #[test]
+    fn a_narrow_terminal_gets_the_widest_cells_cut_and_the_names_of_things_whole() {
+        let rows = vec![vec![
+            "agt_0123456789".into(),
+            "a rather long name".into(),
+            "日本語日本語日本語".into(),
+            "x".into(),
+        ]];
+        let narrow = fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 42);
+        assert_eq!(
+            narrow,
+            "ID              NAME           IMAGE     Z\nagt_0123456789  a rather lon…  日本語…   x\n"
+        );
+        assert_eq!(
+            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 80),
+            table(&["ID", "NAME", "IMAGE", "Z"], &rows)
+        );
+        // No room at all is no reason to say nothing.
+        assert!(fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 8).ends_with("\nagt_0123456789  a rathe…\n"));
+        // What can be cut no more goes, the last first.
+        assert_eq!(
+            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 34),
+            "ID              NAME      IMAGE\nagt_0123456789  a rathe…  日本語…\n"
+        );
+    }
+
+    #[test]
+    fn what_is_to_come_is_told_in_the_largest_fitting_unit() {
+        let check = |at: &str, expected: &str| assert_eq!(until(at, 0), expected, "{at}");
+        check("1970-01-01T00:00:00Z", "now");
+        check("1970-01-01T00:01:30Z", "in 90 s");
+        check("1970-01-01T00:02:00Z", "in 2 min");
+        check("1970-01-01T05:00:00Z", "in 5 h");
+        check("1970-04-01T00:00:00Z", "in 90 days");
+        check("1970-03-31T23:59:58Z", "in 90 days");
+        check("1970-01-01T01:59:59Z", "in 120 min");
+        check("soon", "soon");
+    }
+
+    #[test]
     fn an_error_tells_each_cause_and_then_the_way_out() {
         let failure = Failure::refused("could not start x").because("one\ntwo").hint("run `lodge logs x`");
         let Failure::Told(report) = failure else { panic!("not told") };
@@ -187,13 +325,16 @@ mod tests {
         assert_eq!(now, 1_740_787_200);
         let check = |at: &str, expected: &str| assert_eq!(ago(at, now), expected, "{at}");
         check("2025-02-28T23:59:58.500Z", "just now");
-        check("2025-02-28T23:59:30.000Z", "30 seconds ago");
-        check("2025-02-28T23:58:59.000Z", "1 minute ago");
-        check("2025-02-28T21:00:00.000Z", "3 hours ago");
+        check("2025-02-28T23:59:30.000Z", "30 s ago");
+        check("2025-02-28T23:58:59.000Z", "61 s ago");
+        check("2025-02-28T23:57:59.000Z", "2 min ago");
+        check("2025-02-28T21:00:00.000Z", "3 h ago");
         check("2024-02-29T00:00:00.000Z", "366 days ago");
         check("2025-03-01T00:00:09.000Z", "just now");
         check("nonsense", "nonsense");
         assert_eq!(seconds("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(time_of_day("2025-03-01T00:00:09.000Z", now), "00:00:09.000Z");
+        assert_eq!(time_of_day("2025-02-28T23:59:58.500Z", now), "2025-02-28T23:59:58.500Z");
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl Words {
         self.stdout_is_terminal
     }
 
+    /// How wide the terminal is, if stdout is one.
+    pub(crate) fn columns(&self) -> Option<usize> {
+        self.stdout_is_terminal.then(columns)
+    }
+
     /// Prints a part of an answer, which may end in the middle of a line.
     pub(crate) fn part(&self, bytes: &[u8]) -> Result<(), Failure> {
         if let Some(last) = bytes.last() {
@@ -146,6 +151,19 @@ pub(crate) fn tell(line: &str) {
 pub(crate) fn tell_part(words: &str) {
     let mut stderr = io::stderr().lock();
     drop(write!(stderr, "{words}").and_then(|()| stderr.flush()));
+}
+
+/// How wide the terminal on stdout is.
+pub(crate) fn columns() -> usize {
+    const USUAL: usize = 80;
+    // SAFETY: `winsize` is plain data, for which all zeroes are a value; the kernel fills it.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live `winsize`, which is what this request writes.
+    let asked = unsafe { libc::ioctl(1, libc::TIOCGWINSZ, &raw mut size) };
+    match (asked, usize::from(size.ws_col)) {
+        (0, columns @ 8..) => columns,
+        (_, _) => USUAL,
+    }
 }
 
 /// While it lives, the terminal shows nothing of what is typed.

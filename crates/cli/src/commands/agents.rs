@@ -1,8 +1,8 @@
-//! `ps`, `inspect`, `start`, `stop`, `kill`, `rm`.
+//! `ps`, `inspect`, `start`, `stop`, `restart`, `kill`, `rm`.
 
 use lodge_proto::{
-    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LineageRef, LineageView,
-    PAGE_MAX,
+    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LimitView, LineageRef,
+    LineageView, PAGE_MAX,
 };
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::{Context, lineages, map, request_id};
 use crate::args::{ListArgs, Refs};
 use crate::failure::{Exit, Failure};
 use crate::follow::{Daemon, Scope, Seen};
-use crate::render::{self, ago, now_s, or_dash, table};
+use crate::render::{self, ago, now_s, or_dash, until};
 use crate::words::{Words, put};
 
 pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
@@ -34,27 +34,33 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
         return put(&agents.iter().map(|agent| format!("{}\n", agent.id)).collect::<String>());
     }
     let now = now_s();
+    let orphaned = lineages::orphaned(&mut daemon).await?;
     let waiting = lineages::waiting(&mut daemon).await?;
-    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &waiting, now)).collect();
-    put(&table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows))?;
+    let stuck: Vec<&LineageView> = orphaned.iter().chain(&waiting).collect();
+    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &stuck, now)).collect();
+    context.put_table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows)?;
     lineages::tell_waiting(context, &waiting);
     Ok(())
 }
 
 /// The state, and in brackets what a person should know of it.
-fn status(agent: &AgentView, waiting: &[LineageView]) -> String {
-    let mut asides: Vec<&str> = agent.failure_reason.as_deref().into_iter().collect();
-    if agent.status != "failed" {
-        asides = agent.liveness.as_deref().filter(|level| *level != "active").into_iter().collect();
-    }
-    if waiting.iter().any(|lineage| lineage.id == agent.lineage) {
-        asides.push("waits for your decision");
-    }
+fn status(agent: &AgentView, stuck: &[&LineageView], now: i64) -> String {
+    let mut asides: Vec<String> = match agent.status.as_str() {
+        "failed" => agent.failure_reason.clone().into_iter().collect(),
+        "pulling" | "starting" => {
+            agent.attempt.map(|failures| format!("try {}", failures + 1)).into_iter().collect()
+        }
+        _ => agent.liveness.clone().filter(|level| *level != "active").into_iter().collect(),
+    };
+    asides.extend(agent.retry_at.as_ref().map(|at| format!("next try {}", until(at, now))));
+    asides.extend(
+        stuck.iter().find(|lineage| lineage.id == agent.lineage).map(|lineage| lineages::standing(lineage)),
+    );
     if asides.is_empty() { agent.status.clone() } else { format!("{} ({})", agent.status, asides.join(", ")) }
 }
 
-fn row(agent: &AgentView, waiting: &[LineageView], now: i64) -> Vec<String> {
-    let status = status(agent, waiting);
+fn row(agent: &AgentView, stuck: &[&LineageView], now: i64) -> Vec<String> {
+    let status = status(agent, stuck, now);
     vec![
         agent.id.clone(),
         agent.name.clone(),
@@ -105,8 +111,15 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
                 .collect::<Vec<_>>()
                 .join(": "),
         ),
+        ("next try", agent.retry_at.clone().map(|at| next_try(&at, agent.attempt)).unwrap_or_default()),
         ("decision", decision.unwrap_or_default()),
-        ("model", agent.model.clone()),
+        (
+            "model",
+            match detail.context_window {
+                Some(tokens) => format!("{} (a context of {tokens} tokens)", agent.model),
+                None => agent.model.clone(),
+            },
+        ),
         ("image", agent.image.clone()),
         ("digest", agent.image_digest.clone()),
         ("created", agent.created_at.clone()),
@@ -120,6 +133,7 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         ("lineage", agent.lineage.clone()),
         ("policy", detail.revival_policy.clone()),
         ("sandbox", agent.sandbox.clone()),
+        ("network", format!("{} {}", agent.network.mode, agent.network.allow.join(" ")).trim().to_owned()),
         ("root", detail.root.clone()),
         ("labels", labels.join(" ")),
         ("environment", detail.env_keys.join(" ")),
@@ -127,7 +141,8 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     rows.retain(|(_, value)| !value.is_empty());
     rows.extend(agent.mounts.iter().map(|mount| {
         let mode = if mount.read_only { " (read-only)" } else { "" };
-        ("mount", format!("{} at {}{mode}", mount.host, mount.target))
+        let what = mount.description.as_ref().map(|what| format!(": {what}")).unwrap_or_default();
+        ("mount", format!("{} at {}{mode}{what}", mount.host, mount.target))
     }));
     rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
     rows.extend(detail.tools.iter().map(|tool| {
@@ -138,6 +153,7 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     if let Some(note) = detail.tools.iter().find_map(|tool| tool.note.as_ref()) {
         rows.push(("", format!("host tools are {}", note.trim_start_matches("a host program: "))));
     }
+    rows.extend(agent.limits.iter().map(|limit| ("limit", limit_text(limit))));
     rows.extend(agent.isolation.iter().map(|layer| {
         let why = layer.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         (
@@ -148,11 +164,31 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     render::pairs(&rows)
 }
 
+fn limit_text(limit: &LimitView) -> String {
+    let amount = match (limit.name.as_str(), limit.limit) {
+        (_, None) => "half of what is free at the start".to_owned(),
+        ("pids", Some(pids)) => pids.to_string(),
+        ("cpu_time", Some(ms)) => format!("{} s for each tool call", ms as f64 / 1000.0),
+        ("output", Some(bytes)) => format!("{} for each tool call", super::images::size(bytes)),
+        (_, Some(bytes)) => super::images::size(bytes),
+    };
+    let source = if limit.source == "default" { " (default)" } else { "" };
+    let by = limit.by.as_ref().map(|by| format!(", by {by}")).unwrap_or_default();
+    format!("{} {amount}{source}{by}", limit.name)
+}
+
+fn next_try(at: &str, failures: Option<u32>) -> String {
+    let failures = failures.unwrap_or(1);
+    let times = if failures == 1 { "once".to_owned() } else { format!("{failures} times") };
+    format!("{at} (failed {times} in a row)")
+}
+
 /// What to do with each of several agents.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verb {
     Start,
     Stop,
+    Restart,
     Kill,
     Remove { force: bool },
 }
@@ -191,7 +227,7 @@ fn tell_end(context: &Context, view: &AgentView, verb: Verb, before: Work) {
             };
             context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` begins anew"));
         }
-        Verb::Start | Verb::Stop | Verb::Kill | Verb::Remove { .. } => {}
+        Verb::Start | Verb::Stop | Verb::Restart | Verb::Kill | Verb::Remove { .. } => {}
     }
 }
 
@@ -202,11 +238,14 @@ async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, W
     let id = state.agents.first().map_or_else(|| agent.to_owned(), |view| view.id.clone());
     let work = match (verb, state.agents.first()) {
         (Verb::Kill, Some(view)) => work_of(&mut daemon, view).await?,
-        (Verb::Kill | Verb::Start | Verb::Stop | Verb::Remove { .. }, _) => Work::Open,
+        (Verb::Kill | Verb::Start | Verb::Stop | Verb::Restart | Verb::Remove { .. }, _) => Work::Open,
     };
     let request_id = Some(request_id()?);
     let (view, goal): (AgentView, Goal) = match verb {
         Verb::Start => (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, Goal::Ready),
+        Verb::Restart => {
+            (daemon.call("agent/restart", AgentRef { agent: id, request_id }).await?, Goal::Ready)
+        }
         Verb::Stop => (daemon.call("agent/stop", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
         Verb::Kill => (daemon.call("agent/kill", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
         Verb::Remove { force } => {
@@ -227,6 +266,8 @@ async fn work_of(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Work, Fai
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
     Ready,
+    /// On what is new, if it is to run at all.
+    Updated,
     Stopped,
     Removed,
 }
@@ -243,8 +284,10 @@ enum Verdict {
 impl Goal {
     fn judge(self, status: &str) -> Verdict {
         match (self, status) {
-            (Goal::Ready, "ready" | "working") => Verdict::Reached,
-            (Goal::Ready, "pulling" | "starting") => Verdict::Wait,
+            (Goal::Ready | Goal::Updated, "ready" | "working") => Verdict::Reached,
+            (Goal::Ready | Goal::Updated, "pulling" | "starting") => Verdict::Wait,
+            (Goal::Updated, "stopped") => Verdict::Reached,
+            (Goal::Updated, "failed" | "removing" | "removed") => Verdict::Missed,
             (Goal::Ready, "failed" | "stopped" | "removing" | "removed") => Verdict::Missed,
             (Goal::Stopped, "stopped" | "failed" | "removed") => Verdict::Reached,
             (Goal::Stopped, "pulling" | "starting" | "ready" | "working" | "removing") => Verdict::Wait,
@@ -253,7 +296,7 @@ impl Goal {
                 Goal::Removed,
                 "pulling" | "starting" | "ready" | "working" | "stopped" | "failed" | "removing",
             ) => Verdict::Wait,
-            (Goal::Ready | Goal::Stopped | Goal::Removed, _) => Verdict::Unknown,
+            (Goal::Ready | Goal::Updated | Goal::Stopped | Goal::Removed, _) => Verdict::Unknown,
         }
     }
 }
@@ -290,6 +333,7 @@ pub(super) async fn settle(
                 |field: &str| event.data.get(field).and_then(|value| value.as_str()).map(str::to_owned);
             view.failure_reason = text("reason");
             view.failure_detail = text("detail");
+            view.retry_at = text("retry_at");
             break status.to_owned();
         };
     }
@@ -315,8 +359,21 @@ fn missed(view: &AgentView) -> Failure {
     };
     match view.status.as_str() {
         "removing" | "removed" => failure,
+        _ if view.retry_at.is_some() => failure.hint(comes_up(view)),
         _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
     }
+}
+
+/// One that starts itself again needs nothing but what it lacks.
+fn comes_up(view: &AgentView) -> String {
+    let (name, at) = (&view.name, view.retry_at.as_deref().unwrap_or_default());
+    let mend = match view.failure_reason.as_deref() {
+        Some("model") => "add the provider with `lodge provider add`, and it comes up",
+        _ => "mend that, and it comes up",
+    };
+    format!(
+        "{mend} by itself (next try {at}); `lodge start {name}` tries at once, `lodge stop {name}` gives up"
+    )
 }
 
 fn unknown(view: &AgentView) -> Failure {
@@ -325,7 +382,7 @@ fn unknown(view: &AgentView) -> Failure {
 }
 
 /// Printing the outcome of several: as they come, or as one array at the end.
-struct Batch<'a> {
+pub(super) struct Batch<'a> {
     words: &'a Words,
     asked: usize,
     things: Vec<serde_json::Value>,
@@ -334,11 +391,11 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn new(words: &'a Words, asked: usize) -> Self {
+    pub(super) fn new(words: &'a Words, asked: usize) -> Self {
         Batch { words, asked, things: Vec::new(), failed: false, first: true }
     }
 
-    fn done<T: Serialize>(&mut self, thing: &T, text: impl Fn() -> String) -> Result<(), Failure> {
+    pub(super) fn done<T: Serialize>(&mut self, thing: &T, text: impl Fn() -> String) -> Result<(), Failure> {
         if !self.words.json {
             let text = text();
             let apart = !std::mem::take(&mut self.first) && text.lines().count() > 1;
@@ -354,7 +411,7 @@ impl<'a> Batch<'a> {
     }
 
     /// The only one that was asked for fails the command; of several, each is told.
-    fn failed(&mut self, failure: Failure) -> Result<(), Failure> {
+    pub(super) fn failed(&mut self, failure: Failure) -> Result<(), Failure> {
         match failure {
             Failure::Told(report) if self.asked > 1 => {
                 render::error(&report);
@@ -365,7 +422,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn finish(self) -> Result<(), Failure> {
+    pub(super) fn finish(self) -> Result<(), Failure> {
         if self.words.json && self.asked > 1 {
             self.words.json(&self.things)?;
         }
@@ -390,7 +447,7 @@ mod tests {
 
     #[test]
     fn every_known_state_is_placed_and_an_unknown_one_is_not_waited_for() {
-        for goal in [Goal::Ready, Goal::Stopped, Goal::Removed] {
+        for goal in [Goal::Ready, Goal::Updated, Goal::Stopped, Goal::Removed] {
             for status in STATUSES {
                 assert_ne!(goal.judge(status), Verdict::Unknown, "{goal:?} {status}");
             }

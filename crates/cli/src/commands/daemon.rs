@@ -1,8 +1,11 @@
-//! `info`, `reap` and `shutdown`.
+//! `info`, `reap`, `reload` and `shutdown`.
 
 use std::time::Duration;
 
-use lodge_proto::{Done, Empty, Info, ReapParams, Reaped, ShutdownParams, StorageView};
+use lodge_proto::{
+    Done, Empty, Info, Overridden, ReapParams, Reaped, ReloadParams, Reloaded, SettingChange, ShutdownParams,
+    StorageView,
+};
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -89,7 +92,7 @@ pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
         .map(|pruned| vec![pruned.sandbox.clone(), or_dash(pruned.agent.as_deref()), pruned.why.clone()])
         .collect();
     if !rows.is_empty() {
-        put(&table(&["PRUNED", "AGENT", "WHY"], &rows))?;
+        context.put_table(&["PRUNED", "AGENT", "WHY"], &rows)?;
     }
     let Reaped { probed, alive, kept, pruned, dead, .. } = &reaped;
     let counts = [(*kept, "dead and still needed"), (pruned.len() as u64, "pruned")];
@@ -105,6 +108,40 @@ pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
     for failed in &reaped.failed {
         context.words.say(&format!("{} could not be cleared away: {}", failed.sandbox, failed.detail));
     }
+    Ok(())
+}
+
+pub(super) async fn reload(context: &Context) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let reloaded: Reloaded =
+        daemon.call("daemon/reload", ReloadParams { request_id: Some(request_id()?) }).await?;
+    if context.words.json {
+        return context.words.json(&reloaded);
+    }
+    let Reloaded { file, changed, needs_restart, overridden } = &reloaded;
+    let row = |change: &SettingChange, when: &str| {
+        vec![change.key.clone(), value_text(&change.from), value_text(&change.to), when.to_owned()]
+    };
+    let mut rows: Vec<Vec<String>> = changed.iter().map(|change| row(change, "now")).collect();
+    rows.extend(needs_restart.iter().map(|change| row(change, "next start of the daemon")));
+    if !rows.is_empty() {
+        context.put_table(&["SETTING", "FROM", "TO", "IN EFFECT"], &rows)?;
+    }
+    for Overridden { key, by, value, file } in overridden {
+        let place = if by == "flag" { "a flag" } else { "the environment" };
+        context.words.say(&format!(
+            "{key}: {} in the file does not count, {place} says {}",
+            value_text(file),
+            value_text(value)
+        ));
+    }
+    let file = file.as_deref().unwrap_or("no configuration file");
+    context.words.say(&match changed.len() {
+        0 if !needs_restart.is_empty() => format!("{file}: nothing changed yet"),
+        0 => format!("{file}: nothing changed"),
+        1 => format!("{file}: 1 setting changed"),
+        more => format!("{file}: {more} settings changed"),
+    });
     Ok(())
 }
 

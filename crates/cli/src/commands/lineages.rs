@@ -4,9 +4,9 @@ use std::io::Read;
 use std::path::Path;
 
 use lodge_proto::{
-    LineageList, LineageListParams, LineageMessages, LineageMessagesParams, LineageRef, LineageResolveParams,
-    LineageSnapshot, LineageSnapshotParams, LineageView, PAGE_MAX, SNAPSHOT_VERSION, SessionBoundary,
-    Snapshot, TokenUsage,
+    LineageDetail, LineageList, LineageListParams, LineageMessages, LineageMessagesParams, LineageRef,
+    LineageResolveParams, LineageSnapshot, LineageSnapshotParams, LineageView, PAGE_MAX, SNAPSHOT_VERSION,
+    SessionBoundary, Snapshot, TokenUsage, TurnView,
 };
 
 use super::document::Document;
@@ -14,7 +14,7 @@ use super::{Context, request_id};
 use crate::args::{LineageCommand, LineageShowArgs, ResolveArgs};
 use crate::failure::{Failure, io_words};
 use crate::follow::Daemon;
-use crate::render::{next_step, one_line, or_dash, pairs, table};
+use crate::render::{ago, counted, next_step, now_s, one_line, or_dash, pairs};
 use crate::words::put;
 
 /// The largest snapshot that is read from a file.
@@ -46,7 +46,7 @@ async fn list(context: &Context, agent: Option<String>, status: Option<String>) 
         return put(&lineages.iter().map(|lineage| format!("{}\n", lineage.id)).collect::<String>());
     }
     let rows: Vec<Vec<String>> = lineages.iter().map(row).collect();
-    put(&table(&["LINEAGE", "AGENT", "STATUS", "POLICY", "REVIVALS", "LAST TURN"], &rows))?;
+    context.put_table(&["LINEAGE", "AGENT", "STATUS", "POLICY", "REVIVALS", "LAST TURN"], &rows)?;
     let waiting = lineages.into_iter().filter(|lineage| lineage.status == ASK_PENDING).collect::<Vec<_>>();
     tell_waiting(context, &waiting);
     Ok(())
@@ -71,6 +71,7 @@ fn status_text(lineage: &LineageView) -> String {
 }
 
 const ASK_PENDING: &str = "ask_pending";
+const ORPHANED: &str = "orphaned";
 
 async fn all(
     daemon: &mut Daemon<'_>,
@@ -93,7 +94,32 @@ async fn all(
 
 /// Every lineage that waits for a decision.
 pub(super) async fn waiting(daemon: &mut Daemon<'_>) -> Result<Vec<LineageView>, Failure> {
-    all(daemon, None, Some(ASK_PENDING.to_owned())).await
+    seen(daemon, ASK_PENDING).await
+}
+
+/// Every lineage whose process died and is about to be replaced.
+pub(super) async fn orphaned(daemon: &mut Daemon<'_>) -> Result<Vec<LineageView>, Failure> {
+    seen(daemon, ORPHANED).await
+}
+
+/// What there is of a status for whoever asks: an agent's token may see its agent, and no lineages.
+async fn seen(daemon: &mut Daemon<'_>, status: &str) -> Result<Vec<LineageView>, Failure> {
+    match all(daemon, None, Some(status.to_owned())).await {
+        Err(failure) if failure.is("auth.forbidden") => Ok(Vec::new()),
+        lineages => lineages,
+    }
+}
+
+/// What a listing of agents says of a lineage whose process died.
+pub(super) fn standing(lineage: &LineageView) -> String {
+    if lineage.status == ASK_PENDING {
+        return "waits for your decision".to_owned();
+    }
+    let died = lineage.detail.as_deref().map_or_else(|| "died".to_owned(), one_line);
+    match lineage.deaths {
+        0 | 1 => format!("{died}, to be revived"),
+        deaths => format!("{died} {deaths} times in a row, to be revived"),
+    }
 }
 
 /// Says which lineages wait for a decision, and how it is made.
@@ -121,14 +147,23 @@ fn waiting_text(lineage: &LineageView) -> String {
 
 async fn show(context: &Context, lineage: String) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let view: LineageView = daemon.call("lineage/get", LineageRef { lineage }).await?;
+    let detail: LineageDetail = daemon.call("lineage/get", LineageRef { lineage }).await?;
     if context.words.json {
-        return context.words.json(&view);
+        return context.words.json(&detail);
     }
+    put(&pairs(&rows_of(&detail, now_s())))?;
+    if detail.lineage.status == ASK_PENDING {
+        tell_waiting(context, std::slice::from_ref(&detail.lineage));
+    }
+    Ok(())
+}
+
+fn rows_of(detail: &LineageDetail, now: i64) -> Vec<(&'static str, String)> {
+    let view = &detail.lineage;
     let mut rows = vec![
         ("lineage", view.id.clone()),
         ("agent", format!("{} {}", view.agent_name, view.agent)),
-        ("status", status_text(&view)),
+        ("status", status_text(view)),
         ("policy", view.policy.clone()),
         ("revivals", view.revivals.to_string()),
     ];
@@ -139,11 +174,21 @@ async fn show(context: &Context, lineage: String) -> Result<(), Failure> {
     rows.push(("last turn", or_dash(view.last_turn.as_deref())));
     rows.push(("created", view.created_at.clone()));
     rows.extend(view.ended_at.clone().map(|at| ("ended", at)));
-    put(&pairs(&rows))?;
-    if view.status == ASK_PENDING {
-        tell_waiting(context, std::slice::from_ref(&view));
-    }
-    Ok(())
+    rows.extend(detail.since.as_ref().map(|at| ("waits since", format!("{at} ({})", ago(at, now)))));
+    rows.extend(detail.open_turns.iter().map(|turn| ("open turn", open_text(turn, now))));
+    rows
+}
+
+/// A turn that is not over, and what of it has no outcome yet.
+fn open_text(turn: &TurnView, now: i64) -> String {
+    let pending = turn.steps.iter().filter(|step| step.status == "intent");
+    let pending: Vec<String> = pending
+        .map(|step| format!("{} {}, begun {}", step.kind, step.name, ago(&step.started_at, now)))
+        .collect();
+    let pending =
+        if pending.is_empty() { String::new() } else { format!("; no outcome yet: {}", pending.join(", ")) };
+    let steps = counted(turn.steps.len(), "step");
+    format!("{} ({}) in session {}: {steps}{pending}", turn.id, turn.status, turn.session)
 }
 
 async fn resolve(context: &Context, args: ResolveArgs) -> Result<(), Failure> {
@@ -249,10 +294,6 @@ fn show_file(context: &Context, file: &Path, whole: bool) -> Result<(), Failure>
     put(&pairs(&rows))
 }
 
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 fn read_file(file: &Path) -> Result<Vec<u8>, Failure> {
     let could_not =
         |because: String| Failure::refused(format!("could not read `{}`", file.display())).because(because);
@@ -264,4 +305,23 @@ fn read_file(file: &Path) -> Result<Vec<u8>, Failure> {
         return Err(could_not(format!("it has more than {} MiB", FILE_BYTES_MAX >> 20)));
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pause_before_a_revival_is_told_with_the_death_before_it() {
+        let lineage = |status: &str, deaths: u32| -> LineageView {
+            let view = json!({"id": "lin_1", "agent": "agt_1", "agent_name": "ada", "status": status, "ended_reason": null,
+                "policy": "revive", "revivals": 2, "deaths": deaths, "detail": "its sandbox died", "last_turn": null,
+                "created_at": "", "ended_at": null});
+            serde_json::from_value(view).unwrap()
+        };
+        assert_eq!(standing(&lineage("orphaned", 1)), "its sandbox died, to be revived");
+        assert_eq!(standing(&lineage("orphaned", 3)), "its sandbox died 3 times in a row, to be revived");
+        assert_eq!(standing(&lineage("ask_pending", 3)), "waits for your decision");
+    }
 }

@@ -6,13 +6,20 @@ mod agents;
 mod daemon;
 mod document;
 mod events;
+mod images;
 mod lineages;
 mod logs;
-mod prompt;
+mod names;
+pub(crate) mod prompt;
 mod providers;
 mod run;
 mod selftest;
 mod sessions;
+mod sessions_change;
+mod sessions_find;
+mod source;
+mod tokens;
+mod update;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,6 +32,7 @@ use crate::args::{AgentCommand, Cli, Command};
 use crate::connect::Address;
 use crate::failure::{Exit, Failure};
 use crate::follow::Daemon;
+use crate::render::{fitted, table};
 use crate::words::{Words, put};
 
 pub(crate) use self::selftest::{selftest, selftest_role};
@@ -53,9 +61,22 @@ impl Context {
         Daemon::open(&self.address, &self.words).await
     }
 
+    /// Prints a listing; a terminal that is too narrow gets a narrower one.
+    pub(crate) fn put_table(&self, header: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+        put(&match self.words.columns() {
+            Some(columns) => fitted(header, rows, columns),
+            None => table(header, rows),
+        })
+    }
+
     /// What Ctrl-C says from now on.
     fn say_on_interrupt(&self, line: String) {
         self.on_interrupt.borrow_mut().say = Some(line);
+    }
+
+    /// Whether an agent is still there after the command.
+    pub(crate) fn keeps_agents(&self) -> bool {
+        self.on_interrupt.borrow().remove.is_none()
     }
 
     /// The agent that Ctrl-C removes from now on.
@@ -79,6 +100,12 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Stop(refs) | Command::Agent { command: AgentCommand::Stop(refs) } => {
             agents::each(context, refs, agents::Verb::Stop).await
         }
+        Command::Restart(refs) | Command::Agent { command: AgentCommand::Restart(refs) } => {
+            agents::each(context, refs, agents::Verb::Restart).await
+        }
+        Command::Update(args) | Command::Agent { command: AgentCommand::Update(args) } => {
+            update::update(context, args).await
+        }
         Command::Kill(refs) | Command::Agent { command: AgentCommand::Kill(refs) } => {
             agents::each(context, refs, agents::Verb::Kill).await
         }
@@ -89,13 +116,17 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
             logs::logs(context, args).await
         }
         Command::Prompt(args) => prompt::prompt(context, args).await,
+        Command::Chat(args) => crate::chat::chat(context, args).await,
         Command::Session { command } => sessions::session(context, command).await,
         Command::Lineage { command } => lineages::lineage(context, command).await,
+        Command::Image { command } => images::image(context, command).await,
         Command::Provider { command } => providers::provider(context, command).await,
+        Command::Token { command } => tokens::token(context, command).await,
         Command::Info => daemon::info(context).await,
         Command::Events(args) => events::events(context, args).await,
         Command::Shutdown { agents } => daemon::shutdown(context, agents).await,
         Command::Reap => daemon::reap(context).await,
+        Command::Reload => daemon::reload(context).await,
         Command::Completions { shell } => completions(shell),
         Command::Selftest(args) => selftest(&context.words, args).await,
     }
@@ -134,7 +165,7 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 }
 
 /// A fresh id for one change, so that sending it again is still one change.
-fn request_id() -> Result<String, Failure> {
+pub(crate) fn request_id() -> Result<String, Failure> {
     let mut bytes = [0_u8; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))

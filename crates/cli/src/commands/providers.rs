@@ -3,13 +3,14 @@
 use std::io::{self, IsTerminal};
 
 use lodge_proto::{
-    Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTested, ProviderView,
+    Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
+    ProviderTested, ProviderView,
 };
 
 use super::{Context, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::Failure;
-use crate::render::{or_dash, table};
+use crate::render::or_dash;
 use crate::words::{HiddenInput, put, tell, tell_part};
 
 pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Result<(), Failure> {
@@ -27,7 +28,7 @@ pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Res
         }
         ProviderCommand::Ls { reveal } => list(context, reveal).await,
         ProviderCommand::Rm { names } => remove(context, names).await,
-        ProviderCommand::Test { name } => test(context, name).await,
+        ProviderCommand::Test { name, model } => test(context, name, model).await,
     }
 }
 
@@ -57,11 +58,6 @@ async fn key_from_stdin() -> Result<String, Failure> {
 async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
     let added: ProviderView = daemon.call("provider/add", params).await?;
-    if !matches!(added.kind.as_str(), "openai" | "script") {
-        context
-            .words
-            .say(&format!("`{}` is stored, but this release speaks openai and script only", added.name));
-    }
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 
@@ -89,10 +85,11 @@ async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
             or_dash(provider.base_url.as_deref()),
             or_dash(provider.api_key.as_deref()),
             models,
+            or_dash(provider.problem.as_deref()),
         ]
     };
     let rows: Vec<Vec<String>> = list.providers.iter().map(row).collect();
-    put(&table(&["NAME", "KIND", "BASE URL", "KEY", "MODELS"], &rows))
+    context.put_table(&["NAME", "KIND", "BASE URL", "KEY", "MODELS", "PROBLEM"], &rows)
 }
 
 async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
@@ -109,19 +106,19 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
     if context.words.json { context.words.json(&serde_json::json!({ "removed": removed })) } else { Ok(()) }
 }
 
-async fn test(context: &Context, name: String) -> Result<(), Failure> {
+async fn test(context: &Context, name: String, model: Option<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let params = ProviderRef { name: name.clone(), request_id: None };
+    let params = ProviderTestParams { name: name.clone(), model, request_id: None };
     let tested: ProviderTested = daemon.call("provider/test", params).await?;
     if context.words.json {
-        context.words.json(&tested)?;
-    } else if tested.ok {
-        context.words.say(&format!("{name} answered in {} ms", tested.ms));
-        put(&tested.models.iter().map(|model| format!("{model}\n")).collect::<String>())?;
+        return context.words.json(&tested);
     }
-    if tested.ok {
-        return Ok(());
+    match &tested.answered {
+        Some(model) => context.words.say(&format!("{model} of {name} answered in {} ms", tested.ms)),
+        None => {
+            context.words.say(&format!("{name} took the key and listed its models in {} ms", tested.ms));
+            context.words.say(&format!("to try one: lodge provider test {name} --model MODEL"));
+        }
     }
-    Err(Failure::refused(format!("{name} did not answer as it should"))
-        .hint("check its address and key with `lodge provider ls`"))
+    put(&tested.models.iter().map(|model| format!("{model}\n")).collect::<String>())
 }

@@ -1,35 +1,47 @@
 //! `run`: from an Agentfile to an agent, and perhaps to an answer.
 
-use std::path::Path;
+use std::io::IsTerminal;
 
 use lodge_proto::{AgentCreateParams, AgentView, Mount};
 
 use super::agents::{Goal, settle};
-use super::prompt::{ask, print_sent, prompt_from_stdin, send};
-use super::{Context, map, read_stdin, remove_agent, request_id};
+use super::prompt::{Question, ask, print_sent, prompt_from_stdin, send};
+use super::source::{Source, neither, source, utf8};
+use super::{Context, map, remove_agent, request_id};
 use crate::answer::Asked;
-use crate::args::{RunArgs, Voice};
+use crate::args::{ChatArgs, RunArgs, Voice};
 use crate::failure::{Failure, io_words};
 use crate::follow::{Daemon, Scope};
-use crate::parse::MountArg;
+use crate::parse::{MountArg, expand_home};
 use crate::render;
 use crate::words::put;
-
-const AGENTFILE_NAME: &str = "Agentfile";
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let prompt = prompt_of(&args).await?;
     let params = create_params(context, &args).await?;
     let mut daemon = context.daemon().await?;
-    let agent: AgentView = daemon.call("agent/create", params).await?;
+    let image = params.image.clone();
+    let created = daemon.call("agent/create", params).await;
+    let created = created.map_err(|failure| match &image {
+        Some(image) => neither(image, failure),
+        None => failure,
+    });
+    let agent: AgentView = created.map_err(|failure| match &args.name {
+        Some(name) if failure.is("agent.name_taken") => failure.and_hint(&instead(name, &args.source)),
+        Some(_) | None => failure,
+    })?;
+    tell_idle(context, &agent);
     if args.name.is_none()
         && let Some(wanted) = other_name(&agent)
     {
         context.words.say(&format!("`{wanted}` is taken: this one is `{}`", agent.name));
+        context.words.say(&instead(wanted, &args.source));
     }
     if args.detach {
         return match prompt {
-            Some(text) => print_sent(context, &send(&mut daemon, &agent.id, args.voice, text).await?),
+            Some(text) => {
+                print_sent(context, &send(&mut daemon, &agent.id, args.voice, Question::plain(text)).await?)
+            }
             None => print_agent(context, &agent),
         };
     }
@@ -54,10 +66,30 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
     }
 }
 
-/// The name that its Agentfile asks for, if the agent has another. Its image is called by that name.
+/// The name that was asked for, if the agent has another: it was taken, and this one has a number.
 fn other_name(agent: &AgentView) -> Option<&str> {
-    let (wanted, _) = agent.image.rsplit_once(':')?;
-    (wanted != agent.name).then_some(wanted)
+    let (wanted, number) = agent.name.rsplit_once('-')?;
+    let numbered = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
+    let image = agent.image.rsplit_once(':').map_or("", |(name, _)| name);
+    (numbered && image == wanted).then_some(wanted)
+}
+
+/// What somebody may have wanted who gave a name that is taken.
+fn instead(name: &str, source: &str) -> String {
+    format!("to change `{name}` itself: lodge agent update {name} --image {}", render::quoted(source))
+}
+
+/// What was declared and does nothing yet.
+fn tell_idle(context: &Context, agent: &AgentView) {
+    let idle = agent.capabilities.iter().filter(|capability| !capability.granted);
+    let idle: Vec<String> = idle.map(|capability| format!("`{}`", capability.name)).collect();
+    if !idle.is_empty() {
+        context.words.say(&format!("these capabilities grant nothing in this release: {}", idle.join(", ")));
+    }
+    let idle: Vec<String> = agent.limits_not_enforced.iter().map(|name| format!("`{name}`")).collect();
+    if !idle.is_empty() {
+        context.words.say(&format!("these limits are not enforced in this release: {}", idle.join(", ")));
+    }
 }
 
 /// Waits until the agent is ready, then asks it or tells its name.
@@ -74,10 +106,20 @@ async fn attend(
     match prompt {
         Some((voice, text)) => {
             let asked = Asked { id: agent.id, name: agent.name, stays };
-            ask(context, daemon, &asked, voice, text).await
+            ask(context, daemon, &asked, voice, Question::plain(text)).await
+        }
+        None if is_conversation(context) => {
+            let args = ChatArgs { agent: agent.id, session: None };
+            crate::chat::chat(context, args).await
         }
         None => print_agent(context, &agent),
     }
+}
+
+/// Whether a person sits at both ends.
+fn is_conversation(context: &Context) -> bool {
+    let words = &context.words;
+    words.stdout_is_terminal() && std::io::stdin().is_terminal() && !words.json && !words.quiet
 }
 
 fn print_agent(context: &Context, agent: &AgentView) -> Result<(), Failure> {
@@ -102,55 +144,41 @@ async fn prompt_of(args: &RunArgs) -> Result<Option<String>, Failure> {
 }
 
 async fn create_params(context: &Context, args: &RunArgs) -> Result<AgentCreateParams, Failure> {
-    let (path, content) = match args.source.as_str() {
-        "-" => (None, Some(read_stdin("the Agentfile").await?)),
-        source if context.address.is_this_machine() => (Some(local_path(source)?), None),
-        // Paths of this machine mean nothing to a daemon on another one, so the text travels.
-        source => (None, Some(agentfile_text(Path::new(source))?)),
-    };
-    Ok(AgentCreateParams {
-        path,
-        content,
+    let mut params = AgentCreateParams {
         name: args.name.clone(),
         model: args.model.clone(),
         env: map(args.env.clone()),
         labels: map(args.label.clone()),
         mounts: args.mounts.iter().map(|mount| mount_of(context, mount)).collect::<Result<_, _>>()?,
         build_args: map(args.build_arg.clone()),
+        configs: map(args.config.clone()),
+        runtime: args.runtime.clone(),
+        capabilities: args.caps.clone(),
         revival_policy: args.revival_policy.clone(),
         request_id: Some(request_id()?),
-    })
+        ..AgentCreateParams::default()
+    };
+    match source(context, &args.source).await? {
+        Source::Path(path) => params.path = Some(path),
+        Source::Content(content) => params.content = Some(content),
+        Source::Image(image) => params.image = Some(image),
+    }
+    Ok(params)
 }
 
-fn local_path(source: &str) -> Result<String, Failure> {
-    let path = std::fs::canonicalize(source).map_err(|cause| {
-        Failure::refused(format!("there is no Agentfile at `{source}`"))
-            .because(io_words(&cause))
-            .hint("give a directory with an Agentfile, an Agentfile, or `-` to read one from stdin")
-    })?;
-    utf8(&path)
-}
-
-fn agentfile_text(source: &Path) -> Result<String, Failure> {
-    let file = if source.is_dir() { source.join(AGENTFILE_NAME) } else { source.to_owned() };
-    std::fs::read_to_string(&file).map_err(|cause| {
-        Failure::refused(format!("could not read `{}`", file.display())).because(io_words(&cause))
-    })
-}
-
-fn mount_of(context: &Context, mount: &MountArg) -> Result<Mount, Failure> {
+pub(super) fn mount_of(context: &Context, mount: &MountArg) -> Result<Mount, Failure> {
+    let cannot = || Failure::usage(format!("`{}` cannot be mounted", mount.host.display()));
     let host = if context.address.is_this_machine() {
-        std::path::absolute(&mount.host).map_err(|cause| {
-            Failure::usage(format!("`{}` cannot be mounted", mount.host.display())).because(io_words(&cause))
-        })?
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(std::path::PathBuf::from);
+        let host = expand_home(&mount.host, home).map_err(|cause| cannot().because(cause))?;
+        std::path::absolute(&host).map_err(|cause| cannot().because(io_words(&cause)))?
     } else {
         mount.host.clone()
     };
-    Ok(Mount { host: utf8(&host)?, target: mount.target.clone(), read_only: mount.read_only })
-}
-
-fn utf8(path: &Path) -> Result<String, Failure> {
-    path.to_str()
-        .map(str::to_owned)
-        .ok_or_else(|| Failure::usage(format!("`{}` is not written in UTF-8", path.display())))
+    Ok(Mount {
+        host: utf8(&host)?,
+        target: mount.target.clone(),
+        read_only: mount.read_only,
+        description: mount.description.clone(),
+    })
 }

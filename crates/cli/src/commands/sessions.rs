@@ -1,19 +1,17 @@
-//! `session ls` and `session show`.
-
-use std::collections::BTreeMap;
+//! `session`: which command is which, and `ls` and `show`.
 
 use lodge_proto::{
-    AgentList, AgentListParams, MessageList, MessageView, PAGE_MAX, SessionList, SessionListParams,
-    SessionMessagesParams, SessionRef, SessionView, TurnList, TurnListParams,
+    MessageList, MessageView, PAGE_MAX, SessionDetail, SessionList, SessionListParams, SessionMessagesParams,
+    SessionRef, SessionView, TurnList, TurnListParams, TurnView,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Context;
+use super::{Context, sessions_change, sessions_find};
 use crate::args::SessionCommand;
 use crate::failure::Failure;
 use crate::follow::Daemon;
-use crate::render::{self, ago, now_s, or_dash, table};
+use crate::render::{self, ago, now_s, or_dash};
 use crate::words::{Words, put};
 
 /// How much of a conversation is shown unless told otherwise.
@@ -23,23 +21,34 @@ const TOOL_LINES_SHOWN: usize = 20;
 
 pub(super) async fn session(context: &Context, command: SessionCommand) -> Result<(), Failure> {
     match command {
-        SessionCommand::Ls { agent } => list(context, agent).await,
-        SessionCommand::Show { session, messages } => {
-            show(context, session, messages.unwrap_or(MESSAGES_SHOWN)).await
+        SessionCommand::Ls { agent, limit } => list(context, agent, limit).await,
+        SessionCommand::Show { session, messages, all } => {
+            show(context, session, messages.unwrap_or(MESSAGES_SHOWN), all).await
         }
+        SessionCommand::Search(args) => sessions_find::search(context, args).await,
+        SessionCommand::Export { session } => sessions_find::export(context, session).await,
+        SessionCommand::Fork { session, at, to } => sessions_change::fork(context, session, at, to).await,
+        SessionCommand::Rewind { session, turn } => sessions_change::rewind(context, session, turn).await,
+        SessionCommand::Regenerate { session, turn, detach } => {
+            sessions_change::regenerate(context, session, turn, detach).await
+        }
+        SessionCommand::Activate { session, turn } => sessions_change::activate(context, session, turn).await,
+        SessionCommand::Rm { sessions } => sessions_change::remove(context, sessions).await,
     }
 }
 
-async fn list(context: &Context, agent: Option<String>) -> Result<(), Failure> {
+async fn list(context: &Context, agent: Option<String>, limit: Option<u32>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
+    let wanted = limit.map_or(usize::MAX, |limit| limit as usize);
     let mut sessions: Vec<SessionView> = Vec::new();
     let mut after = None;
     loop {
-        let params = SessionListParams { agent: agent.clone(), after, limit: Some(PAGE_MAX) };
+        let missing = u32::try_from(wanted - sessions.len()).unwrap_or(u32::MAX);
+        let params = SessionListParams { agent: agent.clone(), after, limit: Some(missing.min(PAGE_MAX)) };
         let page: SessionList = daemon.call("session/list", params).await?;
         sessions.extend(page.sessions);
         after = page.next;
-        if after.is_none() {
+        if after.is_none() || sessions.len() >= wanted {
             break;
         }
     }
@@ -50,85 +59,130 @@ async fn list(context: &Context, agent: Option<String>) -> Result<(), Failure> {
         return put(&sessions.iter().map(|session| format!("{}\n", session.id)).collect::<String>());
     }
     let now = now_s();
-    sessions.sort_by(|a, b| a.last_active.cmp(&b.last_active));
-    let names = agent_names(&mut daemon).await?;
     let row = |session: &SessionView| {
         vec![
             session.id.clone(),
-            names.get(&session.agent).cloned().unwrap_or_else(|| format!("{} (removed)", session.agent)),
+            agent_name(session),
             or_dash(session.sender.as_deref()),
             session.turns.to_string(),
             format!("{} ({} %)", session.context_state, session.context_used_pct),
             ago(&session.last_active, now),
+            or_dash(session.title.as_deref()),
         ]
     };
     let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
-    put(&table(&["ID", "AGENT", "SENDER", "TURNS", "CONTEXT", "LAST ACTIVE"], &rows))
+    context.put_table(&["ID", "AGENT", "SENDER", "TURNS", "CONTEXT", "LAST ACTIVE", "BEGINS"], &rows)
 }
 
-/// The names of all agents by their ids.
-async fn agent_names(daemon: &mut Daemon<'_>) -> Result<BTreeMap<String, String>, Failure> {
-    let mut names = BTreeMap::new();
-    let mut after = None;
-    loop {
-        let params =
-            AgentListParams { all: true, after, limit: Some(PAGE_MAX), ..AgentListParams::default() };
-        let page: AgentList = daemon.call("agent/list", params).await?;
-        names.extend(page.agents.into_iter().map(|agent| (agent.id, agent.name)));
-        after = page.next;
-        if after.is_none() {
-            return Ok(names);
-        }
-    }
+pub(super) fn turns_text(turns: u64) -> String {
+    render::counted(usize::try_from(turns).unwrap_or(usize::MAX), "turn")
+}
+
+fn agent_name(session: &SessionView) -> String {
+    let removed = if session.agent_removed { " (removed)" } else { "" };
+    format!("{}{removed}", session.agent_name)
 }
 
 /// A session with its conversation, as `--json` prints it.
 #[derive(Serialize)]
 struct Conversation {
     #[serde(flatten)]
-    session: SessionView,
+    session: SessionDetail,
     messages: Vec<MessageView>,
+    /// Of those messages, and of turns that have none.
+    turns: Vec<TurnView>,
 }
 
-async fn show(context: &Context, session: String, wanted: u32) -> Result<(), Failure> {
+async fn show(context: &Context, session: String, wanted: u32, all: bool) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let view: SessionView = daemon.call("session/get", SessionRef { session: session.clone() }).await?;
-    let (messages, older) = newest(&mut daemon, &session, wanted).await?;
+    let view: SessionDetail = daemon.call("session/get", SessionRef { session: session.clone() }).await?;
+    let (mut messages, older) = newest(&mut daemon, &session, wanted, all).await?;
+    // In the order of reading: a message that waits is recorded among the answers to earlier ones.
+    messages.sort_by(|a, b| (a.number, &a.turn, a.seq).cmp(&(b.number, &b.turn, b.seq)));
+    let turns = turns(&mut daemon, &session, all || view.inactive_turns > 0).await?;
     if context.words.json {
-        return context.words.json(&Conversation { session: view, messages });
+        let turns = if all { turns } else { turns.into_iter().filter(|turn| turn.active).collect() };
+        return context.words.json(&Conversation { session: view, messages, turns });
     }
     if older {
         context.words.murmur(&format!("older messages are left out; `-n` shows more than {wanted}"));
     }
-    let broken = broken_turns(&mut daemon, &session).await?;
-    let mut blocks: Vec<String> = Vec::new();
+    let mut blocks = vec![head(&view, &context.words)];
     for (at, message) in messages.iter().enumerate() {
+        let turn = turns.iter().find(|turn| turn.id == message.turn);
         blocks.push(block(message, &context.words));
-        let last_of_turn = messages[at + 1..].iter().all(|later| later.turn != message.turn);
-        if let (true, Some(how)) = (last_of_turn, broken.get(&message.turn)) {
-            blocks.push(format!("{how}\n"));
+        let last_of_turn = messages.get(at + 1).is_none_or(|next| next.turn != message.turn);
+        if let (true, Some(turn)) = (last_of_turn, turn) {
+            // What there is of an answer is a message, unless the turn still runs or ended before that was so.
+            let told = message.role == "assistant" && message.text == turn.text;
+            let turn = if told { &TurnView { text: String::new(), ..turn.clone() } } else { turn };
+            blocks.extend(ending(turn, &turns, &context.words));
         }
     }
     put(&blocks.join("\n"))
 }
 
-/// How turns ended that have no answer, or why they have none yet.
-async fn broken_turns(daemon: &mut Daemon<'_>, session: &str) -> Result<BTreeMap<String, String>, Failure> {
-    let mut broken = BTreeMap::new();
+/// What a session is, before what was said in it.
+fn head(view: &SessionDetail, words: &Words) -> String {
+    let session = &view.session;
+    let mut text = format!("{}  {}", words.bold(&session.id), agent_name(session));
+    if let Some(sender) = &session.sender {
+        text.push_str(&format!("  with {}", render::one_line(sender)));
+    }
+    text.push_str(&format!("  {}\n", turns_text(session.turns)));
+    if let Some(fork) = &session.forked_from {
+        text.push_str(&format!("  forked from {} at turn {}\n", fork.session, fork.turn));
+    }
+    if let Some(running) = &session.running {
+        text.push_str(&format!("  running: {running}\n"));
+    }
+    if !session.queued.is_empty() {
+        text.push_str(&format!("  queued: {}\n", session.queued.join(", ")));
+    }
+    if view.inactive_turns > 0 {
+        let are = if view.inactive_turns == 1 { "is" } else { "are" };
+        text.push_str(&format!("  {} {are} on other branches\n", turns_text(view.inactive_turns)));
+    }
+    text
+}
+
+/// What stands behind a turn: what there is of an answer that broke off, how it ended, and its other branches.
+fn ending(turn: &TurnView, turns: &[TurnView], words: &Words) -> Option<String> {
+    let mut text = String::new();
+    if turn.status != "done" {
+        if !turn.text.is_empty() {
+            text.push_str("  (what there is of the answer)\n");
+            text.push_str(&indented(&words.shown(&turn.text), usize::MAX));
+        }
+        text.push_str(&match &turn.error {
+            Some(error) => format!("{}: {} ({})\n", turn.status, error.message, error.code),
+            None => format!("{}\n", turn.status),
+        });
+    }
+    let siblings: Vec<&str> = turns
+        .iter()
+        .filter(|other| other.number == turn.number && other.id != turn.id)
+        .map(|other| other.id.as_str())
+        .collect();
+    if !turn.active {
+        text.push_str(&format!("  turn {} ({}) is not on the path\n", turn.number, turn.id));
+    } else if !siblings.is_empty() {
+        text.push_str(&format!("  turn {} has other branches: {}\n", turn.number, siblings.join(", ")));
+    }
+    (!text.is_empty()).then_some(text)
+}
+
+/// All turns of a session, or those on its path.
+async fn turns(daemon: &mut Daemon<'_>, session: &str, all: bool) -> Result<Vec<TurnView>, Failure> {
+    let mut turns = Vec::new();
     let mut after = None;
     loop {
-        let params = TurnListParams { session: session.to_owned(), after, limit: Some(PAGE_MAX) };
+        let params = TurnListParams { session: session.to_owned(), all, after, limit: Some(PAGE_MAX) };
         let page: TurnList = daemon.call("turn/list", params).await?;
-        for turn in page.turns.into_iter().filter(|turn| turn.status != "done") {
-            let how = match turn.error {
-                Some(error) => format!("{}: {} ({})", turn.status, error.message, error.code),
-                None => turn.status,
-            };
-            broken.insert(turn.id, how);
-        }
+        turns.extend(page.turns);
         after = page.next;
         if after.is_none() {
-            return Ok(broken);
+            return Ok(turns);
         }
     }
 }
@@ -138,6 +192,7 @@ async fn newest(
     daemon: &mut Daemon<'_>,
     session: &str,
     wanted: u32,
+    all: bool,
 ) -> Result<(Vec<MessageView>, bool), Failure> {
     let mut messages: Vec<MessageView> = Vec::new();
     let mut before = None;
@@ -147,10 +202,9 @@ async fn newest(
             return Ok((messages, before.is_some()));
         }
         let limit = Some(missing.min(PAGE_MAX));
-        let params = SessionMessagesParams { session: session.to_owned(), before, limit };
+        let params = SessionMessagesParams { session: session.to_owned(), all, before, limit };
         let page: MessageList = daemon.call("session/messages", params).await?;
         messages.extend(page.messages);
-        messages.sort_by_key(|message| message.seq);
         before = page.next;
         if before.is_none() {
             return Ok((messages, false));
@@ -160,17 +214,16 @@ async fn newest(
 
 fn block(message: &MessageView, words: &Words) -> String {
     let heading = words.bold(&message.role).into_owned();
-    let mut text = format!("{heading}  {}\n", message.at);
-    let shown = words.shown(&message.text);
-    let lines: Vec<&str> = shown.lines().collect();
+    let mut text = format!("{heading}  {}", message.at);
+    if message.role == "user" {
+        text.push_str(&format!("  turn {} ({})", message.number, message.turn));
+    }
+    if message.partial {
+        text.push_str("  (broke off)");
+    }
+    text.push('\n');
     let lines_max = if message.role == "tool" { TOOL_LINES_SHOWN } else { usize::MAX };
-    for line in lines.iter().take(lines_max) {
-        text.push_str(format!("  {line}").trim_end());
-        text.push('\n');
-    }
-    if lines.len() > lines_max {
-        text.push_str(&format!("  … {} more lines\n", lines.len() - lines_max));
-    }
+    text.push_str(&indented(&words.shown(&message.text), lines_max));
     for call in &message.calls {
         let call = render::tool_call(&call.name, &Value::String(call.arguments.clone()));
         text.push_str(&format!("  ⚙ {call}\n"));
@@ -178,21 +231,60 @@ fn block(message: &MessageView, words: &Words) -> String {
     text
 }
 
+fn indented(text: &str, lines_max: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut indented = String::new();
+    for line in lines.iter().take(lines_max) {
+        indented.push_str(format!("  {line}").trim_end());
+        indented.push('\n');
+    }
+    if lines.len() > lines_max {
+        indented.push_str(&format!("  … {} more lines\n", lines.len() - lines_max));
+    }
+    indented
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lodge_proto::ToolCallView;
+    use lodge_proto::{ForkView, ToolCallView, UsageView};
+
+    fn plain() -> Words {
+        Words::new(false, false)
+    }
 
     fn message(role: &str, text: &str, calls: Vec<ToolCallView>) -> MessageView {
-        let at = "2025-03-01T00:00:00.000Z".to_owned();
         MessageView {
             seq: 1,
             turn: "trn_1".into(),
+            number: 1,
+            active: true,
             role: role.into(),
             text: text.into(),
             calls,
             call: None,
-            at,
+            partial: false,
+            at: "2025-03-01T00:00:00.000Z".to_owned(),
+        }
+    }
+
+    fn turn(id: &str, status: &str, text: &str) -> TurnView {
+        TurnView {
+            id: id.into(),
+            session: "s".into(),
+            agent: "agt_1".into(),
+            number: 2,
+            active: true,
+            replaces: None,
+            status: status.into(),
+            waits_for: None,
+            text: text.into(),
+            partial: status != "done",
+            steps: Vec::new(),
+            usage: UsageView { input_tokens: 0, output_tokens: 0, cached_tokens: 0, cost_usd: None },
+            error: None,
+            created_at: String::new(),
+            ended_at: None,
         }
     }
 
@@ -200,14 +292,66 @@ mod tests {
     fn a_message_shows_its_text_and_then_its_calls() {
         let call =
             ToolCallView { id: "c".into(), name: "sh".into(), arguments: r#"{"args":["-c","date"]}"#.into() };
-        let block = block(&message("assistant", "let me\n\nsee", vec![call]), &Words::new(false, false));
+        let block = block(&message("assistant", "let me\n\nsee", vec![call]), &plain());
         assert_eq!(block, "assistant  2025-03-01T00:00:00.000Z\n  let me\n\n  see\n  ⚙ sh -c date\n");
     }
 
     #[test]
+    fn a_users_message_tells_the_number_and_the_id_of_its_turn() {
+        let block = block(&message("user", "hello", Vec::new()), &plain());
+        assert_eq!(block, "user  2025-03-01T00:00:00.000Z  turn 1 (trn_1)\n  hello\n");
+    }
+
+    #[test]
     fn a_long_tool_output_is_cut_and_says_so() {
-        let block = block(&message("tool", &"x\n".repeat(25), Vec::new()), &Words::new(false, false));
+        let block = block(&message("tool", &"x\n".repeat(25), Vec::new()), &plain());
         assert_eq!(block.lines().count(), 22);
         assert!(block.ends_with("  … 5 more lines\n"));
+    }
+
+    #[test]
+    fn a_turn_that_broke_off_shows_what_there_is_and_how_it_ended() {
+        let broken = turn("trn_1", "interrupted", "half an ans");
+        let text = ending(&broken, std::slice::from_ref(&broken), &plain()).unwrap();
+        assert_eq!(text, "  (what there is of the answer)\n  half an ans\ninterrupted\n");
+        let done = turn("trn_1", "done", "whole");
+        assert_eq!(ending(&done, std::slice::from_ref(&done), &plain()), None);
+    }
+
+    #[test]
+    fn branches_are_told_at_the_turn_that_has_them() {
+        let (path, mut other) = (turn("trn_2", "done", "new"), turn("trn_1", "done", "old"));
+        other.active = false;
+        let both = [other.clone(), path.clone()];
+        assert_eq!(ending(&path, &both, &plain()).unwrap(), "  turn 2 has other branches: trn_1\n");
+        assert_eq!(ending(&other, &both, &plain()).unwrap(), "  turn 2 (trn_1) is not on the path\n");
+    }
+
+    #[test]
+    fn the_head_says_where_a_fork_came_from_and_what_waits() {
+        let session = SessionView {
+            id: "f".into(),
+            agent: "agt_1".into(),
+            agent_name: "coder".into(),
+            agent_removed: true,
+            sender: None,
+            title: None,
+            turns: 2,
+            running: Some("trn_8".into()),
+            queued: vec!["trn_9".into()],
+            forked_from: Some(ForkView { session: "s".into(), turn: 1 }),
+            last_active: String::new(),
+            created_at: String::new(),
+            context_state: "HEALTHY".into(),
+            context_used_pct: 0,
+            generation: 1,
+            epoch: 1,
+        };
+        let head = head(&SessionDetail { session, inactive_turns: 3 }, &plain());
+        assert_eq!(
+            head,
+            "f  coder (removed)  2 turns\n  forked from s at turn 1\n  running: trn_8\n  queued: trn_9\n  \
+             3 turns are on other branches\n"
+        );
     }
 }

@@ -1,0 +1,40 @@
+//! Names for the ids that a listing is about. Agents that were removed have theirs still.
+
+use std::collections::HashMap;
+
+use lodge_proto::{AgentDetail, AgentRef};
+
+use crate::failure::{Exit, Failure};
+use crate::follow::Daemon;
+
+/// The names that were looked up so far.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    known: HashMap<String, String>,
+}
+
+impl Names {
+    /// Remembers a name that was told anyway.
+    pub(super) fn learn(&mut self, agent: &str, name: &str) {
+        self.known.insert(agent.to_owned(), name.to_owned());
+    }
+
+    /// The name of an agent; what has none is called by its id.
+    pub(super) async fn of(&mut self, daemon: &mut Daemon<'_>, agent: &str) -> Result<String, Failure> {
+        if let Some(name) = self.known.get(agent) {
+            return Ok(name.clone());
+        }
+        if !agent.starts_with("agt_") {
+            return Ok(agent.to_owned());
+        }
+        let given = AgentRef { agent: agent.to_owned(), request_id: None };
+        let name = match daemon.look::<_, AgentDetail>("agent/get", given).await {
+            Ok(detail) => detail.agent.name,
+            // A token that may not look does not keep anybody from seeing the rest.
+            Err(failure) if failure.exit() == Exit::Refused => agent.to_owned(),
+            Err(failure) => return Err(failure),
+        };
+        self.learn(agent, &name);
+        Ok(name)
+    }
+}

@@ -1,0 +1,99 @@
+//! `session fork`, `rewind`, `regenerate`, `activate` and `rm`.
+
+use lodge_proto::{
+    SessionActivateParams, SessionDeleteParams, SessionDeleted, SessionDetail, SessionForkParams, SessionRef,
+    SessionRegenerateParams, SessionRewindParams, SessionView, TurnView,
+};
+
+use super::prompt::{print_sent, see};
+use super::sessions::turns_text;
+use super::{Context, request_id};
+use crate::answer::{Asked, Show};
+use crate::failure::Failure;
+use crate::follow::Scope;
+use crate::words::put;
+
+pub(super) async fn fork(
+    context: &Context,
+    session: String,
+    turn: Option<String>,
+    to: Option<String>,
+) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let params = SessionForkParams { session, turn, to, request_id: Some(request_id()?) };
+    let view: SessionView = daemon.call("session/fork", params).await?;
+    if context.words.json {
+        return context.words.json(&view);
+    }
+    context.words.say(&format!("a session of {}", turns_text(view.turns)));
+    put(&format!("{}\n", view.id))
+}
+
+pub(super) async fn rewind(context: &Context, session: String, turn: String) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let params = SessionRewindParams { session, turn, request_id: Some(request_id()?) };
+    let view: SessionView = daemon.call("session/rewind", params).await?;
+    told(context, &view)?;
+    if !context.words.json {
+        let id = &view.id;
+        context.words.say(&format!(
+            "to come back: `lodge session show {id} --all` shows the turns that were left, \
+             `lodge session activate {id} TURN` returns to one"
+        ));
+    }
+    Ok(())
+}
+
+pub(super) async fn activate(context: &Context, session: String, turn: String) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let params = SessionActivateParams { session, turn, request_id: Some(request_id()?) };
+    let view: SessionView = daemon.call("session/branches/activate", params).await?;
+    told(context, &view)
+}
+
+/// How a session stands whose path was changed.
+fn told(context: &Context, view: &SessionView) -> Result<(), Failure> {
+    if context.words.json {
+        return context.words.json(view);
+    }
+    context.words.say(&format!("session {} has {} now", view.id, turns_text(view.turns)));
+    Ok(())
+}
+
+pub(super) async fn regenerate(
+    context: &Context,
+    session: String,
+    turn: Option<String>,
+    detach: bool,
+) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let view: SessionDetail = daemon.call("session/get", SessionRef { session: session.clone() }).await?;
+    let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
+    if detach {
+        let turn: TurnView = daemon.call("session/regenerate", params).await?;
+        return print_sent(context, &turn);
+    }
+    let agent = Asked { id: view.session.agent, name: view.session.agent_name, stays: true };
+    // Attached before asking, so that the turn's first event cannot be missed.
+    daemon.watch(Scope::Agent(agent.id.clone()), None).await?;
+    let turn: TurnView = daemon.call("session/regenerate", params).await?;
+    see(context, &mut daemon, &agent, turn, Show::All).await
+}
+
+/// Each by itself; what was not there is as good as deleted.
+pub(super) async fn remove(context: &Context, sessions: Vec<String>) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut deleted: Vec<SessionDeleted> = Vec::new();
+    for session in sessions {
+        let params = SessionDeleteParams { session, request_id: Some(request_id()?) };
+        let one: SessionDeleted = daemon.call("session/delete", params).await?;
+        if !context.words.json {
+            if !one.deleted {
+                context.words.say(&format!("there was no session {}", one.session));
+            }
+            put(&format!("{}\n", one.session))?;
+        }
+        deleted.push(one);
+    }
+    if context.words.json { context.words.json(&deleted) } else { Ok(()) }
+}

@@ -1,0 +1,87 @@
+//! What a person names to have an agent or an image: a place on disk, stdin, or an image.
+
+use std::path::Path;
+
+use super::{Context, read_stdin};
+use crate::failure::{Failure, io_words};
+
+const AGENTFILE_NAME: &str = "Agentfile";
+
+/// What the daemon is told about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Of this machine, which is the daemon's.
+    Path(String),
+    Content(String),
+    Image(String),
+}
+
+/// What `text` means: what is there on disk goes before an image of that name.
+pub(super) async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
+    if text != "-" && !Path::new(text).exists() && !is_place(text) {
+        return Ok(Source::Image(text.to_owned()));
+    }
+    place(context, text).await
+}
+
+/// Like [`source`], for what must be built.
+pub(super) async fn place(context: &Context, text: &str) -> Result<Source, Failure> {
+    match text {
+        "-" => Ok(Source::Content(read_stdin("the Agentfile").await?)),
+        text if context.address.is_this_machine() => Ok(Source::Path(local_path(text)?)),
+        // Paths of this machine mean nothing to a daemon on another one, so the text travels.
+        text => Ok(Source::Content(agentfile_text(Path::new(text))?)),
+    }
+}
+
+/// A refusal of the daemon to find an image, for a person who may have meant a directory.
+pub(super) fn neither(text: &str, failure: Failure) -> Failure {
+    if !failure.is("image.not_found") && !failure.is("image.bad_ref") {
+        return failure;
+    }
+    Failure::refused(format!("there is no Agentfile at `{text}`, and no image of that name"))
+        .hint("give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image of `lodge image ls`")
+        .with_code("image.not_found")
+}
+
+/// Whether a text can only mean a place on disk.
+fn is_place(text: &str) -> bool {
+    text.is_empty() || text.starts_with(['/', '.', '~']) || text.ends_with(['/', '.'])
+}
+
+fn local_path(text: &str) -> Result<String, Failure> {
+    let path = std::fs::canonicalize(text).map_err(|cause| {
+        Failure::refused(format!("there is no Agentfile at `{text}`"))
+            .because(io_words(&cause))
+            .hint("give a directory with an Agentfile, an Agentfile, or `-` to read one from stdin")
+    })?;
+    utf8(&path)
+}
+
+fn agentfile_text(path: &Path) -> Result<String, Failure> {
+    let file = if path.is_dir() { path.join(AGENTFILE_NAME) } else { path.to_owned() };
+    std::fs::read_to_string(&file).map_err(|cause| {
+        Failure::refused(format!("could not read `{}`", file.display())).because(io_words(&cause))
+    })
+}
+
+pub(super) fn utf8(path: &Path) -> Result<String, Failure> {
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::usage(format!("`{}` is not written in UTF-8", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_could_be_a_name_is_taken_for_an_image() {
+        for place in ["", ".", "..", "./x", "../x", "/x", "~/x", "x/", "x/."] {
+            assert!(is_place(place), "{place}");
+        }
+        for name in ["x", "x:v1", "a/x", "registry.example/a/x:v1", "sha256:abcdef"] {
+            assert!(!is_place(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `token issue`, `ls` and `revoke`.
+
+use lodge_proto::{TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView};
+
+use super::names::Names;
+use super::{Context, request_id};
+use crate::args::TokenCommand;
+use crate::failure::Failure;
+use crate::render::{ago, now_s, or_dash, until};
+use crate::words::put;
+
+pub(super) async fn token(context: &Context, command: TokenCommand) -> Result<(), Failure> {
+    match command {
+        TokenCommand::Issue { agent, name, expires } => {
+            let request_id = Some(request_id()?);
+            issue(context, TokenIssueParams { agent, name, expires_in_s: expires, request_id }).await
+        }
+        TokenCommand::Ls { all } => list(context, all).await,
+        TokenCommand::Revoke { tokens } => revoke(context, tokens).await,
+    }
+}
+
+async fn issue(context: &Context, params: TokenIssueParams) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let issued: TokenIssued = daemon.call("token/issue", params).await?;
+    if context.words.json {
+        return context.words.json(&issued);
+    }
+    let TokenView { id, expires_at, .. } = &issued.view;
+    context.words.say(&format!("{id}, good until {expires_at}; this is the only time it is shown"));
+    put(&format!("{}\n", issued.token))
+}
+
+async fn list(context: &Context, all: bool) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut tokens: Vec<TokenView> = Vec::new();
+    let mut after = None;
+    loop {
+        let params = TokenListParams { all, after, limit: None };
+        let page: TokenList = daemon.call("token/list", params).await?;
+        tokens.extend(page.tokens);
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    if context.words.json {
+        return context.words.json(&tokens);
+    }
+    if context.words.quiet {
+        return put(&tokens.iter().map(|token| format!("{}\n", token.id)).collect::<String>());
+    }
+    let (now, mut names) = (now_s(), Names::default());
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for token in &tokens {
+        let whom = match &token.agent {
+            Some(agent) => names.of(&mut daemon, agent).await?,
+            None => "operator".to_owned(),
+        };
+        let (issued, expires) = (ago(&token.issued_at, now), until(&token.expires_at, now));
+        rows.push(vec![
+            token.id.clone(),
+            or_dash(token.name.as_deref()),
+            whom,
+            token.status.clone(),
+            issued,
+            expires,
+        ]);
+    }
+    context.put_table(&["ID", "NAME", "FOR", "STATUS", "ISSUED", "EXPIRES"], &rows)
+}
+
+async fn revoke(context: &Context, ids: Vec<String>) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut revoked: Vec<TokenView> = Vec::new();
+    for token in ids {
+        let params = TokenRef { token, request_id: Some(request_id()?) };
+        let view: TokenView = daemon.call("token/revoke", params).await?;
+        if !context.words.json {
+            put(&format!("{}\n", view.id))?;
+        }
+        revoked.push(view);
+    }
+    if context.words.json { context.words.json(&revoked) } else { Ok(()) }
+}

@@ -1,0 +1,85 @@
+//! `update`: an agent becomes another in place.
+
+use std::collections::BTreeMap;
+
+use lodge_proto::{AgentUpdateParams, AgentUpdated};
+
+use super::agents::{Goal, settle};
+use super::run::mount_of;
+use super::source::{Source, neither, source};
+use super::{Context, map, request_id};
+use crate::args::UpdateArgs;
+use crate::failure::Failure;
+use crate::follow::Scope;
+use crate::words::put;
+
+pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
+    if args.is_empty() {
+        return Err(Failure::usage("there is nothing to change")
+            .hint("say what with `--model`, `-e`, `--config`, `--label`, `--image`, `-v`, `--unmount`, `--limit` or `--revival-policy`"));
+    }
+    let params = params(context, &args).await?;
+    let mut daemon = context.daemon().await?;
+    // Attached before the change, so that its events cannot be missed.
+    daemon.watch(Scope::Agent(args.agent.clone()), None).await?;
+    let image = params.image.clone();
+    let updated = daemon.call("agent/update", params).await;
+    let mut updated: AgentUpdated = match image {
+        Some(image) => updated.map_err(|failure| neither(&image, failure))?,
+        None => updated?,
+    };
+    if updated.in_force == "now" {
+        updated.agent = settle(&mut daemon, updated.agent, Goal::Updated, &context.words).await?;
+    }
+    if context.words.json {
+        return context.words.json(&updated);
+    }
+    put(&format!("{}\n", updated.agent.name))?;
+    context.words.say(&told(&updated));
+    Ok(())
+}
+
+fn told(updated: &AgentUpdated) -> String {
+    let name = &updated.agent.name;
+    match updated.in_force.as_str() {
+        "after_turns" => {
+            let turns = updated.after_turns.join(", ");
+            format!("{name} is updated after what runs now: {turns}")
+        }
+        "next_start" => format!("{name} is updated from its next start on: lodge start {name}"),
+        _ => format!("{name} is updated"),
+    }
+}
+
+async fn params(context: &Context, args: &UpdateArgs) -> Result<AgentUpdateParams, Failure> {
+    let mut params = AgentUpdateParams {
+        agent: args.agent.clone(),
+        model: args.model.clone(),
+        env: changes(&args.env),
+        configs: changes(&args.config),
+        labels: changes(&args.label),
+        mounts: args.mounts.iter().map(|mount| mount_of(context, mount)).collect::<Result<_, _>>()?,
+        unmounts: args.unmount.clone(),
+        limits: map(args.limit.clone()),
+        revival_policy: args.revival_policy.clone(),
+        build_args: map(args.build_arg.clone()),
+        request_id: Some(request_id()?),
+        ..AgentUpdateParams::default()
+    };
+    if let Some(image) = &args.image {
+        match source(context, image).await? {
+            Source::Path(path) => params.path = Some(path),
+            Source::Content(content) => params.content = Some(content),
+            Source::Image(image) => params.image = Some(image),
+        }
+    }
+    Ok(params)
+}
+
+/// `KEY=` takes a key away.
+fn changes(pairs: &[(String, String)]) -> BTreeMap<String, Option<String>> {
+    pairs
+        .iter()
+        .map(|(key, value)| (key.clone(), Some(value.clone()).filter(|value| !value.is_empty())))
+        .collect()
+}
