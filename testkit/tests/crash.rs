@@ -7,6 +7,7 @@ const OPENAI_SEED: u64 = 0x0a1c5;
 const PARTS_SEED: u64 = 0xba475;
 const POINTS_SEED: u64 = 0x90147;
 const LIVES_SEED: u64 = 0x11fe5;
+const CHANGES_SEED: u64 = 0xc4a9e;
 const RESTART_SEED: u64 = 0x5e57;
 const INTERRUPT_SEED: u64 = 0x1a7e;
 const STRUCK_SEED: u64 = 0xdead;
@@ -90,6 +91,15 @@ fn agents_that_are_created_stopped_started_and_removed_through_kills_are_as_they
 }
 
 #[test]
+fn changes_of_sessions_agents_and_tokens_through_kills_are_there_once_they_were_acknowledged_and_there_once()
+{
+    for (seed, model) in [(CHANGES_SEED, Model::Script), (CHANGES_SEED + 1, Model::OpenAi)] {
+        let (seed, kills) = (crash::seed_or(seed), crash::kills_or(30));
+        assert_clean(&run("changes", seed, crash::changes(&crash::setup(model, seed), kills)));
+    }
+}
+
+#[test]
 fn the_tool_of_an_interrupted_turn_is_ended_although_the_daemon_died_first() {
     let seed = crash::seed_or(INTERRUPT_SEED);
     assert_clean(&run("interrupts", seed, crash::interrupted_tools(&crash::setup(Model::Script, seed), 2)));
@@ -150,6 +160,15 @@ fn a_daemon_that_replies_before_the_commit_is_noticed() {
     let setup = crash::setup(Model::Script, seed).broken_by("reply-before-commit");
     let report = run("mutation", seed, crash::die_at(&setup, "before_commit", 4));
     assert!(report.count(Broken::Lost) > 0, "\n{report}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_daemon_that_acknowledges_changes_before_the_commit_is_noticed() {
+    let seed = crash::seed_or(MUTATION_SEED + 3);
+    let setup = crash::setup(Model::Script, seed).broken_by("reply-before-commit");
+    let report = run("mutation", seed, crash::changes(&setup, 60));
+    assert!(report.count(Broken::Lost) + report.count(Broken::Duplicated) > 0, "\n{report}");
 }
 
 #[cfg(debug_assertions)]

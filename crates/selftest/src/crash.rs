@@ -6,7 +6,9 @@
 //! noticed.
 
 mod agents;
+mod changes;
 mod check;
+mod edited;
 pub(crate) mod effects;
 mod events;
 mod follow;
@@ -26,6 +28,7 @@ mod strike;
 mod struck;
 mod talk;
 mod time;
+mod tokens;
 mod turns;
 mod world;
 
@@ -36,6 +39,7 @@ use std::time::Duration;
 use crate::lodge::PATIENCE;
 use crate::programs::Programs;
 
+pub use self::changes::changes;
 pub use self::interrupt::interrupted_tools;
 pub use self::left::left_daemons;
 pub use self::lives::agents_lives;

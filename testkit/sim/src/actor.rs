@@ -10,7 +10,7 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
 use lodge_core::{AgentId, ExecId, SandboxId};
-use lodge_daemon::engine::{Effect, ExecHow, Part, Seen, Up};
+use lodge_daemon::engine::{Effect, ExecHow, Lack, Part, Seen, Up};
 
 use crate::keeper::{Command, Ended, Known, Told};
 use crate::plan::{Mutation, Point};
@@ -20,7 +20,6 @@ use crate::world::{Next, World};
 
 /// What the ids of execs that are runtimes begin with.
 const RUNTIME_EXEC: &str = "exe-runtime-";
-const PROBE_MS: u64 = 60_000;
 const LOST_MS: u64 = 200;
 /// How often a keeper that holds its lock and does not answer is called.
 const CALL_MS: u64 = 5_000;
@@ -38,11 +37,13 @@ pub struct Actor {
 #[derive(Debug)]
 pub struct Linked {
     pub row: AgentRow,
-    link: u64,
+    pub link: u64,
     pub probe: Option<u32>,
-    probes: u32,
+    pub probes: u32,
     adopted: bool,
     pub open: BTreeMap<String, (ExecRequest, Repeat)>,
+    /// An earlier runtime that has to end before this one is started.
+    pub follows: Option<String>,
 }
 
 /// What takes a while, and keeps the task from everything else.
@@ -158,9 +159,10 @@ impl World {
             Effect::Clear { .. } => self.busy(agent, 5, Busy::Clearing),
             Effect::KillRuntime { run, .. } => self.kill_runtime(agent, run),
             Effect::KillSandbox { sandbox, run, .. } => self.kill_sandbox(agent, sandbox, run),
-            Effect::RunTurn { turn, step, calls, .. } => {
+            Effect::RunTurn { turn, number, step, calls, epoch, .. } => {
                 self.watch(agent);
-                self.line(agent, Line::Run { turn, step, calls });
+                let from_turn = epoch.from_turn;
+                self.line(agent, Line::Run { turn, number, from_turn, step, calls });
             }
             Effect::DropTurn { turn, .. } => self.line(agent, Line::Interrupt { turn }),
             Effect::Answer { id, answer, .. } => self.line(agent, Line::Answer { id, answer }),
@@ -171,7 +173,12 @@ impl World {
             Effect::KillExec { exec, .. } => self.send(agent, Command::Kill { exec: exec.to_string() }),
             Effect::ForgetExec { exec, .. } => self.send(agent, Command::Forget { exec: exec.to_string() }),
             // These have tasks of their own.
-            Effect::CallModel(_) | Effect::CancelModel { .. } | Effect::ReviveLater { .. } => {}
+            Effect::CallModel(_)
+            | Effect::CancelModel { .. }
+            | Effect::ReviveLater { .. }
+            | Effect::RetryLater { .. }
+            | Effect::NoteFailure { .. }
+            | Effect::Token(_) => {}
         }
     }
 
@@ -213,6 +220,11 @@ impl World {
 
     fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
         let sandbox = self.machine.sandbox(&row.sandbox, agent);
+        if sandbox.lacks_model > 0 {
+            sandbox.lacks_model -= 1;
+            let (agent, run, detail) = (agent.clone(), row.runs, "nobody offers the model".to_owned());
+            return self.tell(Seen::Lacks { agent, run, lack: Lack::Model, detail });
+        }
         if sandbox.spawn_fails > 0 {
             sandbox.spawn_fails -= 1;
             return self.spawn_failed(agent, &row, "it cannot be spawned");
@@ -245,6 +257,7 @@ impl World {
             probes: 0,
             adopted: runs && how == Up::Adopt,
             open: BTreeMap::new(),
+            follows: None,
         };
         if let Some(actor) = self.actor(agent) {
             actor.up = Some(up);
@@ -273,32 +286,14 @@ impl World {
         if let Some(Known::Exited(ended)) = state {
             return self.runtime_ended(agent, ended);
         }
-        self.send(agent, Command::StartRuntime { exec: runtime });
-        self.probe(agent);
-    }
-
-    fn probe(&mut self, agent: &AgentId) {
-        let (epoch, life) = (self.disk.epoch(), self.life);
-        let Some(up) = self.linked(agent) else { return };
-        up.probes += 1;
-        up.probe = Some(up.probes);
-        let (link, probe, was_ready) = (up.link, up.probes, up.row.state == AgentState::Ready);
-        // One that was ready before has no deadline: its silence is counted.
-        if was_ready {
-            self.watch(agent);
-        } else {
-            self.after(PROBE_MS, Next::ProbeOver { life, agent: agent.clone(), link, probe });
+        let alive = known.iter().find(|(exec, state)| {
+            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == Known::Running
+        });
+        // Whoever tells deaths before they happened does not look, either.
+        match alive.filter(|_| self.mutation != Mutation::HastyDeath) {
+            None => self.start_runtime(agent, runtime),
+            Some((alive, _)) => self.start_after(agent, alive.clone()),
         }
-        self.line(agent, Line::Initialize { probe: (link, probe), epoch });
-    }
-
-    pub fn probe_over(&mut self, agent: &AgentId, link: u64, probe: u32) {
-        let Some(up) = self.linked(agent).filter(|up| up.link == link && up.probe == Some(probe)) else {
-            return;
-        };
-        up.probe = None;
-        let (agent, run) = (agent.clone(), up.row.runs);
-        self.tell(Seen::ProbeTimedOut { agent, run });
     }
 
     fn bring_down(&mut self, agent: &AgentId, sandbox: SandboxId, run: u32) {
@@ -363,6 +358,10 @@ impl World {
                 let Some(up) = self.linked(agent) else { return };
                 if exec == runtime_exec(up.row.runs) {
                     return self.runtime_ended(agent, ended);
+                }
+                if up.follows.take_if(|earlier| *earlier == exec).is_some() {
+                    let runtime = runtime_exec(up.row.runs);
+                    return self.start_runtime(agent, runtime);
                 }
                 if up.open.remove(&exec).is_some() && self.mutation != Mutation::DeafActor {
                     self.tell_end(&exec, how(ended));
@@ -436,7 +435,7 @@ impl World {
         self.tell(Seen::Died { agent, run, part, detail });
     }
 
-    fn line(&mut self, agent: &AgentId, line: Line) {
+    pub fn line(&mut self, agent: &AgentId, line: Line) {
         self.send(agent, Command::Line(line));
     }
 

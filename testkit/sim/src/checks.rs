@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
-use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
-use lodge_core::record::{EventRow, Role, Write};
+use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
+use lodge_core::record::{AgentRow, EventRow, Role, Write};
 use lodge_core::turn::TurnState;
-use lodge_core::{EventKind, ExecId, IdSource};
-use lodge_daemon::engine::{Engine, Facts};
+use lodge_core::{AgentId, EventKind, ExecId, IdSource};
+use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::world::World;
 
@@ -19,6 +19,17 @@ const REBUILD_PER_MILLE: u64 = 20;
 const CALLS_MAX: usize = 4;
 /// Requests that may be decided and not on disk yet: all batches that wait, each full.
 const UNSETTLED_MAX: usize = 2 * 64 * 128;
+
+/// An engine before a step.
+#[derive(Debug, Default)]
+pub struct Before {
+    working: usize,
+    /// The most that may work at any moment of the step.
+    max_concurrent: usize,
+    stopped: BTreeSet<AgentId>,
+    /// Agents that somebody wants to start with this step.
+    asked: BTreeSet<AgentId>,
+}
 
 impl World {
     pub fn check_step(&mut self) {
@@ -33,10 +44,48 @@ impl World {
             return self.fail(format!("the engine holds more than its limits: {sizes:?}"));
         }
         if self.tally.steps.is_multiple_of(AUDIT_EVERY)
-            && let Err(broken) = agrees(&daemon.engine.facts())
+            && let Err(broken) = agrees(&daemon.engine.facts()).and_then(|()| shares(&daemon.engine))
         {
             self.fail(broken);
         }
+    }
+
+    /// What a step may not do whatever happens: let more agents work than may, or start one that somebody stopped.
+    pub fn check_slots(&mut self, before: Before, batch: &Batch) {
+        let Some(daemon) = &self.daemon else { return };
+        let sizes = daemon.engine.sizes();
+        let most = before.working.max(before.max_concurrent);
+        if sizes.working > most {
+            return self.fail(format!("{} agents work, of {}", sizes.working, sizes.max_concurrent));
+        }
+        let starts = |write: &Write| match write {
+            Write::AgentState { id, state: AgentState::Pulling, .. } => {
+                (before.stopped.contains(id) && !before.asked.contains(id)).then(|| id.clone())
+            }
+            _ => None,
+        };
+        if let Some(id) = batch.writes.iter().find_map(starts) {
+            self.fail(format!("{id} was stopped, and is started although nobody asked"));
+        }
+    }
+
+    /// What is to be known of an engine before it takes these inputs.
+    pub fn before_step(&self, inputs: &[Input]) -> Before {
+        let Some(daemon) = &self.daemon else { return Before::default() };
+        let asked = inputs.iter().filter_map(|input| match input {
+            Input::Api { command: Command::StartAgent { id } | Command::RestartAgent { id }, .. } => {
+                Some(id.clone())
+            }
+            Input::Api { .. } | Input::Seen(_) => None,
+        });
+        let (sizes, stopped) = (daemon.engine.sizes(), daemon.engine.stopped_agents());
+        // The number of slots may change in the middle of the step, and again.
+        let given = inputs.iter().filter_map(|input| match input {
+            Input::Seen(Seen::Configured(settings)) => Some(settings.max_concurrent),
+            Input::Seen(_) | Input::Api { .. } => None,
+        });
+        let max_concurrent = given.fold(sizes.max_concurrent, usize::max);
+        Before { working: sizes.working, max_concurrent, stopped, asked: asked.collect() }
     }
 
     /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
@@ -50,20 +99,39 @@ impl World {
     fn rebuild(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let facts = daemon.engine.facts();
-        // A boot does not wait for the pause before a revival to be over.
-        if facts.agents.values().any(|agent| agent.row.state == AgentState::Pulling) {
+        // A boot does not wait for the pause before a revival or a retry to be over.
+        let pauses = |row: &AgentRow| row.state == AgentState::Pulling || row.retry.at.is_some();
+        if facts.agents.values().any(|agent| pauses(&agent.row)) {
             return;
         }
         self.tally.rebuilt += 1;
         let (loaded, ids) = (self.disk.peek(), IdSource::new(1));
-        let (engine, _) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        // The settings that it decides by, which may be about to change.
+        let mut host = self.host();
+        host.settings.max_concurrent = daemon.engine.sizes().max_concurrent;
+        let (engine, _) = Engine::boot(loaded, host, ids, "sim", self.wall());
         let mut found = engine.facts();
         // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
         found.seq -= 1;
         found.streams.entry(lodge_daemon::engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
         found.streams.retain(|stream, _| facts.streams.contains_key(stream));
         if found != facts {
-            self.fail(difference(&facts, &found));
+            return self.fail(difference(&facts, &found));
+        }
+        self.check_memory();
+    }
+
+    /// What an engine remembers of sessions is what the store has of them, and none is remembered for ever.
+    pub fn check_memory(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let mut held = daemon.engine.session_facts().into_iter();
+        let differs = held.find(|(id, held)| held.as_ref() != self.disk.session(id));
+        let strays = daemon.engine.stray_sessions();
+        if let Some((id, held)) = differs {
+            let found = self.disk.session(&id);
+            self.fail(format!("of session {id} the engine remembers {held:?}, and the store has {found:?}"));
+        } else if !strays.is_empty() {
+            self.fail(format!("sessions that nothing lets go: {strays:?}"));
         }
     }
 
@@ -80,15 +148,24 @@ impl World {
                     }
                 }
                 Write::Image { .. }
+                | Write::ImageRef(_)
+                | Write::ImageRefGone { .. }
+                | Write::ImageGone { .. }
                 | Write::AgentState { .. }
+                | Write::AgentSpec { .. }
                 | Write::Lineage(_)
                 | Write::Session(_)
+                | Write::SessionPath(_)
+                | Write::SessionFork(_)
+                | Write::SessionDeleted { .. }
                 | Write::Turn(_)
                 | Write::TurnState { .. }
                 | Write::Step(_)
                 | Write::StepState { .. }
+                | Write::Epoch(_)
                 | Write::Message(_)
-                | Write::Request(_) => {}
+                | Write::Request(_)
+                | Write::Token(_) => {}
             }
         }
     }
@@ -97,6 +174,16 @@ impl World {
         self.tally.events += 1;
         self.tally.revived += u64::from(row.kind == EventKind::LineageRevived);
         self.tally.ended += u64::from(row.kind == EventKind::LineageEnded);
+        self.tally.updated += u64::from(row.kind == EventKind::AgentUpdated);
+        self.tally.edited += u64::from(matches!(
+            row.kind,
+            EventKind::SessionRewound
+                | EventKind::SessionBranchActivated
+                | EventKind::SessionForked
+                | EventKind::SessionDeleted
+        ));
+        let again = row.kind == EventKind::AgentPulling && row.data.attempt.is_some();
+        self.tally.retried += u64::from(again);
     }
 
     /// A subscriber reads on: every event once, in order, and as it stays.
@@ -142,13 +229,38 @@ impl World {
             return self.fail(what);
         }
         self.rebuild();
-        if let Err(broken) = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind()) {
+        self.check_deleted();
+        let rest = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind());
+        if let Err(broken) = rest.and_then(|()| self.tokens_end_with_their_agent()) {
             self.fail(broken);
         }
     }
 
+    fn tokens_end_with_their_agent(&self) -> Result<(), String> {
+        for row in self.disk.tokens().filter(|row| row.revoked_at.is_none()) {
+            let state = row.holder.agent().map(|agent| self.disk.agent(agent).map(|row| row.state));
+            match state {
+                Some(None | Some(AgentState::Removing | AgentState::Removed)) => {
+                    return Err(format!("at rest, and {} is good for an agent that is {state:?}", row.id));
+                }
+                None
+                | Some(Some(
+                    AgentState::Pulling
+                    | AgentState::Starting
+                    | AgentState::Ready
+                    | AgentState::Stopped
+                    | AgentState::Failed(_),
+                )) => {}
+            }
+        }
+        Ok(())
+    }
+
     fn turns_wait_for_a_reason(&self) -> Result<(), String> {
         for row in self.disk.agents() {
+            if row.retry.at.is_some() || row.next.is_some() && row.state.takes_turns() {
+                return Err(format!("at rest, and {} waits to be another: {row:?}", row.id));
+            }
             match row.state {
                 AgentState::Pulling | AgentState::Starting => {
                     return Err(format!("at rest, and {} is {}", row.id, row.state));
@@ -212,7 +324,8 @@ fn agrees(facts: &Facts) -> Result<(), String> {
         }
         match turn.row.state {
             TurnState::Running | TurnState::Waiting => {
-                *running.entry(&turn.row.agent).or_insert(0) += 1;
+                let runs = usize::from(turn.row.state == TurnState::Running);
+                *running.entry(&turn.row.agent).or_insert(0) += runs;
                 if session.and_then(|session| session.live.first()) != Some(id) {
                     return Err(format!("{id} runs out of order"));
                 }
@@ -240,6 +353,36 @@ fn agrees(facts: &Facts) -> Result<(), String> {
     Ok(())
 }
 
+/// Slots are counted right, and none is free while somebody could use it.
+fn shares(engine: &Engine) -> Result<(), String> {
+    let (facts, sizes) = (engine.facts(), engine.sizes());
+    let working = facts.agents.values().filter(|agent| agent.running > 0).count();
+    if working != sizes.working {
+        return Err(format!("{working} agents work, and {} are counted", sizes.working));
+    }
+    for (id, turn) in &facts.turns {
+        let (Some(agent), Some(session)) =
+            (facts.agents.get(&turn.row.agent), facts.sessions.get(&turn.row.session))
+        else {
+            return Err(format!("{id} has no agent or no session"));
+        };
+        let could = turn.row.state != TurnState::Running
+            && session.live.first() == Some(id)
+            && agent.row.state == AgentState::Ready
+            && agent.row.next.is_none()
+            && agent.running < AGENT_TURNS_MAX;
+        if could && (agent.running > 0 || working < sizes.max_concurrent) {
+            return Err(format!("{id} waits, and {working} of {} slots are taken", sizes.max_concurrent));
+        }
+    }
+    for (id, agent) in facts.agents.iter().filter(|(_, agent)| agent.running > 0) {
+        if !agent.row.state.takes_turns() {
+            return Err(format!("{id} is {} and has a slot", agent.row.state));
+        }
+    }
+    Ok(())
+}
+
 /// Where an engine and its restart differ, in as few words as will do.
 fn difference(held: &Facts, found: &Facts) -> String {
     let mut words = vec!["a restart would find something else".to_owned()];
@@ -263,6 +406,10 @@ fn difference(held: &Facts, found: &Facts) -> String {
     }
     if held.streams != found.streams || held.seq != found.seq {
         words.push(format!("held {} {:?}, found {} {:?}", held.seq, held.streams, found.seq, found.streams));
+    }
+    if held.tokens != found.tokens || held.image_refs != found.image_refs {
+        let (held, found) = ((&held.tokens, &held.image_refs), (&found.tokens, &found.image_refs));
+        words.push(format!("held {held:?}, found {found:?}"));
     }
     if held.execs != found.execs {
         words.push(format!("held {:?}, found {:?}", held.execs, found.execs));

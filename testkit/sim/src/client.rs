@@ -1,17 +1,15 @@
-//! Callers: they create, start, stop, remove, send, interrupt; they lose answers and ask again.
+//! Callers: they create, start, change, remove, send, interrupt; they lose answers and ask again.
 //!
 //! Owns: what every caller was told, which is what has to be true for ever.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod answers;
+mod wishes;
 
-use lodge_core::agent::AgentState;
+use std::collections::{BTreeSet, HashMap};
+
 use lodge_core::lineage::Policy;
-use lodge_core::record::{AgentSpec, ImageRecord, ToolRecord};
-use lodge_core::turn::TurnState;
-use lodge_core::{AgentId, LineageId, SessionId, TurnId};
-use lodge_daemon::engine::{
-    Command, Input, NameChoice, NewAgent, NewTurn, RequestKey, SessionChoice, Settlement, Ticket,
-};
+use lodge_core::{AgentId, LineageId, SessionId, TokenId, TurnId};
+use lodge_daemon::engine::{Command, ImageGiven, Input, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -21,6 +19,10 @@ use crate::world::{Next, World};
 const PATIENCE_MS: u64 = 30_000;
 /// Before a caller comes back to a daemon that takes nothing.
 const BUSY_MS: u64 = 100;
+/// Before a session that moved on while it was read is read again.
+const CHANGED_MS: u64 = 10;
+/// Of what callers remember, so that they choose among what is new.
+const RECENT_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 pub struct Clients {
@@ -33,7 +35,10 @@ pub struct Clients {
     /// How often each tool call had its effect.
     pub effects: HashMap<(TurnId, u32, u32), u32>,
     pub agents: Vec<AgentId>,
+    /// The newest ones that somebody heard of.
     pub turns: Vec<TurnId>,
+    sessions: Vec<SessionId>,
+    tokens: Vec<TokenId>,
     /// Turns that their own runtime refused to run.
     pub refused: BTreeSet<TurnId>,
     /// Turns about which a runtime lied.
@@ -60,6 +65,8 @@ pub struct Asks {
     /// The keeper that lived when a stop or kill was first asked for, and the incarnation that its agent had: that one must
     /// be gone, unless the agent was started since.
     keeper: Option<(u64, u32)>,
+    /// How often a session of that name had begun when its deletion was first asked for: that one must be gone.
+    begun: u32,
 }
 
 /// A request whose answer was heard.
@@ -73,13 +80,41 @@ pub struct Told {
 pub enum What {
     Create { text: String },
     Start(AgentId),
+    Restart(AgentId),
+    Update { agent: AgentId, text: String },
     Stop(AgentId),
     Kill(AgentId),
     Settle { agent: AgentId, lineage: LineageId, policy: Policy },
     Remove(AgentId),
     RemoveByForce(AgentId),
-    Send { agent: AgentId, session: Option<SessionId>, text: String },
+    Send { agent: AgentId, session: Option<SessionId>, text: String, fit: Fit },
     Interrupt(TurnId),
+    Edit { session: SessionId, edit: Edit },
+    Issue { agent: Option<AgentId>, text: String },
+    Revoke(TokenId),
+    Build { text: String },
+    RemoveImage(ImageGiven),
+}
+
+/// What an answer has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    Anything,
+    Schema,
+}
+
+/// A change of a whole session.
+#[derive(Debug, Clone)]
+pub enum Edit {
+    /// Leaves so many turns.
+    Rewind(u32),
+    Activate(TurnId),
+    Fork {
+        to: Option<SessionId>,
+        turns: u32,
+    },
+    Regenerate(TurnId),
+    Delete,
 }
 
 impl Clients {
@@ -127,8 +162,7 @@ impl World {
     fn choose(&mut self, caller: usize) -> Option<Asks> {
         if let Some(what) = self.clients.errands.pop() {
             let request_id = Some(self.name("r"));
-            let keeper = self.keeper_meant(&what);
-            return Some(Asks { what, request_id, digest: 0, keeper });
+            return Some(self.asks(what, request_id));
         }
         if self.clients.idle {
             return None;
@@ -143,50 +177,17 @@ impl World {
         }
         let request_id = if self.rng.chance(750) { Some(self.name("r")) } else { None };
         let what = self.wish(request_id.is_some());
-        let keeper = self.keeper_meant(&what);
-        Some(Asks { what, request_id, digest: 0, keeper })
+        Some(self.asks(what, request_id))
+    }
+
+    fn asks(&self, what: What, request_id: Option<String>) -> Asks {
+        let (keeper, begun) = (self.keeper_meant(&what), self.begun_meant(&what));
+        Asks { what, request_id, digest: 0, keeper, begun }
     }
 
     fn name(&mut self, prefix: &str) -> String {
         self.clients.names += 1;
         format!("{prefix}{}", self.clients.names)
-    }
-
-    fn wish(&mut self, once: bool) -> What {
-        // What is asked for once is counted once: the text tells.
-        let text = self.name(if once { "once-" } else { "maybe-" });
-        let agent = self.rng.pick(&self.clients.agents).cloned();
-        let Some(agent) = agent else { return What::Create { text } };
-        match self.rng.below(100) {
-            0..3 if self.clients.agents.len() < self.plan.agents_max => What::Create { text },
-            3..9 => What::Start(agent),
-            9..11 => What::Stop(agent),
-            18 => What::Kill(agent),
-            19..23 => match self.disk.lineage(&agent).map(|row| row.id.clone()) {
-                Some(lineage) => {
-                    let policy = self.rng.pick(&Policy::ALL).copied().unwrap_or(Policy::Revive);
-                    What::Settle { agent, lineage, policy }
-                }
-                None => What::Start(agent),
-            },
-            11 => What::Remove(agent),
-            12 if self.rng.chance(300) => What::RemoveByForce(agent),
-            13..18 => match self.rng.pick(&self.clients.turns) {
-                Some(turn) => What::Interrupt(turn.clone()),
-                None => What::Start(agent),
-            },
-            _ => {
-                let session = if self.rng.chance(50) { None } else { self.some_session(&agent) };
-                What::Send { agent, session, text }
-            }
-        }
-    }
-
-    fn some_session(&mut self, agent: &AgentId) -> Option<SessionId> {
-        let number = self.rng.below(self.plan.sessions);
-        // Now and then the session of another agent.
-        let owner = if self.rng.chance(10) { "anybody" } else { agent.as_str() };
-        format!("{owner}.{number}").parse().ok()
     }
 
     /// The API's own part: a known answer is given from the store, and sessions are looked up there.
@@ -206,18 +207,32 @@ impl World {
             }
             let answer: Value = serde_json::from_slice(&row.answer).unwrap_or_default();
             match asks.what {
-                What::Stop(_) | What::Kill(_) | What::Remove(_) | What::RemoveByForce(_) => {
+                What::Stop(_)
+                | What::Kill(_)
+                | What::Remove(_)
+                | What::RemoveByForce(_)
+                | What::Issue { .. }
+                | What::Revoke(_) => {
                     return self.put(caller, Some(key.clone()), Command::Again { answer });
                 }
                 What::Create { .. }
                 | What::Start(_)
+                | What::Restart(_)
+                | What::Update { .. }
                 | What::Settle { .. }
                 | What::Interrupt(_)
+                | What::Edit { .. }
+                | What::Build { .. }
+                | What::RemoveImage(_)
                 | What::Send { .. } => return self.heard(caller, Ok(answer)),
             }
         }
-        let command = self.command(&asks.what);
-        self.put(caller, key, command);
+        match self.command(&asks.what) {
+            // What was found to be so without the engine is nobody's business unless it is asked for again.
+            Ok(Command::Keep { answer }) if key.is_none() => self.heard(caller, Ok(answer)),
+            Ok(command) => self.put(caller, key, command),
+            Err(refusal) => self.heard(caller, Err(refusal)),
+        }
     }
 
     fn put(&mut self, caller: usize, key: Option<RequestKey>, command: Command) {
@@ -229,40 +244,6 @@ impl World {
         self.input(Input::Api { ticket, request: key, command });
     }
 
-    fn command(&mut self, what: &What) -> Command {
-        match what {
-            What::Create { text } => {
-                let own = self.rng.chance(700);
-                let policy = self.rng.pick(&Policy::ALL).copied().filter(|_| own);
-                Command::CreateAgent(Box::new(new_agent(text, policy)))
-            }
-            What::Start(id) => Command::StartAgent { id: id.clone() },
-            What::Stop(id) => Command::StopAgent { id: id.clone() },
-            What::Kill(id) => Command::KillAgent { id: id.clone() },
-            What::Settle { agent, lineage, policy } => Command::SettleLineage(Box::new(Settlement {
-                agent: agent.clone(),
-                lineage: lineage.clone(),
-                policy: *policy,
-                last_turn: None,
-            })),
-            What::Remove(id) => Command::RemoveAgent { id: id.clone(), force: false },
-            What::RemoveByForce(id) => Command::RemoveAgent { id: id.clone(), force: true },
-            What::Interrupt(id) => Command::InterruptTurn { id: id.clone() },
-            What::Send { agent, session, text } => {
-                let session = match session {
-                    None => SessionChoice::Fresh,
-                    Some(id) => SessionChoice::Named { id: id.clone(), fact: self.disk.session(id).cloned() },
-                };
-                Command::SendTurn(Box::new(NewTurn {
-                    agent: agent.clone(),
-                    session,
-                    sender: None,
-                    text: text.clone(),
-                }))
-            }
-        }
-    }
-
     /// An answer leaves the daemon. Whoever lost patience does not hear it.
     pub fn answer(&mut self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
         let Some(daemon) = &mut self.daemon else { return };
@@ -271,25 +252,6 @@ impl World {
         if self.clients.callers[caller].turn == turn {
             self.check_gone(caller, &reply);
             self.heard(caller, reply);
-        }
-    }
-
-    /// The keeper that a stop or kill is about.
-    fn keeper_meant(&self, what: &What) -> Option<(u64, u32)> {
-        let (What::Stop(agent) | What::Kill(agent)) = what else { return None };
-        let row = self.disk.agent(agent)?;
-        let keeper = self.machine.sandboxes.get(&row.sandbox)?.keeper.as_ref()?;
-        Some((keeper.serial, row.incarnation))
-    }
-
-    /// Nothing survives a stop: whoever waited for it to be done hears of it when it is.
-    fn check_gone(&mut self, caller: usize, reply: &Result<Value, ErrorBody>) {
-        let Some(asks) = self.clients.callers[caller].asks.as_ref() else { return };
-        let (What::Stop(agent) | What::Kill(agent)) = &asks.what else { return };
-        let lives = asks.keeper.is_some() && self.keeper_meant(&asks.what) == asks.keeper;
-        let stopped = self.disk.agent(agent).is_some_and(|row| row.state == AgentState::Stopped);
-        if reply.is_ok() && stopped && lives {
-            self.fail(format!("{agent} is told to be stopped, and its sandbox lives"));
         }
     }
 
@@ -319,6 +281,11 @@ impl World {
                 if refusal.data.code.starts_with("daemon.") {
                     return self.caller_later(caller, BUSY_MS);
                 }
+                if refusal.data.code == "session.changed" {
+                    self.tally.changed += 1;
+                    self.clients.callers[caller].asks = Some(asks);
+                    return self.caller_later(caller, CHANGED_MS);
+                }
             }
         }
         let pause = self.rng.delay(self.plan.pause_ms);
@@ -335,113 +302,39 @@ impl World {
                     self.clients.agents.push(agent);
                 }
             }
-            What::Send { .. } => {
-                if let Ok(turn) = id.parse() {
-                    self.tally.turns += 1;
-                    // Only recent turns are worth interrupting.
-                    if self.clients.turns.len() > 16 {
-                        self.clients.turns.remove(0);
-                    }
-                    self.clients.turns.push(turn);
-                }
+            What::Send { .. } | What::Edit { edit: Edit::Regenerate(_), .. } => {
+                self.tally.turns += 1;
+                self.tally.waited += u64::from(answer["waits_for"] == "slot");
+                remember(&mut self.clients.turns, id.parse().ok());
+                let session = answer["session"].as_str().unwrap_or_default().parse().ok();
+                remember(&mut self.clients.sessions, session);
             }
+            What::Edit { edit: Edit::Fork { .. }, .. } => {
+                remember(&mut self.clients.sessions, id.parse().ok());
+            }
+            What::Issue { .. } => remember(&mut self.clients.tokens, id.parse().ok()),
             What::Remove(agent) | What::RemoveByForce(agent) => {
                 self.clients.agents.retain(|known| known != agent);
             }
-            What::Start(_) | What::Stop(_) | What::Kill(_) | What::Settle { .. } | What::Interrupt(_) => {}
-        }
-    }
-
-    /// Acknowledged means durable, and a request has one answer.
-    fn check_answer(&mut self, caller: usize, asks: &Asks, answer: &Value) {
-        if let Err(broken) = self.answer_holds(caller, asks, answer) {
-            self.fail(format!("caller {caller} was told {answer} about {:?}: {broken}", asks.what));
-        }
-    }
-
-    fn answer_holds(&self, caller: usize, asks: &Asks, answer: &Value) -> Result<(), String> {
-        let id = answer["id"].as_str().unwrap_or_default();
-        if let Some(request_id) = &asks.request_id {
-            let row = self.disk.request(&format!("caller-{caller}"), request_id);
-            let row = row.ok_or("the request is not on disk")?;
-            if row.digest != [asks.digest; 32] {
-                return Err("the request was made with other words".into());
-            }
-            if let Some(before) = self.clients.answers.get(request_id).filter(|before| *before != answer) {
-                return Err(format!("the same request was answered with {before}"));
-            }
-        }
-        match &asks.what {
-            What::Create { text } => {
-                let agent = self.disk.agent(&id.parse().map_err(|_| "no id")?);
-                let same = agent.is_some_and(|row| row.image == *text);
-                if same { Ok(()) } else { Err("that agent is not on disk".into()) }
-            }
-            What::Send { text, agent, .. } => {
-                let turn = self.disk.turn(&id.parse().map_err(|_| "no id")?);
-                let same = |turn: &crate::disk::Kept| {
-                    turn.row.agent == *agent
-                        && turn.messages.first().is_some_and(|first| first.body.text == *text)
-                };
-                if turn.is_some_and(same) { Ok(()) } else { Err("that turn is not on disk".into()) }
-            }
-            What::Interrupt(turn) => {
-                let over = self.disk.turn(turn).map(|turn| turn.row.state);
-                let over = over == Some(TurnState::Interrupted);
-                if over { Ok(()) } else { Err("that turn was not interrupted on disk".into()) }
-            }
-            What::Settle { lineage, .. } if id == lineage.as_str() => Ok(()),
-            What::Settle { .. } => Err("that is another lineage".into()),
-            What::Start(agent)
-            | What::Stop(agent)
-            | What::Kill(agent)
-            | What::Remove(agent)
-            | What::RemoveByForce(agent) => {
-                if id == agent.as_str() && self.disk.agent(agent).is_some() {
-                    Ok(())
-                } else {
-                    Err("that agent is not on disk".into())
-                }
-            }
-        }
-    }
-
-    fn check_refusal(&mut self, caller: usize, asks: &Asks, refusal: &ErrorBody) {
-        let Some(request_id) = &asks.request_id else { return };
-        let row = self.disk.request(&format!("caller-{caller}"), request_id);
-        let same = row.is_some_and(|row| row.digest == [asks.digest; 32]);
-        if same && refusal.data.code == "request.reused" {
-            self.fail(format!("caller {caller} made {request_id} as before, and is refused: {refusal:?}"));
-        }
-    }
-
-    /// What was asked for once is there at most once.
-    pub fn check_once(&mut self, text: &str) {
-        if text.starts_with("once-") && self.disk.accepted(text) > 1 {
-            self.fail(format!("`{text}` was asked for once, and is there twice"));
+            What::Start(_)
+            | What::Restart(_)
+            | What::Update { .. }
+            | What::Stop(_)
+            | What::Kill(_)
+            | What::Settle { .. }
+            | What::Edit { .. }
+            | What::Revoke(_)
+            | What::Build { .. }
+            | What::RemoveImage(_)
+            | What::Interrupt(_) => {}
         }
     }
 }
 
-fn new_agent(text: &str, policy: Option<Policy>) -> NewAgent {
-    let tool = |name: &str, safe| ToolRecord {
-        name: name.into(),
-        path: format!("/usr/bin/{name}"),
-        safe,
-        ..ToolRecord::default()
-    };
-    let spec = AgentSpec {
-        model: "p/m".into(),
-        env: BTreeMap::new(),
-        tools: vec![tool("sh", false), tool("date", true)],
-        revival_policy: policy.map(Policy::code),
-        ..AgentSpec::default()
-    };
-    NewAgent {
-        name: NameChoice::Like("a".into()),
-        image: text.to_owned(),
-        image_digest: "sha256:0".into(),
-        record: ImageRecord::default(),
-        spec,
+fn remember<T: PartialEq>(recent: &mut Vec<T>, new: Option<T>) {
+    let Some(new) = new.filter(|new| !recent.contains(new)) else { return };
+    if recent.len() >= RECENT_MAX {
+        recent.remove(0);
     }
+    recent.push(new);
 }

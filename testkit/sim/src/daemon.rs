@@ -2,13 +2,14 @@
 //!
 //! Owns: the order of decide, commit, release. It mirrors the daemon's own shell and writer; the engine is the real one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lodge_core::record::{StepKind, Write};
 use lodge_core::retry::Backoff;
-use lodge_core::{AgentId, IdSource, TurnId};
-use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Ticket};
+use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, IdSource, TokenId, TurnId};
+use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
 
 use crate::actor::Actor;
 use crate::model::Call;
@@ -38,6 +39,8 @@ pub struct Daemon {
     pub calls: BTreeMap<u64, Call>,
     /// Which caller waits, and with which of its requests.
     pub tickets: BTreeMap<Ticket, (usize, u64)>,
+    /// The tokens that let somebody in.
+    pub doors: BTreeSet<TokenId>,
     /// Set while nothing can be recorded.
     pub halted: Option<Lost>,
 }
@@ -86,6 +89,7 @@ impl World {
         let (life, epoch) = (self.life, loaded.epoch);
         self.say(|| format!("daemon {life} starts, epoch {epoch}"));
         let ids = IdSource::new(self.rng.next());
+        let doors = loaded.tokens.iter().map(|row| row.id.clone()).collect();
         let (engine, first) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
         if !first.now.is_empty() {
             self.fail("a boot asks for effects before its commit");
@@ -101,6 +105,7 @@ impl World {
             models: BTreeMap::new(),
             calls: BTreeMap::new(),
             tickets: BTreeMap::new(),
+            doors,
             halted: None,
         });
         self.bring_down_strays();
@@ -110,7 +115,9 @@ impl World {
     pub fn host(&self) -> Host {
         let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
         let boot = format!("boot-{}", self.machine.boot);
-        Host { boot, own_uids: true, policy: self.plan.policy, backoff }
+        let settings =
+            Settings { policy: self.plan.policy, backoff, max_concurrent: self.plan.max_concurrent };
+        Host { boot, own_uids: true, settings }
     }
 
     fn bring_down_strays(&mut self) {
@@ -118,7 +125,7 @@ impl World {
             .disk
             .agents()
             .iter()
-            .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox())
+            .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox() && row.retry.at.is_none())
             .filter(|row| self.machine.is_held(&row.sandbox))
             .map(|row| Effect::Down { agent: row.id.clone(), sandbox: row.sandbox.clone(), run: row.runs })
             .collect();
@@ -182,9 +189,12 @@ impl World {
         self.trace.say(self.now, || {
             inputs.iter().map(words::input).fold("step:".to_owned(), |all, one| all + " " + &one)
         });
+        let before = self.before_step(&inputs);
+        let Some(daemon) = &mut self.daemon else { return };
         let batch = daemon.engine.step(inputs, now);
         self.tally.steps += 1;
         self.check_step();
+        self.check_slots(before, &batch);
         if self.die_at == Some(Point::Decided) {
             return self.daemon_dies("right after a decision");
         }
@@ -220,10 +230,12 @@ impl World {
                     batch.writes.retain(|write| !is_tool(write));
                 }
             }
+            Mutation::LostCut => batch.writes.retain(|write| !matches!(write, Write::SessionPath(_))),
             Mutation::None
             | Mutation::NoResend
             | Mutation::BlindRerun
             | Mutation::DeafActor
+            | Mutation::DeafDoors
             | Mutation::HastyDeath
             | Mutation::LostClaims => {}
         }
@@ -374,6 +386,16 @@ impl World {
         }
     }
 
+    fn token(&mut self, row: &TokenRow) {
+        let deaf = self.mutation == Mutation::DeafDoors;
+        let Some(daemon) = &mut self.daemon else { return };
+        match row.revoked_at {
+            None => drop(daemon.doors.insert(row.id.clone())),
+            Some(_) if deaf => {}
+            Some(_) => drop(daemon.doors.remove(&row.id)),
+        }
+    }
+
     fn act(&mut self, effect: Effect) {
         let agent = match &effect {
             Effect::CallModel(order) => return self.call_model(order.as_ref().clone()),
@@ -382,6 +404,13 @@ impl World {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
                 return self.after(*delay_ms, Next::Revival { life, agent, run });
             }
+            Effect::RetryLater { agent, run, delay_ms } => {
+                let (life, agent, run) = (self.life, agent.clone(), *run);
+                return self.after(*delay_ms, Next::Retry { life, agent, run });
+            }
+            Effect::Token(row) => return self.token(row),
+            // Nobody reads a log here.
+            Effect::NoteFailure { .. } => return,
             Effect::Up { row, .. } => row.id.clone(),
             Effect::Down { agent, .. }
             | Effect::KillRuntime { agent, .. }

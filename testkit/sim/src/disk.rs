@@ -3,13 +3,17 @@
 //! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
 //! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod paths;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::record::{
-    AgentRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact, SessionRow, StepRow,
-    TurnRow, Write,
+    AgentRow, ImageRefRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact,
+    SessionRow, StepRow, TurnRow, Write,
 };
-use lodge_core::{AgentId, ExecId, LineageId, SessionId, TurnId};
+use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId};
 
 use crate::laws::{self, Broken};
 
@@ -22,13 +26,23 @@ pub struct Disk {
     agents: Vec<AgentRow>,
     agent_at: HashMap<AgentId, usize>,
     images: BTreeSet<String>,
+    image_refs: BTreeMap<String, ImageRefRow>,
     lineages: HashMap<LineageId, LineageRow>,
     lineage_order: Vec<LineageId>,
     sessions: HashMap<SessionId, SessionFact>,
+    /// With the cut that took them off the path, or 0.
+    epochs: HashMap<SessionId, Vec<(EpochRow, u32)>>,
     turns: HashMap<TurnId, Kept>,
+    /// All turns of a session, on its path or off it.
+    turns_of: HashMap<SessionId, Vec<TurnId>>,
+    /// Turns that went with their session.
+    deleted: HashSet<TurnId>,
+    /// How often a session of this name began.
+    begun: HashMap<SessionId, u32>,
     live: BTreeSet<(SessionId, u32, TurnId)>,
     execs: HashMap<ExecId, (TurnId, u32, u32)>,
     requests: HashMap<(String, String), RequestRow>,
+    tokens: BTreeMap<TokenId, TokenRow>,
     /// How often each text was accepted as a turn, and each image became an agent.
     accepted: HashMap<String, u32>,
     /// A short print of every event, by its place in the log.
@@ -60,16 +74,38 @@ impl Disk {
             Write::Image { digest, .. } => {
                 self.images.insert(digest.clone());
             }
+            Write::ImageRef(row) => {
+                if !self.images.contains(&row.digest) {
+                    return Err(format!("{} names an image that is not there", row.reference));
+                }
+                self.image_refs.insert(row.reference.clone(), row.clone());
+            }
+            Write::ImageRefGone { reference } => {
+                self.image_refs.remove(reference).ok_or_else(|| format!("{reference} was gone already"))?;
+            }
+            Write::ImageGone { digest } => self.remove_image(digest)?,
             Write::Agent(row) => self.insert_agent(row)?,
-            Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at } => {
+            Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
                 self.lineage_may_follow(id, lineage)?;
                 let row = self.agent_row(id)?;
                 laws::agent_moves(row, *state, *incarnation, *runs)?;
+                laws::retry_fits(row, *state, *retry)?;
                 row.state = *state;
                 row.failure_detail.clone_from(detail);
                 row.lineage = lineage.clone();
                 (row.incarnation, row.runs) = (*incarnation, *runs);
-                row.started_at = *started_at;
+                (row.started_at, row.retry) = (*started_at, *retry);
+            }
+            Write::AgentSpec { id, image, image_digest, spec, next } => {
+                let next_digest = next.as_ref().map(|next| &next.image_digest);
+                if !self.images.contains(image_digest)
+                    || next_digest.is_some_and(|next| !self.images.contains(next))
+                {
+                    return Err(format!("{id} is to have an image that is not there"));
+                }
+                let row = self.agent_row(id)?;
+                (row.image, row.image_digest) = (image.clone(), image_digest.clone());
+                (row.spec, row.next) = (spec.as_ref().clone(), next.as_deref().cloned());
             }
             Write::Lineage(row) => {
                 laws::lineage_moves(self.lineages.get(&row.id), row)?;
@@ -78,6 +114,9 @@ impl Disk {
                 }
             }
             Write::Session(row) => self.insert_session(row)?,
+            Write::SessionPath(change) => self.change_path(change)?,
+            Write::SessionFork(fork) => self.copy_session(fork)?,
+            Write::SessionDeleted { id } => self.delete_session(id)?,
             Write::Turn(row) => self.insert_turn(row)?,
             Write::TurnState { id, state, ended_at, usage, failure } => {
                 self.check_order(id, *state)?;
@@ -87,20 +126,22 @@ impl Disk {
                 kept.row.ended_at = *ended_at;
                 kept.row.usage = *usage;
                 kept.row.failure.clone_from(failure);
+                laws::tries_are_bounded(kept)?;
                 if !state.is_live() {
                     self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
                 }
             }
             Write::Step(row) => self.insert_step(row)?,
-            Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, ended_at } => {
+            Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
                 let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
                 let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
                 let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
                 laws::step_moves(row, *state, *attempt)?;
                 (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
-                (row.signal, row.ended_at) = (*signal, *ended_at);
+                (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
             }
             Write::Message(row) => self.insert_message(row)?,
+            Write::Epoch(row) => self.insert_epoch(row)?,
             Write::Event(row) => {
                 let head = self.streams.entry(row.stream.clone()).or_insert(0);
                 if row.seq != self.seq + 1 || row.stream_seq != *head + 1 {
@@ -109,6 +150,12 @@ impl Disk {
                 }
                 (self.seq, *head) = (row.seq, row.stream_seq);
                 self.prints.push((row.stream_seq, row.kind.code(), row.at.ms()));
+            }
+            Write::Token(row) => {
+                let before = self.tokens.insert(row.id.clone(), row.clone());
+                if before.is_some_and(|before| before.revoked_at.is_some() && row.revoked_at.is_none()) {
+                    return Err(format!("token {} is no longer revoked", row.id));
+                }
             }
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
@@ -135,7 +182,15 @@ impl Disk {
     }
 
     fn insert_session(&mut self, row: &SessionRow) -> Result<(), Broken> {
-        let fact = SessionFact { row: row.clone(), turns: 0, messages: 0 };
+        let fact = SessionFact {
+            row: row.clone(),
+            turns: 0,
+            messages: 0,
+            cuts: 0,
+            tip: None,
+            epoch: Epoch::default(),
+        };
+        *self.begun.entry(row.id.clone()).or_insert(0) += 1;
         match self.sessions.insert(row.id.clone(), fact) {
             Some(_) => Err(format!("session {} was stored before", row.id)),
             None if self.agent_at.contains_key(&row.agent) => Ok(()),
@@ -149,13 +204,22 @@ impl Disk {
         if row.number != session.turns + 1 || session.row.agent != row.agent {
             return Err(format!("{} is not the next turn of {}", row.id, row.session));
         }
-        session.turns = row.number;
-        self.live.insert((row.session.clone(), row.number, row.id.clone()));
-        let kept = Kept { row: row.clone(), steps: Vec::new(), messages: Vec::new() };
-        match self.turns.insert(row.id.clone(), kept) {
-            Some(_) => Err(format!("{} was stored before", row.id)),
-            None => Ok(()),
+        if row.place.parent != session.tip {
+            return Err(format!("{} does not follow {:?}", row.id, session.tip));
         }
+        (session.turns, session.tip) = (row.number, Some(row.id.clone()));
+        self.live.insert((row.session.clone(), row.number, row.id.clone()));
+        self.keep_turn(Kept { row: row.clone(), steps: Vec::new(), messages: Vec::new() })
+    }
+
+    /// Nobody's turn has the id of another one, also not of one that was deleted.
+    fn keep_turn(&mut self, kept: Kept) -> Result<(), Broken> {
+        let (id, session) = (kept.row.id.clone(), kept.row.session.clone());
+        self.turns_of.entry(session).or_default().push(id.clone());
+        if self.deleted.contains(&id) || self.turns.insert(id.clone(), kept).is_some() {
+            return Err(format!("{id} was stored before"));
+        }
+        Ok(())
     }
 
     fn insert_step(&mut self, row: &StepRow) -> Result<(), Broken> {
@@ -179,12 +243,27 @@ impl Disk {
             return Err(format!("message {row:?} does not follow {}", session.messages));
         }
         session.messages = row.seq;
+        session.epoch.add(row.number, row.body.weight());
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
         laws::message_fits(kept, row)?;
         kept.messages.push(row.clone());
-        if row.role == Role::User {
+        // What is asked again on purpose is not what somebody asked for twice.
+        if row.role == Role::User && kept.row.place.replaces.is_none() {
             *self.accepted.entry(row.body.text.clone()).or_insert(0) += 1;
         }
+        Ok(())
+    }
+
+    /// Epochs follow each other, and none goes back behind the one before it.
+    fn insert_epoch(&mut self, row: &EpochRow) -> Result<(), Broken> {
+        let session = self.sessions.get_mut(&row.session);
+        let session = session.ok_or_else(|| format!("an epoch without a session: {row:?}"))?;
+        let follows = row.number == session.epoch.newest + 1 && row.from_turn > session.epoch.from_turn;
+        if !follows || row.from_turn > row.turn || row.turn > session.turns {
+            return Err(format!("{row:?} does not follow {:?}", session.epoch));
+        }
+        session.epoch.begin(row);
+        self.keep_epoch(row);
         Ok(())
     }
 
@@ -228,6 +307,8 @@ impl Disk {
             last_uid: self.agents.iter().filter_map(|row| row.uid).max(),
             sessions: sessions.into_values().collect(),
             turns,
+            tokens: self.tokens.values().filter(|row| row.revoked_at.is_none()).cloned().collect(),
+            image_refs: self.image_refs.values().cloned().collect(),
         }
     }
 
@@ -240,6 +321,19 @@ impl Disk {
             }
         }
         loaded
+    }
+
+    /// No image goes that a name or an agent still has.
+    fn remove_image(&mut self, digest: &str) -> Result<(), Broken> {
+        let named = self.image_refs.values().any(|row| row.digest == digest);
+        let has = |row: &AgentRow| {
+            row.image_digest == digest || row.next.as_ref().is_some_and(|next| next.image_digest == digest)
+        };
+        let used = self.agents.iter().any(|row| row.state.codes().0 < 7 && has(row));
+        if named || used || !self.images.remove(digest) {
+            return Err(format!("the image {digest} went although it is in use, or twice"));
+        }
+        Ok(())
     }
 
     /// Those of agents that are there, in the order of the table.
@@ -292,6 +386,27 @@ impl Disk {
 
     pub fn turn(&self, id: &TurnId) -> Option<&Kept> {
         self.turns.get(id)
+    }
+
+    pub fn was_deleted(&self, id: &TurnId) -> bool {
+        self.deleted.contains(id)
+    }
+
+    /// How often a session of this name began; a deleted one may begin anew.
+    pub fn begun(&self, id: &SessionId) -> u32 {
+        self.begun.get(id).copied().unwrap_or(0)
+    }
+
+    pub fn token(&self, id: &TokenId) -> Option<&TokenRow> {
+        self.tokens.get(id)
+    }
+
+    pub fn tokens(&self) -> impl Iterator<Item = &TokenRow> {
+        self.tokens.values()
+    }
+
+    pub fn has_image(&self, digest: &str) -> bool {
+        self.images.contains(digest)
     }
 
     pub fn request(&self, caller: &str, request_id: &str) -> Option<&RequestRow> {

@@ -1,6 +1,7 @@
 //! What goes wrong, when, and to whom.
 
 use lodge_core::SandboxId;
+use lodge_daemon::engine::Seen;
 
 use crate::keeper::Ended;
 use crate::plan::Fault;
@@ -45,6 +46,16 @@ impl World {
             (Fault::KeeperHangs, Some(id)) => self.keeper_hangs(&id),
             (Fault::LinkCut, Some(id)) => self.link_breaks(&id),
             (Fault::SpawnFails, Some(id)) => self.stick(&id, |sandbox| sandbox.spawn_fails = 1),
+            (Fault::ModelGone, Some(id)) => {
+                let times = u32::try_from(self.rng.between(1, 3)).unwrap_or(1);
+                self.stick(&id, |sandbox| sandbox.lacks_model = times);
+            }
+            (Fault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
+            (Fault::SlotsChange, _) => {
+                self.plan.max_concurrent = self.rng.between(1, 4) as usize;
+                let settings = self.host().settings;
+                self.tell(Seen::Configured(settings));
+            }
             (Fault::SandboxSticks, Some(id)) => self.stick(&id, |sandbox| sandbox.sticks = 1),
             (Fault::FilesStick, Some(id)) => self.stick(&id, |sandbox| sandbox.files_stick = 1),
             (
@@ -55,6 +66,7 @@ impl World {
                 | Fault::KeeperHangs
                 | Fault::LinkCut
                 | Fault::SpawnFails
+                | Fault::ModelGone
                 | Fault::SandboxSticks
                 | Fault::FilesStick,
                 None,
@@ -78,6 +90,7 @@ impl World {
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         for sandbox in self.machine.sandboxes.values_mut() {
             (sandbox.sticks, sandbox.files_stick, sandbox.spawn_fails) = (0, 0, 0);
+            sandbox.lacks_model = 0;
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Sandbox {
     pub sticks: u32,
     pub files_stick: u32,
     pub spawn_fails: u32,
+    /// How often a start finds that nobody offers the model.
+    pub lacks_model: u32,
     /// An attempt to end it failed, and whoever asked was told so.
     pub given_up: bool,
 }
@@ -125,6 +127,7 @@ impl Machine {
             sticks: 0,
             files_stick: 0,
             spawn_fails: 0,
+            lacks_model: 0,
             given_up: false,
         })
     }

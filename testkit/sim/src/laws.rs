@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::OnceLock;
 
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
-use lodge_core::limits::REVIVALS_MAX;
+use lodge_core::limits::{MISFITS_MAX, REVIVALS_MAX};
 use lodge_core::lineage::{LineageEvent, LineageState};
-use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, StepKind, StepRow};
+use lodge_core::record::{AgentRow, LineageRow, MessageRow, Retry, Role, StepKind, StepRow};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent, TurnState};
 
 use crate::disk::Kept;
@@ -27,6 +27,24 @@ pub fn agent_moves(row: &AgentRow, next: AgentState, incarnation: u32, runs: u32
     Ok(())
 }
 
+/// One that is tried again by itself failed for a reason that may pass, and is counted; nobody else is.
+pub fn retry_fits(row: &AgentRow, next: AgentState, retry: Retry) -> Result<(), Broken> {
+    let passes = matches!(next, AgentState::Failed(reason) if reason.passes_by_itself());
+    let counted = match next {
+        AgentState::Failed(_) if passes => retry.failures == row.retry.failures + 1,
+        AgentState::Pulling | AgentState::Starting => retry.failures <= row.retry.failures,
+        AgentState::Failed(_)
+        | AgentState::Ready
+        | AgentState::Stopped
+        | AgentState::Removing
+        | AgentState::Removed => retry.failures == 0,
+    };
+    if retry.at.is_some() == passes && counted {
+        return Ok(());
+    }
+    Err(format!("{} goes from {} to {next} with {retry:?} after {:?}", row.id, row.state, row.retry))
+}
+
 /// Every move that one event makes, and a removal by force, which is a stop and a removal at once.
 fn agent_table() -> &'static HashSet<(AgentState, AgentState)> {
     static TABLE: OnceLock<HashSet<(AgentState, AgentState)>> = OnceLock::new();
@@ -42,14 +60,19 @@ fn agent_table() -> &'static HashSet<(AgentState, AgentState)> {
         states.extend(FailReason::ALL.map(AgentState::Failed));
         let events = [
             AgentEvent::StartAsked,
+            AgentEvent::RestartAsked,
+            AgentEvent::RetryDue,
             AgentEvent::ImageReady,
             AgentEvent::ImageFailed,
+            AgentEvent::ModelUnknown,
+            AgentEvent::ConfigUnset,
             AgentEvent::SpawnFailed,
             AgentEvent::ProbeAnswered,
             AgentEvent::ProbeTimedOut,
             AgentEvent::Died,
             AgentEvent::Exited { clean: true },
             AgentEvent::Exited { clean: false },
+            AgentEvent::OutOfMemory,
             AgentEvent::StopAsked,
             AgentEvent::RemoveAsked,
             AgentEvent::Cleared,
@@ -106,8 +129,8 @@ pub fn turn_moves(kept: &Kept, next: TurnState) -> Result<(), Broken> {
         TurnEvent::InterruptAsked,
     ];
     let from = kept.row.state;
-    // A running turn is written again with what an answer cost.
-    let moves = (from == next && from == TurnState::Running)
+    // A turn is written again with what an answer cost, also one that was parked meanwhile.
+    let moves = (from == next && matches!(from, TurnState::Running | TurnState::Waiting))
         || events.iter().any(|event| from.next(*event) == Ok(next));
     if !moves {
         return Err(format!("{} moved from {} to {}", kept.row.id, from.word(), next.word()));
@@ -140,7 +163,8 @@ pub fn step_moves(row: &StepRow, next: StepState, attempt: u32) -> Result<(), Br
             next.word()
         ));
     }
-    if next == StepState::Intent && attempt != row.attempt + 1 || attempt < row.attempt {
+    // Attempts that were lost with a full disk are left out.
+    if next == StepState::Intent && attempt <= row.attempt || attempt < row.attempt {
         return Err(format!("{} step {} went from attempt {} to {attempt}", row.turn, row.step, row.attempt));
     }
     Ok(())
@@ -157,8 +181,11 @@ pub fn step_begins(kept: &Kept, row: &StepRow) -> Result<(), Broken> {
     let models = kept.steps.iter().filter(|step| step.kind == StepKind::Model);
     match row.kind {
         StepKind::Model => {
+            let answered = kept.messages.iter().any(|message| message.role == Role::Assistant);
             let newest = models.map(|step| step.step).max().unwrap_or(0);
-            if row.step != newest + 1 || row.ordinal != 0 || !open_calls(kept).is_empty() {
+            // Before the first call there may be one that writes a summary.
+            let follows = row.step == newest + 1 || row.step == 0 && !answered;
+            if !follows || row.ordinal != 0 || !open_calls(kept).is_empty() {
                 return Err(format!("{id} begins model step {} after {newest}", row.step));
             }
         }
@@ -178,13 +205,16 @@ pub fn step_begins(kept: &Kept, row: &StepRow) -> Result<(), Broken> {
 pub fn message_fits(kept: &Kept, row: &MessageRow) -> Result<(), Broken> {
     let id = &row.turn;
     let fits = match row.role {
-        Role::User => kept.messages.is_empty(),
+        // After the first one there is only what tells the model why its answer does not fit.
+        Role::User => kept.messages.is_empty() || kept.row.state.is_live() && misfitted_last(kept),
         Role::Assistant => {
             let again = |message: &MessageRow| message.role == Role::Assistant && message.step == row.step;
             if kept.messages.iter().any(again) {
                 return Err(format!("{id} has two answers for step {}", row.step));
             }
-            kept.row.state == TurnState::Running && open_calls(kept).is_empty()
+            // One that is parked may have been asked for before.
+            let may = matches!(kept.row.state, TurnState::Running | TurnState::Waiting);
+            may && open_calls(kept).is_empty()
         }
         Role::Tool => {
             let call = row.body.call.as_deref().unwrap_or_default();
@@ -192,6 +222,42 @@ pub fn message_fits(kept: &Kept, row: &MessageRow) -> Result<(), Broken> {
         }
     };
     if fits { Ok(()) } else { Err(format!("message {row:?} does not fit into {id}")) }
+}
+
+/// Whether the newest message is an answer that does not fit, to somebody who asked for one that does.
+fn misfitted_last(kept: &Kept) -> bool {
+    let Some(last) = kept.messages.last() else { return false };
+    let failed = misfits(kept).any(|step| step.step == last.step);
+    last.role == Role::Assistant && last.body.calls.is_empty() && failed && wants_schema(kept)
+}
+
+/// Whether the answer of a turn has to fit a schema.
+pub fn wants_schema(kept: &Kept) -> bool {
+    kept.messages.first().is_some_and(|first| first.body.schema.is_some())
+}
+
+/// Model calls whose answer is stored and did not fit.
+pub fn misfits(kept: &Kept) -> impl Iterator<Item = &StepRow> {
+    let answered = |step: u32| {
+        let is_answer = |message: &MessageRow| message.role == Role::Assistant && !message.body.partial;
+        kept.messages.iter().any(|message| is_answer(message) && message.step == step)
+    };
+    let failed = |step: &&StepRow| step.kind == StepKind::Model && step.state == StepState::Failed;
+    kept.steps.iter().filter(failed).filter(move |step| answered(step.step))
+}
+
+/// A turn whose answers do not fit has a few tries, not one more, and its failure says so.
+pub fn tries_are_bounded(kept: &Kept) -> Result<(), Broken> {
+    let (id, count) = (&kept.row.id, misfits(kept).count());
+    let mismatch = kept.row.failure.as_ref().is_some_and(|failure| failure.code == "turn.schema_mismatch");
+    let over = count >= MISFITS_MAX;
+    if count > MISFITS_MAX || over && kept.row.state.is_live() || mismatch != over {
+        return Err(format!("{id} is {} after {count} answers that do not fit", kept.row.state.word()));
+    }
+    if count > 0 && !wants_schema(kept) {
+        return Err(format!("{id} asked for nothing in particular, and {count} answers do not fit"));
+    }
+    Ok(())
 }
 
 /// The calls of the newest answer that have no result message.

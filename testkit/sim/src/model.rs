@@ -2,9 +2,11 @@
 
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
-use lodge_daemon::engine::{ModelAnswer, ModelFailure, ModelOrder, Seen};
+use lodge_core::turn::StepState;
+use lodge_daemon::engine::{ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
 
 use crate::laws;
+use crate::strict::request_is_strict;
 use crate::world::{Next, World};
 
 /// One call that the daemon makes.
@@ -50,8 +52,16 @@ impl World {
         let (turn, step, attempt) = (call.order.turn.clone(), call.order.step, call.order.attempt);
         let piece = match &mut call.rest {
             None => {
-                self.check_request(&call.order);
-                call.rest = Some(self.answer_pieces());
+                call.rest = Some(match call.order.purpose {
+                    Purpose::Step => {
+                        self.check_request(&call.order);
+                        self.step_pieces(&call.order.turn)
+                    }
+                    Purpose::Summary { .. } => {
+                        self.check_summary(&call.order);
+                        self.summary_pieces()
+                    }
+                });
                 None
             }
             Some(rest) => rest.pop(),
@@ -85,6 +95,21 @@ impl World {
         }
     }
 
+    /// The next step of a turn. An answer that has to fit a schema may not; one that asks for tools is none yet.
+    fn step_pieces(&mut self, turn: &TurnId) -> Vec<Piece> {
+        let mut pieces = self.answer_pieces();
+        let misfits =
+            self.disk.turn(turn).is_some_and(laws::wants_schema) && self.rng.chance(self.plan.misfits);
+        if let Some(Piece::Answer(answer)) = pieces.first_mut()
+            && answer.calls.is_empty()
+            && misfits
+        {
+            answer.misfit = Some("it is no JSON".to_owned());
+            self.tally.misfits += 1;
+        }
+        pieces
+    }
+
     /// What the provider will say, the last first.
     fn answer_pieces(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
@@ -112,12 +137,45 @@ impl World {
             Piece::Failure(ModelFailure { record, retryable, after_ms })
         } else {
             let calls = if self.rng.chance(self.plan.tools) { self.tool_calls() } else { Vec::new() };
-            let usage = Usage { input_tokens: self.rng.below(100), output_tokens: self.rng.below(100) };
-            Piece::Answer(ModelAnswer { text: whole, calls, usage })
+            let (input_tokens, output_tokens) = (self.rng.below(100), self.rng.below(100));
+            let usage = Usage { input_tokens, output_tokens, ..Usage::default() };
+            Piece::Answer(ModelAnswer { text: whole, calls, usage, reasoning: None, misfit: None })
         };
         pieces.push(end);
         pieces.reverse();
         pieces
+    }
+
+    /// A summary, one that says nothing, or a failure.
+    fn summary_pieces(&mut self) -> Vec<Piece> {
+        let mut pieces = self.answer_pieces();
+        // Nobody is shown the text of a summary.
+        pieces.truncate(1);
+        for piece in &mut pieces {
+            if let Piece::Answer(answer) = piece {
+                answer.calls.clear();
+                answer.misfit = None;
+            }
+        }
+        pieces
+    }
+
+    /// A stored summary is never asked for again, and none is asked for in the middle of a turn.
+    fn check_summary(&mut self, order: &ModelOrder) {
+        self.tally.model_requests += 1;
+        let turn = &order.turn;
+        self.trace.say(self.now, || format!("the provider is asked for a summary: {turn}"));
+        if self.asked.insert(turn.clone(), self.life).is_some() {
+            self.fail(format!("{turn} has two model calls at a time"));
+        }
+        let Some(kept) = self.disk.turn(turn) else {
+            return self.fail(format!("a summary is asked for by {turn}, which is not on disk"));
+        };
+        if kept.messages.iter().any(|message| message.role == Role::Assistant) {
+            self.fail(format!("{turn} has an answer, and its conversation is compacted"));
+        } else if kept.steps.iter().any(|step| step.step == 0 && step.state == StepState::Done) {
+            self.fail(format!("{turn} has a summary, and it is asked for again"));
+        }
     }
 
     fn tool_calls(&mut self) -> Vec<CallRecord> {
@@ -158,6 +216,8 @@ impl World {
             self.fail(format!("{turn} asks for step {step}, and has {} answers on disk", answers.len()));
         } else if let Some(call) = laws::open_calls(kept).first() {
             self.fail(format!("{turn} asks for step {step}, and its call {call} has no result on disk"));
+        } else if let Err(broken) = request_is_strict(&self.disk, order) {
+            self.fail(broken);
         }
     }
 }

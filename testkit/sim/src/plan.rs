@@ -22,6 +22,10 @@ pub enum Mutation {
     HastyDeath,
     /// A keeper that takes over a sandbox does not know what its predecessor claimed.
     LostClaims,
+    /// Turns that leave the path of their session are not written off.
+    LostCut,
+    /// A token that is revoked opens what it did before.
+    DeafDoors,
 }
 
 /// What can go wrong.
@@ -41,6 +45,11 @@ pub enum Fault {
     PowerLoss,
     ClockJumps,
     SpawnFails,
+    /// Nobody offers the model of an agent for a few starts.
+    ModelGone,
+    ProvidersChange,
+    /// Another number of agents may work at the same time.
+    SlotsChange,
     SandboxSticks,
     FilesStick,
 }
@@ -54,7 +63,7 @@ pub enum Point {
     Adopted,
 }
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 21] = [
     Fault::DaemonDies,
     Fault::DaemonDiesAt(Point::Decided),
     Fault::DaemonDiesAt(Point::Committed),
@@ -71,6 +80,9 @@ const FAULTS: [Fault; 18] = [
     Fault::PowerLoss,
     Fault::ClockJumps,
     Fault::SpawnFails,
+    Fault::ModelGone,
+    Fault::ProvidersChange,
+    Fault::SlotsChange,
     Fault::SandboxSticks,
     Fault::FilesStick,
 ];
@@ -92,6 +104,8 @@ pub struct Plan {
     pub faults: Vec<Fault>,
     /// What the daemon is set to do about work whose process died.
     pub policy: Policy,
+    /// Agents that work at the same time.
+    pub max_concurrent: usize,
     /// How often, in a thousand, a step takes several inputs.
     pub crowd: u64,
     /// How often, in a thousand, an answer asks for tools.
@@ -100,6 +114,18 @@ pub struct Plan {
     pub model_fails: u64,
     /// How often, in a thousand, a caller asks again without need.
     pub impatient: u64,
+    /// How often, in a thousand, a caller restarts or updates an agent.
+    pub changes: u64,
+    /// How often, in a thousand, a caller changes a whole session, and something that is about no work.
+    pub edits: u64,
+    pub papers: u64,
+    /// How often, in a thousand, an answer has to fit a schema, and how often such an answer does not.
+    pub schemas: u64,
+    pub misfits: u64,
+    /// How often, in a thousand, an agent has a policy of its own.
+    pub own_policies: u64,
+    /// For how long a process hangs, at most.
+    pub hang_ms: u64,
     /// How often, in a thousand, a runtime says something that is not so.
     pub lies: u64,
     /// How often, in a thousand, two calls of an answer have the same id.
@@ -129,12 +155,47 @@ impl Plan {
             fault_every_ms: pick(rng, &[50, 200, 1_000, 5_000]),
             faults,
             policy: rng.pick(&Policy::ALL).copied().unwrap_or(Policy::Revive),
+            max_concurrent: pick(rng, &[1, 2, 4, 64]) as usize,
             crowd: pick(rng, &[0, 100, 900]),
             tools: pick(rng, &[100, 500, 800]),
             model_fails: pick(rng, &[0, 50, 300]),
             impatient: pick(rng, &[0, 50, 300]),
+            changes: pick(rng, &[0, 5, 40]),
+            edits: pick(rng, &[0, 10, 100]),
+            papers: pick(rng, &[0, 10, 40]),
+            schemas: pick(rng, &[0, 100, 500]),
+            misfits: pick(rng, &[50, 500]),
+            own_policies: 700,
+            hang_ms: 120_000,
             lies: pick(rng, &[0, 0, 0, 20]),
             twins: pick(rng, &[0, 0, 20]),
         }
+    }
+
+    /// A bug that shows only in some worlds is looked for there: in one that hangs, or is changed a lot.
+    #[must_use]
+    pub fn where_it_shows(mut self, mutation: Mutation) -> Plan {
+        match mutation {
+            Mutation::HastyDeath => {
+                self.faults = vec![Fault::RuntimeHangs];
+                (self.policy, self.own_policies) = (Policy::Revive, 0);
+                // Silence takes minutes to be noticed, and time passes only while there is little to do.
+                (self.callers, self.agents_max, self.sessions) = (2, 2, 2);
+                (self.model_ms, self.pause_ms, self.hang_ms) = (100, 100, 1_000_000);
+                (self.changes, self.edits, self.lies) = (0, 0, 0);
+                // The order to kill is slower than the decision to revive.
+                (self.link_ms, self.disk_ms) = (20, 0);
+            }
+            Mutation::LostCut => self.edits = 100,
+            Mutation::DeafDoors => self.papers = 40,
+            Mutation::None
+            | Mutation::EarlyRelease
+            | Mutation::LostIntent
+            | Mutation::NoResend
+            | Mutation::BlindRerun
+            | Mutation::DeafActor
+            | Mutation::LostClaims => {}
+        }
+        self
     }
 }

@@ -84,6 +84,7 @@ impl World {
         daemon.writer.requests += lost.count;
         self.daemon = Some(daemon);
         self.say(|| "room again: the engine goes on from what is recorded".to_owned());
+        self.check_memory();
         self.pass_on(batch);
     }
 }

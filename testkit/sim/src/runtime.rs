@@ -1,5 +1,6 @@
 //! The agent loop, as the runtime protocol describes it: it asks, it asks again after a new `initialize`, it forgets.
 
+use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
 use lodge_daemon::engine::Ask;
@@ -16,7 +17,7 @@ const ITERATIONS_MAX: u32 = 20;
 #[derive(Debug)]
 pub enum Line {
     Initialize { probe: (u64, u32), epoch: u64 },
-    Run { turn: TurnId, step: u32, calls: Vec<CallRecord> },
+    Run { turn: TurnId, number: u32, from_turn: u32, step: u32, calls: Vec<CallRecord> },
     Interrupt { turn: TurnId },
     Answer { id: Value, answer: Result<Value, FailureRecord> },
 }
@@ -44,6 +45,8 @@ pub struct Runtime {
 #[derive(Debug)]
 struct Turn {
     id: TurnId,
+    /// The first turn that its model reads.
+    from_turn: u32,
     step: u32,
 }
 
@@ -102,11 +105,15 @@ impl World {
                 }
             }
             Line::Run { turn, .. } if odd < 3 => said.push(Said::Refused { turn }),
-            Line::Run { turn, step, calls } => {
+            Line::Run { turn, number, from_turn, step, calls } => {
                 if !runtime.turns.iter().any(|known| known.id == turn) {
-                    runtime.turns.push(Turn { id: turn.clone(), step });
-                    runtime.call_tools(&turn, step.saturating_sub(1), calls, odd, &mut said);
-                    runtime.go_on(&turn, &mut said);
+                    runtime.turns.push(Turn { id: turn.clone(), from_turn, step });
+                    if step == 1 && number > from_turn && odd.is_multiple_of(3) {
+                        runtime.compact(&turn, from_turn + 1, number, odd, &mut said);
+                    } else {
+                        runtime.call_tools(&turn, step.saturating_sub(1), calls, odd, &mut said);
+                        runtime.go_on(&turn, &mut said);
+                    }
                 }
             }
             Line::Interrupt { turn } => runtime.forget(&turn),
@@ -139,13 +146,14 @@ impl World {
         self.clients.harmed.insert(turn.clone());
         let step = u32::try_from(self.rng.below(4)).unwrap_or(0);
         let call = format!("c{}", self.rng.below(5));
-        let ask = match self.rng.below(5) {
+        let ask = match self.rng.below(6) {
             0 => return Some(Said::Refused { turn }),
             1 => Ask::Model { turn, step, context: "c".to_owned(), from_turn: 1 },
             2 => {
                 let (bin, args, stdin) = ("sh".to_owned(), Vec::new(), Vec::new());
-                Ask::Exec { turn, step, call, bin, args, stdin }
+                Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms: 0 }
             }
+            4 => Ask::Compact { turn, from_turn: step, strategy: Strategy::Summarize },
             3 => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
             _ => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
         };
@@ -154,7 +162,7 @@ impl World {
 
     /// Stops a runtime for a while.
     pub fn runtime_hangs(&mut self, id: &SandboxId) {
-        let pause = self.rng.between(1_000, 120_000);
+        let pause = self.rng.between(1_000, self.plan.hang_ms);
         let Some(keeper) = self.machine.keeper(id) else { return };
         let serial = keeper.serial;
         let Some(runtime) = &mut keeper.runtime else { return };
@@ -185,7 +193,17 @@ impl Runtime {
             (Ask::Finish { .. }, _) => self.forget(&turn),
             (Ask::Model { step, .. }, Ok(answer)) => self.model_answered(&turn, step, &answer, odd, said),
             (Ask::Exec { .. } | Ask::Answer { .. }, Ok(_)) => self.go_on(&turn, said),
-            (Ask::Model { .. } | Ask::Exec { .. } | Ask::Answer { .. }, Err(failure)) => {
+            (Ask::Compact { .. }, Ok(answer)) => {
+                let from_turn = answer["from_turn"].as_u64().and_then(|from| u32::try_from(from).ok());
+                if let Some(running) = self.turns.iter_mut().find(|known| known.id == turn) {
+                    running.from_turn = from_turn.unwrap_or(running.from_turn);
+                }
+                self.go_on(&turn, said);
+            }
+            (
+                Ask::Model { .. } | Ask::Exec { .. } | Ask::Answer { .. } | Ask::Compact { .. },
+                Err(failure),
+            ) => {
                 if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
                     return self.forget(&turn);
                 }
@@ -231,7 +249,8 @@ impl Runtime {
             let knows = bin != "nope" || odd.is_multiple_of(50);
             let ask = if call.arguments == "{}" && knows {
                 let (args, stdin) = (vec!["x".to_owned()], Vec::new());
-                Ask::Exec { turn: turn.clone(), step, call: call.id.clone(), bin, args, stdin }
+                let timeout_ms = 600_000;
+                Ask::Exec { turn: turn.clone(), step, call: call.id.clone(), bin, args, stdin, timeout_ms }
             } else {
                 let text = "not run".to_owned();
                 Ask::Answer { turn: turn.clone(), step, call: call.id.clone(), text, error: true }
@@ -240,20 +259,31 @@ impl Runtime {
         }
     }
 
+    /// Asks for a new epoch that begins with one of some turns.
+    fn compact(&mut self, turn: &TurnId, from: u32, upto: u32, odd: u64, said: &mut Vec<Said>) {
+        let strategy = match odd % 5 {
+            0 | 1 => Strategy::Sliding,
+            2 => Strategy::Handoff,
+            _ => Strategy::Summarize,
+        };
+        let from_turn = from + u32::try_from(odd).unwrap_or(0) % (upto + 1 - from);
+        let ask = Ask::Compact { turn: turn.clone(), from_turn, strategy };
+        self.ask(format!("{turn}:e{from_turn}"), ask, said);
+    }
+
     /// Asks the model again once nothing of the turn is unanswered.
     fn go_on(&mut self, turn: &TurnId, said: &mut Vec<Said>) {
         if self.unanswered.iter().any(|(_, ask)| ask.turn() == turn) {
             return;
         }
-        let Some(step) = self.turns.iter().find(|known| known.id == *turn).map(|known| known.step) else {
-            return;
-        };
+        let Some(running) = self.turns.iter().find(|known| known.id == *turn) else { return };
+        let (step, from_turn) = (running.step, running.from_turn);
         let turn = turn.clone();
         if step > ITERATIONS_MAX {
             let (code, message) = ("turn.max_iterations".to_owned(), "too many".to_owned());
             self.ask(format!("{turn}:f"), Ask::Finish { turn, code, message }, said);
         } else {
-            let ask = Ask::Model { turn: turn.clone(), step, context: "c".to_owned(), from_turn: 1 };
+            let ask = Ask::Model { turn: turn.clone(), step, context: "c".to_owned(), from_turn };
             self.ask(format!("{turn}:m{step}"), ask, said);
         }
     }

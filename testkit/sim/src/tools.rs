@@ -57,7 +57,7 @@ impl World {
 
     pub fn tell_end(&mut self, exec: &str, how: ExecHow) {
         if let Ok(exec) = exec.parse() {
-            let end = ExecEnd { how, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
+            let end = ExecEnd { how, cause: None, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
             self.tell(Seen::ExecEnded { exec, end });
         }
     }

@@ -1,7 +1,7 @@
 //! What happened, in few enough words to read a page of it.
 
 use lodge_core::record::FailureRecord;
-use lodge_daemon::engine::{Command, Effect, Input, Seen, SessionChoice};
+use lodge_daemon::engine::{Command, Effect, Input, Seen, SessionChoice, SessionWhat};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -29,12 +29,28 @@ fn command(command: &Command) -> String {
             };
             format!("SendTurn {} to {} in {session}", new.text, new.agent)
         }
+        Command::ChangeSession(change) => match &change.what {
+            SessionWhat::Rewind(plan) => format!("rewind {} to {}", change.fact.row.id, plan.turns),
+            SessionWhat::Activate { turn, .. } => format!("activate {turn}"),
+            SessionWhat::Fork { plan, .. } => {
+                format!("fork {} at {}", change.fact.row.id, plan.turns.len())
+            }
+            SessionWhat::Regenerate(again) => format!("regenerate {}", again.turn),
+            SessionWhat::Delete => format!("delete {}", change.fact.row.id),
+        },
         Command::StartAgent { .. }
+        | Command::RestartAgent { .. }
+        | Command::UpdateAgent(_)
+        | Command::Reloaded { .. }
         | Command::StopAgent { .. }
         | Command::KillAgent { .. }
         | Command::SettleLineage(_)
         | Command::RemoveAgent { .. }
         | Command::InterruptTurn { .. }
+        | Command::IssueToken(_)
+        | Command::BuildImage(_)
+        | Command::RemoveImage(_)
+        | Command::RevokeToken { .. }
         | Command::Again { .. }
         | Command::Keep { .. } => format!("{command:?}"),
     }
@@ -56,13 +72,16 @@ pub fn effect(effect: &Effect) -> String {
         | Effect::KillRuntime { .. }
         | Effect::KillSandbox { .. }
         | Effect::ReviveLater { .. }
+        | Effect::RetryLater { .. }
+        | Effect::NoteFailure { .. }
         | Effect::Clear { .. }
         | Effect::RunTurn { .. }
         | Effect::DropTurn { .. }
         | Effect::CancelModel { .. }
         | Effect::StartExec { .. }
         | Effect::KillExec { .. }
-        | Effect::ForgetExec { .. } => format!("{effect:?}"),
+        | Effect::ForgetExec { .. }
+        | Effect::Token(_) => format!("{effect:?}"),
     }
 }
 

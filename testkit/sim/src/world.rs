@@ -47,6 +47,12 @@ pub enum Next {
         agent: AgentId,
         run: u32,
     },
+    /// The pause after a failure is over.
+    Retry {
+        life: u64,
+        agent: AgentId,
+        run: u32,
+    },
     /// A look at whether an agent gives signs of life.
     Look {
         life: u64,
@@ -168,6 +174,15 @@ pub struct Tally {
     pub halts: u64,
     pub revived: u64,
     pub ended: u64,
+    pub retried: u64,
+    pub updated: u64,
+    /// Turns that found no slot.
+    pub waited: u64,
+    /// Whole sessions that were changed, and changes that came too late.
+    pub edited: u64,
+    pub changed: u64,
+    /// Answers that did not fit.
+    pub misfits: u64,
 }
 
 impl Tally {
@@ -188,6 +203,12 @@ impl Tally {
             halts: self.halts + other.halts,
             revived: self.revived + other.revived,
             ended: self.ended + other.ended,
+            retried: self.retried + other.retried,
+            updated: self.updated + other.updated,
+            waited: self.waited + other.waited,
+            edited: self.edited + other.edited,
+            changed: self.changed + other.changed,
+            misfits: self.misfits + other.misfits,
         }
     }
 }
@@ -235,7 +256,7 @@ pub enum Group {
 impl World {
     pub fn new(seed: u64, mutation: Mutation, trace: Trace) -> World {
         let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng);
+        let plan = Plan::new(&mut rng).where_it_shows(mutation);
         let clients = Clients::new(plan.callers);
         World {
             plan,
@@ -311,6 +332,9 @@ impl World {
             Next::Written { life } => self.in_life(life, World::written),
             Next::Revival { life, agent, run } => {
                 self.in_life(life, |world| world.tell(Seen::RevivalDue { agent, run }));
+            }
+            Next::Retry { life, agent, run } => {
+                self.in_life(life, |world| world.tell(Seen::RetryDue { agent, run }));
             }
             Next::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
             Next::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),

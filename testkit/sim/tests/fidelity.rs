@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use lodge_core::SessionId;
 use lodge_core::record::{Loaded, Write};
 use lodge_sim::{Disk, Group, Mutation, Trace, World, storms};
 use lodge_store::{Opened, open};
@@ -60,11 +61,18 @@ fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
                 let found = real.reader.request(&row.caller, &row.request_id).unwrap();
                 assert_eq!(found.as_ref(), disk.request(&row.caller, &row.request_id));
             }
-            Write::Session(row) => {
-                let found = real.reader.session_fact(&row.id).unwrap();
-                assert_eq!(found.as_ref(), disk.session(&row.id));
+            Write::Session(row) => same_session(disk, real, &row.id),
+            Write::SessionFork(fork) => same_session(disk, real, &fork.row.id),
+            Write::SessionPath(change) => same_session(disk, real, &change.session),
+            Write::SessionDeleted { id } => same_session(disk, real, id),
+            Write::Token(row) => {
+                assert_eq!(real.reader.token(&row.id).unwrap().as_ref(), disk.token(&row.id))
             }
             _ => {}
         }
     }
+}
+
+fn same_session(disk: &Disk, real: &Opened, id: &SessionId) {
+    assert_eq!(real.reader.session_fact(id).unwrap().as_ref(), disk.session(id));
 }

@@ -55,3 +55,13 @@ fn a_revival_beside_a_living_process_is_found() {
 fn a_claim_that_is_forgotten_is_found() {
     finds(Mutation::LostClaims, "had its effect twice");
 }
+
+#[test]
+fn a_path_whose_cut_is_not_written_is_found() {
+    finds(Mutation::LostCut, "is not the next turn");
+}
+
+#[test]
+fn a_token_that_opens_doors_after_it_was_revoked_is_found() {
+    finds(Mutation::DeafDoors, "that token is");
+}

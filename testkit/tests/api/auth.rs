@@ -24,8 +24,16 @@ fn signed(lodge: &Lodge, algorithm: Algorithm, change: impl FnOnce(&mut Value)) 
     hash.update(5_u64.to_be_bytes());
     hash.update(b"token");
     let log = String::from_utf8(meta("log")).expect("text");
-    let mut claims =
-        json!({"iss": "lodge:operator", "sub": "operator", "iat": 1, "exp": 4_000_000_000_u64, "aud": log});
+    let jti: String = database
+        .query_row(
+            "SELECT jti FROM tokens WHERE name = 'credentials.json' AND revoked_at IS NULL",
+            [],
+            |row| row.get(0),
+        )
+        .expect("a token");
+    let mut claims = json!({
+        "iss": "lodge:operator", "sub": "operator", "iat": 1, "exp": 4_000_000_000_u64, "aud": log, "jti": jti
+    });
     change(&mut claims);
     let key: [u8; 32] = hash.finalize().into();
     encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(&key)).expect("a token")
@@ -68,6 +76,23 @@ fn bad_tokens(lodge: &Lodge, other: &Lodge) -> Vec<(String, &'static str)> {
             format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["aud"] = json!("other"))),
             "auth.invalid",
         ),
+        (
+            format!(
+                "Bearer {}",
+                signed(lodge, Algorithm::HS256, |claims| claims["iss"] = json!("lodge:root"))
+            ),
+            "auth.invalid",
+        ),
+        (
+            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["jti"] = json!(null))),
+            "auth.invalid",
+        ),
+        // Signed, and not recorded: there is nothing that it could have been but revoked.
+        (
+            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["jti"] = json!("tok_0"))),
+            "auth.revoked",
+        ),
+        (format!("Bearer {}", signed(lodge, Algorithm::HS384, |_| ())), "auth.invalid"),
     ]
 }
 
@@ -161,14 +186,54 @@ fn the_token_is_kept_across_restarts_and_renewed_when_it_is_nearly_over() {
     let soon = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_secs()
         + 86_400;
     let old = signed(&lodge, Algorithm::HS256, |claims| claims["exp"] = json!(soon));
+    Connection::open(lodge.home().join("daemon.db"))
+        .and_then(|database| {
+            database
+                .execute("UPDATE tokens SET expires_at = ?1", [i64::try_from(soon * 1_000).expect("a time")])
+        })
+        .expect("a change");
     fs::write(lodge.home().join("credentials.json"), json!({"token": old}).to_string()).expect("a file");
     lodge.start();
     assert_ne!(lodge.token(), old);
     assert_eq!(lodge.cli(["info"]).status.code(), Some(0));
 }
 
+#[tokio::test]
+async fn a_token_in_an_address_is_refused_whoever_brings_it_and_nobody_is_given_one() {
+    let world = World::new();
+    let (addr, token) = (world.lodge.http_addr(), world.lodge.token());
+    let bearer = format!("Bearer {token}");
+    let with = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    let body = rpc("info", &json!({}));
+    for key in ["token", "access_token", "jwt", "x"] {
+        let query = format!("?{key}={token}");
+        for (path, method) in [("/v1/rpc", "POST"), ("/v1/events", "GET"), ("/healthz", "GET"), ("/", "GET")]
+        {
+            for headers in [&with[..], &with[1..]] {
+                let (status, told) =
+                    http(&addr, method, &format!("{path}{query}"), headers, &body).expect("an answer");
+                assert_eq!(status, 400, "{method} {path}{query}: {told}");
+                assert!(told.contains("auth.in_query") && !told.contains(&token), "{told}");
+            }
+        }
+    }
+    // Whatever is answered to somebody without a token has none in it, on either door.
+    for path in ["/", "/healthz", "/v1/rpc", "/v1/events", "/credentials.json", "/../credentials.json"] {
+        let (_, told) = http(&addr, "GET", path, &[], b"").expect("an answer");
+        let (_, by_socket) = http_unix(&world.lodge.home().join("lodge.sock"), "GET", path, &[], b"");
+        for told in [told, by_socket] {
+            assert!(!told.contains("eyJ") && !told.to_lowercase().contains("set-cookie"), "{path}: {told}");
+        }
+    }
+    assert!(!world.lodge.log().contains("eyJ"), "an address was logged");
+}
+
 /// Every file below `dir` that holds `needle`.
-fn holding(dir: &Path, needle: &str) -> Vec<String> {
+pub fn holding(dir: &Path, needle: &str) -> Vec<String> {
+    holding_bytes(dir, needle.as_bytes())
+}
+
+pub fn holding_bytes(dir: &Path, needle: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     let mut left = vec![dir.to_owned()];
     while let Some(path) = left.pop() {
@@ -177,7 +242,7 @@ fn holding(dir: &Path, needle: &str) -> Vec<String> {
             left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
         } else if meta.is_file() {
             let bytes = fs::read(&path).unwrap_or_default();
-            if bytes.windows(needle.len()).any(|window| window == needle.as_bytes()) {
+            if bytes.windows(needle.len()).any(|window| window == needle) {
                 found.push(path.display().to_string());
             }
         }

@@ -153,7 +153,7 @@ async fn a_prompt_comes_from_words_from_stdin_or_from_a_dash() {
     let messages = api.ok("session/list", json!({})).await;
     assert_eq!(messages["sessions"].as_array().expect("sessions").len(), 3);
     // The line end that `echo` adds is not part of it.
-    let session = id(&messages["sessions"][2]);
+    let session = id(&messages["sessions"][0]);
     let text = api.ok("session/messages", json!({"session": session})).await["messages"][0]["text"].clone();
     assert_eq!(text, "[[reply:piped]]");
     let (code, _, err) = world.cli(&["prompt", "one", ""]);

@@ -214,7 +214,7 @@ async fn providers_are_added_shown_masked_tested_and_removed() {
     assert!(world.lodge.cli_ok(["provider", "ls", "--reveal"]).contains(KEY));
     let (code, out, err) = world.cli(&["provider", "test", "work"]);
     assert_eq!((code, out.as_str()), (0, "mock\n"), "{err}");
-    assert!(err.starts_with("work answered in "), "{err}");
+    assert!(err.starts_with("m of work answered in "), "{err}");
     let (code, _, err) = world.cli(&["provider", "add", "work", "--kind", "script"]);
     assert!(code == 1 && err.contains("hint: "), "{err}");
     assert_eq!(world.cli(&["provider", "add", "x", "--kind", "oracle"]).0, 2);
@@ -291,7 +291,11 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
     assert!(code == 0 && out.starts_with("tester agt_") && err.is_empty(), "{out}{err}");
     let (code, out, err) = world.cli(&["run", dir]);
     assert!(code == 0 && out.starts_with("tester-2 agt_"), "{out}{err}");
-    assert_eq!(err, "`tester` is taken: this one is `tester-2`\n");
+    let expected = format!(
+        "`tester` is taken: this one is `tester-2`\n\
+         to change `tester` itself: lodge agent update tester --image {dir}\n"
+    );
+    assert_eq!(err, expected);
     assert_eq!(world.lodge.cli_ok(["rm", "-f", "tester", "tester-2"]), "tester\ntester-2\n");
     // One that does not come up is told with its reason.
     let broken = world.lodge.agent_dir("broken", &format!("{AGENTFILE}EXEC [\"nonsense\"]\n"), &[]);

@@ -244,14 +244,3 @@ async fn a_sweep_tells_what_it_took_away() {
     assert_eq!(world.cli(&["reap"]), (0, String::new(), "1 sandbox: 1 alive\n".to_owned()));
     assert_eq!(world.cli_json(&["--json", "reap"])["pruned"], json!([]));
 }
-
-#[test]
-fn completions_know_the_commands() {
-    let world = World::asleep();
-    for shell in ["bash", "zsh", "fish"] {
-        let script = world.lodge.cli_ok(["completions", shell]);
-        for word in ["lineage", "resolve", "reap", "kill", "snapshot", "revive"] {
-            assert!(script.contains(word), "{shell} does not complete `{word}`");
-        }
-    }
-}

@@ -24,6 +24,7 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
     let asks = api.agent_is("asks", "ready").await;
     kill(i32::try_from(asks["pid"].as_u64().expect("a pid")).expect("a pid"), libc::SIGKILL);
     api.agent_is("asks", "failed").await;
+    let extra = api.ok("token/issue", json!({"agent": "one", "name": "extra"})).await;
     for (method, params) in [
         ("info", json!({})),
         ("lineage/list", json!({"agent": "asks"})),
@@ -39,6 +40,17 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("session/list", json!({"agent": "one"})),
         ("session/get", json!({"session": "s"})),
         ("session/messages", json!({"session": "s"})),
+        ("session/search", json!({"query": "echo", "agent": "one"})),
+        ("session/export", json!({"session": "s"})),
+        ("session/fork", json!({"session": "s", "turn": "1", "to": "f"})),
+        ("session/rewind", json!({"session": "s", "turn": "1"})),
+        ("session/branches/activate", json!({"session": "s", "turn": slow["id"]})),
+        ("session/regenerate", json!({"session": "f"})),
+        ("session/delete", json!({"session": "s"})),
+        ("image/build", json!({"content": AGENTFILE, "tags": ["extra", "extra:v1"]})),
+        ("image/list", json!({})),
+        ("image/inspect", json!({"image": "extra"})),
+        ("image/remove", json!({"image": "extra:v1"})),
         (
             "provider/add",
             json!({"name": "extra", "kind": "openai", "base_url": world.mock.base_url(), "api_key": "k"}),
@@ -46,9 +58,14 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("provider/list", json!({})),
         ("provider/test", json!({"name": "mock"})),
         ("provider/remove", json!({"name": "extra"})),
+        ("token/list", json!({})),
+        ("token/revoke", json!({"token": extra["id"]})),
         ("event/list", json!({"agent": "one"})),
+        ("agent/update", json!({"agent": "one", "labels": {"a": "b"}})),
+        ("agent/restart", json!({"agent": "one"})),
         ("agent/stop", json!({"agent": "one"})),
         ("agent/start", json!({"agent": "one"})),
+        ("daemon/reload", json!({})),
         ("agent/remove", json!({"agent": "one", "force": true})),
         ("client/detach", json!({"attachment": attached["attachment"]})),
         ("daemon/shutdown", json!({})),

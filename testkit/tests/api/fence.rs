@@ -108,11 +108,14 @@ async fn the_isolation_in_force_is_told_and_each_missing_layer_says_why() {
     world.agent(&mut api, "one").await;
     let info = api.ok("info", json!({})).await;
     let view = api.ok("agent/get", json!({"agent": "one"})).await;
-    assert_eq!(info["isolation"], view["isolation"], "what is promised is what is in force");
     let layers = info["isolation"].as_array().expect("layers");
+    // Only an agent that is not to have the host's network has one of its own.
+    let promised: Vec<&Value> = layers.iter().filter(|layer| layer["name"] != "netns").collect();
+    assert_eq!(json!(promised), view["isolation"], "what is promised is what is in force");
     assert!(layers.len() >= 8);
     for layer in layers {
-        let tells_its_way = layer["name"] == "kill";
+        let name = layer["name"].as_str().expect("a name");
+        let tells_its_way = name == "kill" || name.starts_with("limit_");
         assert!(tells_its_way || layer["in_force"].as_bool() == Some(layer["why"].is_null()), "{layer}");
         assert!(!tells_its_way || layer["why"].is_string(), "{layer}");
         if layer["in_force"] == false {
@@ -169,4 +172,18 @@ async fn the_root_has_the_documented_layout_and_description() {
         tool["digest"].as_str().is_some_and(|digest| digest.starts_with("sha256:") && digest.len() == 71)
     );
     assert!(matches!(&tool["note"], Value::String(note) if note.contains("not a boundary")), "{tool}");
+}
+
+#[tokio::test]
+async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_no_data() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "reader").await;
+    // Every Linux has all of them, open to everybody.
+    let script = "for place in / /var /var/lib; do ls $place >/dev/null 2>&1 && echo \"$place is open\"; done; \
+        for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
+    api.answer(&agent, "s", &format!("{} [[reply:x]]", sh(script))).await;
+    let messages = api.ok("session/messages", json!({"session": "s"})).await;
+    let told = messages["messages"].as_array().unwrap().iter().find(|message| message["role"] == "tool");
+    assert_eq!(told.expect("a result")["text"].as_str().map(str::trim), Some("over"));
 }

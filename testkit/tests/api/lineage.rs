@@ -102,7 +102,7 @@ async fn a_lineage_that_asks_waits_through_restarts_and_is_settled_once() {
     let mut api = api.again(&world.lodge).await;
     let waiting = api.ok("lineage/list", json!({"status": "ask_pending"})).await;
     assert_eq!(waiting["lineages"][0]["id"], failed["lineage"]);
-    assert_eq!(api.ok("turn/get", json!({"turn": id(&sent)})).await["status"], "running");
+    assert_eq!(api.ok("turn/get", json!({"turn": id(&sent)})).await["status"], "waiting");
     for (method, params) in [
         ("agent/start", json!({"agent": "one"})),
         ("agent/stop", json!({"agent": "one"})),

@@ -195,6 +195,18 @@ async fn providers_are_read_again_when_the_file_changes_and_a_bad_file_changes_n
 }
 
 #[tokio::test]
+async fn a_file_that_breaks_before_anybody_asked_for_a_provider_changes_nothing_either() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let file = world.lodge.home().join("providers.yaml");
+    fs::write(&file, "providers:\n  - name: x\n    kind: opnai\n").expect("a file");
+    let list = api.until("provider/list", json!({}), |list| !list["error"].is_null()).await;
+    assert!(list.to_string().contains("\"mock\""), "it was read at the start: {list}");
+    let told = list["error"].to_string();
+    assert!(told.contains("providers.yaml:3:") && told.contains("`kind: opnai` is unknown"), "{told}");
+}
+
+#[tokio::test]
 async fn a_provider_is_tested_by_asking_it() {
     let world = World::new();
     let mut api = world.checked().await;

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::world::{World, sh};
 
 /// Both ends of a new terminal.
-fn terminal() -> (File, OwnedFd) {
+pub fn terminal() -> (File, OwnedFd) {
     let (mut ours, mut theirs) = (0, 0);
     let none = std::ptr::null_mut();
     // SAFETY: the two descriptors are written by the call and are ours alone; the other pointers may be null.

@@ -90,7 +90,7 @@ async fn under_the_policy_ask_a_death_that_nobody_watched_is_asked_about_like_an
         api.agent_is(id(view), "failed").await;
         let lineage = api.ok("lineage/get", json!({"lineage": view["lineage"]})).await;
         assert_eq!(lineage["status"], "ask_pending", "{lineage:#}");
-        assert_eq!(api.ok("turn/get", json!({"turn": id(sent)})).await["status"], "running");
+        assert_eq!(api.ok("turn/get", json!({"turn": id(sent)})).await["status"], "waiting");
     }
     until("nothing of them runs", || world.lodge.keepers().is_empty().then_some(()));
     // The tool of the first was ended in an orderly way, so its end is known.

@@ -11,6 +11,11 @@ use super::world::World;
 use crate::processes::Keeper;
 use crate::trouble::{Trouble, refused, system};
 
+/// Little is remembered, so that conversations are compacted every other turn.
+const MEMORY: &str = "CONFIG memory-max-messages=4\n";
+/// Every so many agents one remembers everything: its conversations are changed.
+const MEMORABLE: u64 = 3;
+
 #[derive(Debug, Clone)]
 pub struct Agent {
     pub id: String,
@@ -30,6 +35,8 @@ pub enum Expect {
     Same,
     /// The one it had was killed.
     Another,
+    /// It is being replaced.
+    Either,
 }
 
 impl Agent {
@@ -58,8 +65,9 @@ impl World {
             Model::Script => "script/crash",
             Model::OpenAi => "mock/m",
         };
+        let memory = if self.made.is_multiple_of(MEMORABLE) { "" } else { MEMORY };
         let agentfile = format!(
-            "FROM scratch\nMODEL {model}\n{}ADD crash.yaml \"what the scripted model says\"\n",
+            "FROM scratch\nMODEL {model}\n{memory}{}ADD crash.yaml \"what the scripted model says\"\n",
             plan::BINS
         );
         let script = plan::script(&self.effects.tool_line()).to_string();

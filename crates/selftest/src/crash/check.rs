@@ -22,6 +22,8 @@ impl World {
         self.check_adoption().await?;
         // One keeper for each agent, and no other.
         self.expect_keepers(self.agents.len()).await;
+        self.ask_for_old_changes().await;
+        self.check_tokens().await;
         let expected = self.check_conversations().await?;
         self.check_effects(expected);
         self.check_runs().await;
@@ -36,6 +38,7 @@ impl World {
     async fn check_conversations(&mut self) -> Result<Expected, Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let sessions = self.check_sessions(&mut client).await;
+        self.check_edited(&sessions).await?;
         let mut messages: BTreeMap<String, Vec<MessageView>> = BTreeMap::new();
         for session in sessions {
             match all_messages(&mut client, &session).await {
@@ -118,11 +121,16 @@ impl World {
     }
 }
 
-async fn all_messages(client: &mut Client, session: &str) -> Result<Vec<MessageView>, ClientError> {
+pub async fn all_messages(client: &mut Client, session: &str) -> Result<Vec<MessageView>, ClientError> {
     let mut found: Vec<MessageView> = Vec::new();
     let mut before = None;
     loop {
-        let params = SessionMessagesParams { session: session.to_owned(), before, limit: Some(PAGE_MAX) };
+        let params = SessionMessagesParams {
+            session: session.to_owned(),
+            before,
+            limit: Some(PAGE_MAX),
+            ..SessionMessagesParams::default()
+        };
         let page: MessageList = client.call("session/messages", params).await?;
         found.splice(0..0, page.messages);
         before = page.next;

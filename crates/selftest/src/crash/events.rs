@@ -14,6 +14,9 @@ use crate::trouble::{Trouble, refused};
 
 type Found = Vec<(Broken, String)>;
 
+/// What is told of a conversation that was summed up before a turn.
+const COMPACTION: [&str; 3] = ["model began in step 0", "model ended in step 0", "compacted"];
+
 impl World {
     /// What the follower saw is the log, from its first event to its last, and the log is whole.
     pub async fn check_events(&mut self) -> Result<(), Trouble> {
@@ -53,7 +56,8 @@ impl World {
     /// The log tells of every turn that was sent, and of no other.
     fn check_facts(&mut self, logged: &[Event]) {
         let mut told: BTreeMap<&str, Facts> = BTreeMap::new();
-        for event in logged {
+        let of_turn = |event: &&Event| event.kind.starts_with("turn.") || event.kind == "session.compacted";
+        for event in logged.iter().filter(of_turn) {
             if let Some(turn) = event.data.get("turn").and_then(|turn| turn.as_str()) {
                 told.entry(turn).or_default().take(event);
             }
@@ -61,7 +65,11 @@ impl World {
         for sent in &self.sent {
             let Some(turn) = &sent.turn else { continue };
             let facts = told.remove(turn.as_str()).unwrap_or_default();
-            self.report.broken.extend(facts.check(&sent.plan.token, &Facts::planned(sent.plan.shape)));
+            self.report.broken.extend(facts.check(&sent.plan.token, Facts::planned(sent.plan.shape)));
+        }
+        for (turn, text) in &self.edited.turns {
+            let facts = told.remove(turn.as_str()).unwrap_or_default();
+            self.report.broken.extend(facts.check(text, Facts::planned(Shape::Plain)));
         }
         for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
             self.report
@@ -122,6 +130,12 @@ impl Facts {
         facts
     }
 
+    /// A compaction before the first step: what is told of it is told whole, and once.
+    fn with_compaction(mut self) -> Facts {
+        COMPACTION.into_iter().for_each(|fact| self.add(fact.to_owned(), 1));
+        self
+    }
+
     fn add(&mut self, fact: String, count: u64) {
         *self.0.entry(fact).or_default() += count;
     }
@@ -133,6 +147,7 @@ impl Facts {
             "turn.accepted" => self.add("accepted".to_owned(), 1),
             "turn.started" => self.add("started".to_owned(), 1),
             "turn.finished" | "turn.failed" | "turn.interrupted" => self.add("ended".to_owned(), 1),
+            "session.compacted" => self.add("compacted".to_owned(), 1),
             "turn.tool_call" => self.add(format!("call in step {step}"), 1),
             "turn.tool_result" => self.add(format!("result in step {step}"), 1),
             "turn.step_started" => self.add(format!("{} began in step {step}", word("kind")), 1),
@@ -143,7 +158,9 @@ impl Facts {
     }
 
     /// Everything that was planned, as often as it was planned, and nothing else.
-    fn check(&self, token: &str, planned: &Facts) -> Found {
+    fn check(&self, token: &str, planned: Facts) -> Found {
+        let compacts = COMPACTION.iter().any(|fact| self.0.contains_key(*fact));
+        let planned = &if compacts { planned.with_compaction() } else { planned };
         if self.0.is_empty() {
             return vec![(Broken::Lost, format!("of {token} the log tells nothing"))];
         }
@@ -221,7 +238,7 @@ mod tests {
     fn wrong(events: &[(&str, serde_json::Value)]) -> Vec<Broken> {
         let mut facts = Facts::default();
         log(events).iter().for_each(|event| facts.take(event));
-        facts.check("T1", &Facts::planned(Shape::Pair)).into_iter().map(|(broken, _)| broken).collect()
+        facts.check("T1", Facts::planned(Shape::Pair)).into_iter().map(|(broken, _)| broken).collect()
     }
 
     #[test]
@@ -236,6 +253,19 @@ mod tests {
             assert_eq!(wrong(&missing), one(Broken::EventMissed), "{kind}");
             assert_eq!(wrong(&doubled), one(Broken::EventDoubled), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_compaction_is_told_whole_and_once_or_not_at_all() {
+        let compaction = [
+            ("turn.step_started", json!({"step": 0, "kind": "model"})),
+            ("turn.step_finished", json!({"step": 0, "kind": "model"})),
+            ("session.compacted", json!({})),
+        ];
+        let with = |events: &[(&'static str, serde_json::Value)]| wrong(&[&pair()[..], events].concat());
+        assert_eq!(with(&compaction), []);
+        assert_eq!(with(&compaction[..2]), [Broken::EventMissed]);
+        assert_eq!(with(&[&compaction[..], &compaction[2..]].concat()), [Broken::EventDoubled]);
     }
 
     #[test]

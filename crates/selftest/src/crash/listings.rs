@@ -7,6 +7,7 @@ use lodge_proto::{
     AgentList, AgentListParams, PAGE_MAX, SessionList, SessionListParams, TurnList, TurnListParams,
 };
 
+use super::edited::Conversations;
 use super::report::Broken;
 use super::world::World;
 
@@ -30,7 +31,7 @@ impl World {
             }
         }
         let mut turns = BTreeSet::new();
-        for session in &listed {
+        for session in listed.iter().filter(|session| !Conversations::is_one(session)) {
             match all_turns(client, session).await {
                 Ok(found) => turns.extend(found),
                 Err(error) => self.report.add(Broken::Lost, format!("the turns of {session}: {error}")),
@@ -93,8 +94,9 @@ async fn all_sessions(client: &mut Client, agent: &str) -> Result<Vec<String>, C
     }
 }
 
-async fn all_turns(client: &mut Client, session: &str) -> Result<Vec<String>, ClientError> {
-    let mut params = TurnListParams { session: session.to_owned(), after: None, limit: Some(PAGE_MAX) };
+pub async fn all_turns(client: &mut Client, session: &str) -> Result<Vec<String>, ClientError> {
+    let mut params =
+        TurnListParams { session: session.to_owned(), limit: Some(PAGE_MAX), ..TurnListParams::default() };
     let mut found = Vec::new();
     loop {
         let page: TurnList = client.call("turn/list", &params).await?;

@@ -2,13 +2,12 @@
 
 use std::time::Instant;
 
-use lodge_proto::client::{Client, ClientError};
+use lodge_proto::client::ClientError;
 use lodge_proto::{AgentCreateParams, AgentView};
 use serde_json::{Value, json};
 
 use super::Setup;
 use super::report::{Broken, Report};
-use super::talk::is_absence;
 use super::world::{LOOK, World, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
@@ -112,7 +111,7 @@ impl World {
         let asking = tokio::spawn(self.ask(method, params));
         self.delay(CHANGE_US).await;
         self.kill(&format!("during {method}"))?;
-        let mut answer = asking.await.unwrap_or(Err(ClientError::Lost));
+        let answer = asking.await.unwrap_or(Err(ClientError::Lost));
         self.gather().await;
         while self.rng.percent(30) {
             self.lodge.spawn()?;
@@ -122,20 +121,7 @@ impl World {
         self.start_again().await?;
         self.send_again();
         self.gather().await;
-        let until = Instant::now() + PATIENCE;
-        while answer.as_ref().is_err_and(is_absence) && Instant::now() < until {
-            answer = self.ask(method, params).await;
-        }
-        Ok(answer)
-    }
-
-    fn ask(
-        &self,
-        method: &'static str,
-        params: &Value,
-    ) -> impl Future<Output = Result<Value, ClientError>> + use<> {
-        let (target, token, params) = (self.lodge.target(), self.lodge.bearer(), params.clone());
-        async move { Client::connect(&target, &token).await?.call_value(method, params).await }
+        Ok(self.ask_until_answered(method, params, answer).await)
     }
 
     async fn expect_status(&mut self, id: &str, wanted: &str) {

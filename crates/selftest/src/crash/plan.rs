@@ -97,6 +97,9 @@ impl Tool {
 pub const BINS: &str = "BIN bash host:bash \"run a line\"\nBIN again host:bash safe \"run a line that may be repeated\"\n\
      BIN sleep host:sleep \"wait\"\nBIN setsid host:setsid \"begin a session\"\n";
 
+/// How the daemon begins when it asks a model to sum up what it will not be told again.
+pub const SUMMARY_ASKED: &str = "[This is not from the user.";
+
 const CHUNKS: u64 = 8;
 const CHUNK_MS: u64 = 12;
 
@@ -273,5 +276,18 @@ pub fn script(tool_line: &str) -> Value {
             steps.push(last);
             json!({"when": shape.word(), "steps": steps})
         });
-    json!({"turns": turns.collect::<Vec<Value>>()})
+    let summary = json!({"when": SUMMARY_ASKED, "steps": [{"text": "What was said before, in short."}]});
+    let turns: Vec<Value> = std::iter::once(summary).chain(turns).collect();
+    json!({"turns": turns})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_asked_for_in_the_words_of_the_daemon() {
+        let daemon = include_str!("../../../daemon/src/context.rs");
+        assert_eq!(daemon.matches(SUMMARY_ASKED).count(), 2, "once for each kind of summary");
+    }
 }

@@ -18,7 +18,7 @@ use crate::lodge::PATIENCE;
 use crate::processes;
 use crate::trouble::{Trouble, refused};
 
-const AGENTS: usize = 2;
+const AGENTS: usize = 3;
 /// Between two messages to a daemon that should die of them.
 const SEND_EVERY: Duration = Duration::from_millis(40);
 /// Messages to a keeper that should die of their tools.
@@ -43,6 +43,8 @@ enum Act {
     Start,
     /// The end of an agent.
     Stop,
+    /// A change of a session or a token.
+    Change,
     /// A tool, under a keeper that was started for it.
     Tool,
 }
@@ -52,7 +54,7 @@ const fn point(name: &'static str, act: Act) -> Point {
 }
 
 /// Every point that the daemon knows, and every one that a keeper knows, in their order.
-pub const POINTS: [Point; 19] = [
+pub const POINTS: [Point; 25] = [
     point("after_lock", Act::Boot),
     point("after_load", Act::Boot),
     point("during_adoption", Act::Boot),
@@ -63,9 +65,15 @@ pub const POINTS: [Point; 19] = [
     point("during_effect", Act::Work),
     point("before_outcome", Act::Work),
     point("after_outcome", Act::Work),
+    point("before_keeping", Act::Work),
+    point("after_keeping", Act::Work),
     point("during_model", Act::Work),
     point("before_answer", Act::Work),
     point("after_answer", Act::Work),
+    point("during_summary", Act::Work),
+    point("before_summary", Act::Work),
+    point("after_compaction", Act::Work),
+    point("after_change", Act::Change),
     point("during_start", Act::Start),
     point("during_stop", Act::Stop),
     point("keeper.after_claim", Act::Tool),
@@ -115,6 +123,10 @@ impl World {
         let extra = match act {
             Act::Tool => return self.keeper_dies_at(name).await,
             Act::Stop => Some(self.extra_agent().await?),
+            Act::Change => {
+                self.begin_conversation().await?;
+                None
+            }
             Act::Boot | Act::Work | Act::Start => None,
         };
         let nth = match (name, act) {
@@ -124,7 +136,7 @@ impl World {
             }
             ("before_commit", _) => 2 + self.rng.below(8),
             (_, Act::Work) => 1 + self.rng.below(3),
-            (_, Act::Boot | Act::Start | Act::Stop | Act::Tool) => 1,
+            (_, Act::Boot | Act::Start | Act::Stop | Act::Change | Act::Tool) => 1,
         };
         self.send_new();
         self.gather().await;
@@ -136,6 +148,7 @@ impl World {
             Act::Work => self.work_to_death().await?,
             Act::Start => self.start_to_death().await?,
             Act::Stop => self.stop_to_death(extra.as_deref()).await?,
+            Act::Change => self.change_to_death().await?,
             Act::Tool => None,
         };
         self.lodge.unset_env("LODGED_CRASH_AT");
@@ -152,6 +165,7 @@ impl World {
             Act::Boot | Act::Work | Act::Tool => Ok(()),
             Act::Start => self.check_started().await,
             Act::Stop => self.check_stopped(extra.as_deref()).await,
+            Act::Change => self.check_changed().await,
         }
     }
 

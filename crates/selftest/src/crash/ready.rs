@@ -8,7 +8,7 @@ use super::agents::{Agent, Expect};
 use super::report::Broken;
 use super::world::{LOOK, World};
 use crate::lodge::PATIENCE;
-use crate::processes;
+use crate::processes::{self, Keeper};
 use crate::trouble::Trouble;
 
 /// Between two looks while the time is taken.
@@ -79,15 +79,48 @@ impl World {
             let agent = &mut self.agents[at];
             let before = std::mem::replace(&mut agent.keeper, now);
             match (agent.expect, now == before) {
-                (Expect::Same, true) => self.report.adoptions += 1,
-                (Expect::Another, false) => self.report.replaced += 1,
+                (Expect::Same | Expect::Either, true) => self.report.adoptions += 1,
+                (Expect::Another | Expect::Either, false) => self.report.replaced += 1,
                 (Expect::Same, false) | (Expect::Another, true) => {
                     let what = format!("{} had the keeper {before:?} and has {now:?}", agent.id);
                     self.report.add(Broken::Keeper, what);
                 }
             }
-            agent.expect = Expect::Same;
+            // One that is being replaced may be looked at before and after.
+            agent.expect = match agent.expect {
+                Expect::Same | Expect::Another => Expect::Same,
+                Expect::Either => Expect::Either,
+            };
         }
+        Ok(())
+    }
+
+    /// Waits until an agent has another keeper than this, and the variable that it was given.
+    pub async fn expect_replaced(
+        &mut self,
+        at: usize,
+        keeper: Keeper,
+        variable: Option<&str>,
+    ) -> Result<(), Trouble> {
+        let (id, until) = (self.agents[at].id.clone(), Instant::now() + PATIENCE);
+        loop {
+            self.check_adoption().await?;
+            let detail = self.agent(&id).await;
+            let given = |key: &str| {
+                let keys = detail.as_ref().map(|detail| detail.env_keys.as_slice()).unwrap_or_default();
+                keys.iter().any(|known| known == key)
+            };
+            if self.agents[at].keeper != keeper && variable.is_none_or(given) {
+                break;
+            }
+            if Instant::now() >= until {
+                let what = format!("{id} should be another ({variable:?}) than {keeper:?}: {detail:?}");
+                self.report.add(Broken::Lost, what);
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        self.agents[at].expect = Expect::Same;
         Ok(())
     }
 

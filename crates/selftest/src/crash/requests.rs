@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use lodge_proto::Event;
 
+use super::plan::SUMMARY_ASKED;
 use super::report::Broken;
 use super::talk::Sent;
 use super::time::ms_since_1970;
@@ -14,6 +15,9 @@ use crate::mock::{Outcome, RequestLine};
 
 /// How much later than its sender's death a request may be read: it lay in a socket, and the model has other callers.
 const READ_LATE_US: u64 = 250_000;
+
+/// Under which a turn writes the summary of those before it.
+const SUMMARY_STEP: u64 = 0;
 
 impl World {
     /// No request without a reason, by the log of the model's own process.
@@ -26,10 +30,22 @@ impl World {
         self.report.requests += requests.len() as u64;
         let stored = self.follower.with(stored_answers);
         let mut unasked = stored.clone();
+        // A turn that was done again was asked with the same words.
+        let mut edited = self.edited.texts();
+        unasked.retain(|(turn, _), _| !self.edited.turns.contains_key(turn));
         let texts: BTreeMap<&str, &Sent> =
             self.sent.iter().map(|sent| (sent.plan.text.as_str(), sent)).collect();
         let mut asked: BTreeMap<(&str, u64), Vec<&RequestLine>> = BTreeMap::new();
         for request in &requests {
+            if request.user.starts_with(SUMMARY_ASKED) {
+                // Every conversation has words of its own, so the same words are the same summary.
+                asked.entry((&request.digest, SUMMARY_STEP)).or_default().push(request);
+                continue;
+            }
+            if let Some(turns) = edited.get_mut(request.user.as_str()) {
+                *turns = turns.saturating_sub(1);
+                continue;
+            }
             let Some(sent) = texts.get(request.user.as_str()) else {
                 let what = format!("a model request for a message that nobody sent: {}", request.user);
                 self.report.add(Broken::Wrong, what);
@@ -45,6 +61,7 @@ impl World {
                 self.report.add(Broken::Duplicated, what);
             }
         }
+        let written = asked.keys().filter(|(_, step)| *step == SUMMARY_STEP).count();
         for ((token, step), requests) in asked {
             for (first, again) in asked_again(&requests, self.lodge.ends()) {
                 let what = format!(
@@ -53,6 +70,15 @@ impl World {
                 );
                 self.report.add(Broken::Duplicated, what);
             }
+        }
+        let summaries = unasked.extract_if(.., |(_, step), _| *step == SUMMARY_STEP).count();
+        if summaries > written {
+            let what = format!("{summaries} summaries are stored, and the model wrote {written}");
+            self.report.add(Broken::Wrong, what);
+        }
+        for (text, turns) in edited.into_iter().filter(|(_, turns)| *turns > 0) {
+            let what = format!("{turns} turns have an answer to {text} that the model never gave");
+            self.report.add(Broken::Wrong, what);
         }
         for (turn, step) in unasked.into_keys() {
             let what = format!("step {step} of {turn} has an answer that the model never gave");

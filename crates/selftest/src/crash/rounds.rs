@@ -14,7 +14,7 @@ use crate::trouble::Trouble;
 /// Kills in one state directory; then everything is checked and the next one begins.
 pub const KILLS_A_ROUND: u64 = 25;
 /// Named points that a whole round dies at.
-const POINTS_A_ROUND: u64 = 5;
+const POINTS_A_ROUND: u64 = 7;
 const AGENTS: usize = 3;
 /// With more turns than this in flight, nothing new is sent until some have ended.
 const OPEN_TURNS_MAX: usize = 9;
@@ -26,6 +26,8 @@ const BOOT_US: u64 = 120_000;
 const WORK_US: u64 = 300_000;
 /// A daemon is asked to end so often, in percent of the strikes.
 const RESTARTS_PERCENT: u64 = 12;
+/// A session, an agent or a token is changed so often, in percent of the strikes.
+const CHANGES_PERCENT: u64 = 25;
 /// Events that a kill may follow closely.
 const KINDS: [&str; 9] = [
     "daemon.started",
@@ -112,6 +114,7 @@ async fn round(setup: &Setup, wanted: u64) -> Result<Report, Trouble> {
                     named += 1;
                 }
                 Some(_) | None if world.rng.percent(RESTARTS_PERCENT) => world.restart_under_load().await?,
+                Some(_) | None if world.rng.percent(CHANGES_PERCENT) => world.change_and_die().await?,
                 Some(_) | None => world.one_strike().await?,
             }
         }
@@ -155,7 +158,7 @@ impl World {
         Ok(())
     }
 
-    fn send_some(&mut self) {
+    pub fn send_some(&mut self) {
         self.send_again();
         if self.open_turns() < OPEN_TURNS_MAX {
             for _ in 0..=self.rng.below(3) {
@@ -245,6 +248,6 @@ mod tests {
         let setup = Setup::new(programs, super::super::Model::Script, 9);
         let mut shared = Shared::default();
         let all: Vec<_> = std::iter::from_fn(|| shared.next(&setup, 60)).collect();
-        assert_eq!(all, [(9, 25), (14, 25), (19, 10)]);
+        assert_eq!(all, [(9, 25), (16, 25), (23, 10)]);
     }
 }

@@ -81,6 +81,7 @@ impl World {
             Talk::Fresh => (None, None),
         };
         let params = TurnSendParams {
+            schema: None,
             agent: self.agents[sent.agent].id.clone(),
             session,
             sender,

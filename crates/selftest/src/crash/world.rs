@@ -9,6 +9,8 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::agents::Agent;
+use super::changes::{Answered, Change};
+use super::edited::Conversations;
 use super::effects::EffectCounter;
 use super::follow::Follower;
 use super::plan::Model;
@@ -16,6 +18,7 @@ use super::report::{Failed, Report};
 use super::rng::Rng;
 use super::strike::Fall;
 use super::talk::Sent;
+use super::tokens::Token;
 use super::{Remains, Setup};
 use crate::lodge::Lodge;
 use crate::mock::MockLlm;
@@ -46,6 +49,14 @@ pub struct World {
     /// Effects and turns that were checked already, and are of no message in `sent`.
     pub unasked: Vec<String>,
     pub settled: BTreeSet<String>,
+    /// Conversations that are changed as a whole.
+    pub edited: Conversations,
+    /// Tokens that are good, and such as were.
+    pub tokens: Vec<Token>,
+    pub revoked: Vec<Token>,
+    /// Changes that were acknowledged, and one whose daemon died of it.
+    pub answered: Vec<Answered>,
+    pub pending: Option<Change>,
     /// Known once a keeper noted its own one.
     pub cgroups: Option<Cgroups>,
     pub sending: JoinSet<(usize, Result<TurnView, ClientError>)>,
@@ -92,6 +103,11 @@ impl World {
             extra: None,
             unasked: Vec::new(),
             settled: BTreeSet::new(),
+            edited: Conversations::default(),
+            tokens: Vec::new(),
+            revoked: Vec::new(),
+            answered: Vec::new(),
+            pending: None,
             cgroups: None,
             sending: JoinSet::new(),
             made: 0,

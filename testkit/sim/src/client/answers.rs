@@ -1,0 +1,182 @@
+//! What callers were told, against what is on disk.
+
+use lodge_core::agent::AgentState;
+use lodge_core::record::AgentSpec;
+use lodge_core::turn::TurnState;
+use lodge_core::{SessionId, TokenId, TurnId};
+use lodge_proto::ErrorBody;
+use serde_json::Value;
+
+use super::{Asks, Edit, Told, What};
+use crate::disk::Kept;
+use crate::world::World;
+
+impl World {
+    /// The keeper that a stop or kill is about.
+    pub(super) fn keeper_meant(&self, what: &What) -> Option<(u64, u32)> {
+        let (What::Stop(agent) | What::Kill(agent)) = what else { return None };
+        let row = self.disk.agent(agent)?;
+        let keeper = self.machine.sandboxes.get(&row.sandbox)?.keeper.as_ref()?;
+        Some((keeper.serial, row.incarnation))
+    }
+
+    /// The session that a deletion is about, by how often it had begun.
+    pub(super) fn begun_meant(&self, what: &What) -> u32 {
+        let What::Edit { session, edit: Edit::Delete } = what else { return 0 };
+        self.disk.begun(session)
+    }
+
+    /// Nothing survives a stop: whoever waited for it to be done hears of it when it is.
+    pub(super) fn check_gone(&mut self, caller: usize, reply: &Result<Value, ErrorBody>) {
+        let Some(asks) = self.clients.callers[caller].asks.as_ref() else { return };
+        let (What::Stop(agent) | What::Kill(agent)) = &asks.what else { return };
+        let lives = asks.keeper.is_some() && self.keeper_meant(&asks.what) == asks.keeper;
+        let stopped = self.disk.agent(agent).is_some_and(|row| row.state == AgentState::Stopped);
+        if reply.is_ok() && stopped && lives {
+            self.fail(format!("{agent} is told to be stopped, and its sandbox lives"));
+        }
+    }
+
+    /// Acknowledged means durable, and a request has one answer.
+    pub(super) fn check_answer(&mut self, caller: usize, asks: &Asks, answer: &Value) {
+        if let Err(broken) = self.answer_holds(caller, asks, answer) {
+            self.fail(format!("caller {caller} was told {answer} about {:?}: {broken}", asks.what));
+        }
+    }
+
+    fn answer_holds(&self, caller: usize, asks: &Asks, answer: &Value) -> Result<(), String> {
+        let id = answer["id"].as_str().unwrap_or_default();
+        if let Some(request_id) = &asks.request_id {
+            let row = self.disk.request(&format!("caller-{caller}"), request_id);
+            let row = row.ok_or("the request is not on disk")?;
+            if row.digest != [asks.digest; 32] {
+                return Err("the request was made with other words".into());
+            }
+            if let Some(before) = self.clients.answers.get(request_id).filter(|before| *before != answer) {
+                return Err(format!("the same request was answered with {before}"));
+            }
+        }
+        match &asks.what {
+            What::Create { text } => {
+                // Its image may be another by now.
+                let there = self.disk.agent(&id.parse().map_err(|_| "no id")?).is_some();
+                if there && self.disk.accepted(text) > 0 {
+                    Ok(())
+                } else {
+                    Err("that agent is not on disk".into())
+                }
+            }
+            What::Send { text, agent, .. } => self.turn_holds(id, |turn| {
+                turn.row.agent == *agent
+                    && turn.messages.first().is_some_and(|first| first.body.text == *text)
+            }),
+            What::Interrupt(turn) => {
+                self.turn_holds(turn.as_str(), |turn| turn.row.state == TurnState::Interrupted)
+            }
+            What::Edit { session, edit } => self.edit_holds(asks, session, edit, answer),
+            What::Issue { text, .. } => {
+                let row = self.disk.token(&id.parse().map_err(|_| "no id")?);
+                let row = row.filter(|row| row.name.as_ref() == Some(text)).ok_or("it is not on disk")?;
+                if row.revoked_at.is_none() && !self.opens(&row.id) {
+                    return Err("that token opens nothing".into());
+                }
+                Ok(())
+            }
+            What::Revoke(token) => match self.disk.token(token) {
+                Some(row) if row.revoked_at.is_some() && !self.opens(token) => Ok(()),
+                other => Err(format!("that token is {other:?}")),
+            },
+            What::Build { .. } | What::RemoveImage(_) => Ok(()),
+            What::Settle { lineage, .. } if id == lineage.as_str() => Ok(()),
+            What::Settle { .. } => Err("that is another lineage".into()),
+            What::Update { agent, text } => {
+                let row = self.disk.agent(agent).ok_or("that agent is not on disk")?;
+                let has = |spec: &AgentSpec| spec.env.contains_key(text) || spec.labels.contains_key(text);
+                let there = has(&row.spec) || row.next.as_ref().is_some_and(|next| has(&next.spec));
+                if there { Ok(()) } else { Err("that change is not on disk".into()) }
+            }
+            What::Start(agent)
+            | What::Restart(agent)
+            | What::Stop(agent)
+            | What::Kill(agent)
+            | What::Remove(agent)
+            | What::RemoveByForce(agent) => {
+                if id == agent.as_str() && self.disk.agent(agent).is_some() {
+                    Ok(())
+                } else {
+                    Err("that agent is not on disk".into())
+                }
+            }
+        }
+    }
+
+    /// A turn that somebody was told of is there, unless it went with its session.
+    fn turn_holds(&self, id: &str, holds: impl FnOnce(&Kept) -> bool) -> Result<(), String> {
+        let id: TurnId = id.parse().map_err(|_| "no id")?;
+        let there = self.disk.turn(&id).map_or_else(|| self.disk.was_deleted(&id), holds);
+        if there { Ok(()) } else { Err("that turn is not so on disk".into()) }
+    }
+
+    fn edit_holds(
+        &self,
+        asks: &Asks,
+        session: &SessionId,
+        edit: &Edit,
+        answer: &Value,
+    ) -> Result<(), String> {
+        let id = answer["id"].as_str().unwrap_or_default();
+        match edit {
+            Edit::Rewind(turns) if id == session.as_str() && answer["turns"] == *turns => Ok(()),
+            Edit::Activate(_) if id == session.as_str() => Ok(()),
+            Edit::Rewind(_) | Edit::Activate(_) => Err("that is another path".into()),
+            Edit::Fork { to, turns } => {
+                let copy: SessionId = id.parse().map_err(|_| "no id")?;
+                let named = to.as_ref().is_none_or(|to| *to == copy);
+                let there = self.disk.begun(&copy) > 0;
+                let copied =
+                    answer["turns"] == *turns && answer["forked_from"]["session"] == session.as_str();
+                if named && there && copied { Ok(()) } else { Err("that is no such copy".into()) }
+            }
+            Edit::Regenerate(turn) => {
+                self.turn_holds(id, |again| again.row.place.replaces.as_ref() == Some(turn))
+            }
+            Edit::Delete => {
+                let there = self.disk.session(session).is_some() && self.disk.begun(session) == asks.begun;
+                if there { Err("that session is still there".into()) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Whether the daemon lets somebody in who shows this token.
+    fn opens(&self, token: &TokenId) -> bool {
+        self.daemon.as_ref().is_some_and(|daemon| daemon.doors.contains(token))
+    }
+
+    /// Whoever was told that a session is deleted is told so for ever.
+    pub fn check_deleted(&mut self) {
+        let is_back = |told: &&Told| {
+            let What::Edit { session, edit: Edit::Delete } = &told.asks.what else { return false };
+            self.disk.session(session).is_some() && self.disk.begun(session) == told.asks.begun
+        };
+        let back = self.clients.told.iter().find(is_back).map(|told| told.asks.what.clone());
+        if let Some(what) = back {
+            self.fail(format!("deleted, and there again: {what:?}"));
+        }
+    }
+
+    pub(super) fn check_refusal(&mut self, caller: usize, asks: &Asks, refusal: &ErrorBody) {
+        let Some(request_id) = &asks.request_id else { return };
+        let row = self.disk.request(&format!("caller-{caller}"), request_id);
+        let same = row.is_some_and(|row| row.digest == [asks.digest; 32]);
+        if same && refusal.data.code == "request.reused" {
+            self.fail(format!("caller {caller} made {request_id} as before, and is refused: {refusal:?}"));
+        }
+    }
+
+    /// What was asked for once is there at most once.
+    pub fn check_once(&mut self, text: &str) {
+        if text.starts_with("once-") && self.disk.accepted(text) > 1 {
+            self.fail(format!("`{text}` was asked for once, and is there twice"));
+        }
+    }
+}

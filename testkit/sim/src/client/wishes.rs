@@ -1,0 +1,293 @@
+//! What callers want, and what the API makes of it.
+
+use std::collections::BTreeMap;
+
+use lodge_core::agent::AgentState;
+use lodge_core::lineage::Policy;
+use lodge_core::record::{AgentSpec, ImageRecord, ToolRecord};
+use lodge_core::{AgentId, SessionId};
+use lodge_daemon::engine::{
+    Change, Command, ImageChange, ImageGiven, NameChoice, NewAgent, NewImage, NewToken, NewTurn,
+    SessionChange, SessionChoice, SessionWhat, Settlement, TokenFor, TurnAgain, Update,
+};
+use lodge_proto::{ErrorBody, SessionDeleted};
+
+use super::{Edit, Fit, What};
+use crate::world::World;
+
+/// Longer than any run, so that no token ends by itself.
+const TOKEN_MS: i64 = 10 * 365 * 24 * 60 * 60 * 1_000;
+
+impl World {
+    pub(super) fn wish(&mut self, once: bool) -> What {
+        // What is asked for once is counted once: the text tells.
+        let text = self.name(if once { "once-" } else { "maybe-" });
+        let agent = self.rng.pick(&self.clients.agents).cloned();
+        let Some(agent) = agent else { return What::Create { text } };
+        if self.rng.chance(self.plan.changes) {
+            let restarts = self.rng.chance(300);
+            return if restarts { What::Restart(agent) } else { What::Update { agent, text } };
+        }
+        if self.rng.chance(self.plan.edits)
+            && let Some(what) = self.some_edit()
+        {
+            return what;
+        }
+        if self.rng.chance(self.plan.papers) {
+            return self.some_paper(agent, text);
+        }
+        match self.rng.below(100) {
+            0..3 if self.clients.agents.len() < self.plan.agents_max => What::Create { text },
+            3..9 => What::Start(agent),
+            9..11 => What::Stop(agent),
+            18 => What::Kill(agent),
+            19..23 => match self.disk.lineage(&agent).map(|row| row.id.clone()) {
+                Some(lineage) => {
+                    let policy = self.rng.pick(&Policy::ALL).copied().unwrap_or(Policy::Revive);
+                    What::Settle { agent, lineage, policy }
+                }
+                None => What::Start(agent),
+            },
+            11 => What::Remove(agent),
+            12 if self.rng.chance(300) => What::RemoveByForce(agent),
+            13..18 => match self.rng.pick(&self.clients.turns) {
+                Some(turn) => What::Interrupt(turn.clone()),
+                None => What::Start(agent),
+            },
+            _ => {
+                let session = if self.rng.chance(50) { None } else { self.some_session(&agent) };
+                let fit = if self.rng.chance(self.plan.schemas) { Fit::Schema } else { Fit::Anything };
+                What::Send { agent, session, text, fit }
+            }
+        }
+    }
+
+    /// A change of a session that somebody talked in, whether it may be changed or not.
+    fn some_edit(&mut self) -> Option<What> {
+        let session = self.rng.pick(&self.clients.sessions)?.clone();
+        let turns = u64::from(self.disk.session(&session)?.turns);
+        let edit = match self.rng.below(10) {
+            0..3 => {
+                let back = if self.rng.chance(900) { turns.min(3) } else { turns };
+                let left = turns - self.rng.below(back + 1);
+                Edit::Rewind(u32::try_from(left).unwrap_or(0))
+            }
+            3..5 => Edit::Activate(self.rng.pick(&self.disk.branches(&session))?.clone()),
+            5..7 => {
+                let to = if self.rng.chance(500) { Some(self.fork_name(&session)?) } else { None };
+                Edit::Fork { to, turns: u32::try_from(self.rng.between(1, turns.max(1))).unwrap_or(1) }
+            }
+            7..9 => {
+                let tip = self.disk.session(&session)?.tip.clone();
+                let turn = if self.rng.chance(800) { tip } else { None };
+                Edit::Regenerate(turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?)
+            }
+            _ => Edit::Delete,
+        };
+        Some(What::Edit { session, edit })
+    }
+
+    /// A new name, or one that is taken.
+    fn fork_name(&mut self, session: &SessionId) -> Option<SessionId> {
+        if self.rng.chance(200) {
+            return self.rng.pick(&self.clients.sessions).cloned();
+        }
+        let name = self.name("f");
+        format!("{}.{name}", session.as_str().split('.').next()?).parse().ok()
+    }
+
+    /// What is about no work: tokens and images.
+    fn some_paper(&mut self, agent: AgentId, text: String) -> What {
+        let number = self.rng.below(4);
+        match self.rng.below(10) {
+            0..3 => {
+                let agent = if self.rng.chance(600) { Some(agent) } else { None };
+                What::Issue { agent, text }
+            }
+            3..6 => match self.rng.pick(&self.clients.tokens) {
+                Some(token) => What::Revoke(token.clone()),
+                None => What::Issue { agent: None, text },
+            },
+            6..8 => What::Build { text },
+            8 => What::RemoveImage(ImageGiven::Ref(format!("a:{number}"))),
+            _ => What::RemoveImage(ImageGiven::Digest(format!("sha256:{number}"))),
+        }
+    }
+
+    /// Something that needs another runtime, or something that needs none.
+    fn some_change(&mut self, text: &str) -> (Change, Option<NewImage>) {
+        // Nobody takes a key away, so that it must be there for ever.
+        let key = BTreeMap::from([(text.to_owned(), Some(String::new()))]);
+        match self.rng.below(10) {
+            0..2 => {
+                let new = new_image(text);
+                let old = Box::new(AgentSpec::default());
+                let spec = Box::new(AgentSpec { tools: tools(), ..AgentSpec::default() });
+                let image =
+                    Some(ImageChange { name: text.to_owned(), digest: new.digest.clone(), old, new: spec });
+                (Change { image, env: key, ..Change::default() }, Some(new))
+            }
+            2..7 => (Change { env: key, ..Change::default() }, None),
+            _ => (Change { labels: key, ..Change::default() }, None),
+        }
+    }
+
+    fn some_session(&mut self, agent: &AgentId) -> Option<SessionId> {
+        let number = self.rng.below(self.plan.sessions);
+        // Now and then the session of another agent.
+        let owner = if self.rng.chance(10) { "anybody" } else { agent.as_str() };
+        format!("{owner}.{number}").parse().ok()
+    }
+
+    /// What the API asks of the engine, on what the store has at this moment.
+    pub(super) fn command(&mut self, what: &What) -> Result<Command, ErrorBody> {
+        Ok(match what {
+            What::Create { text } => {
+                let own = self.rng.chance(self.plan.own_policies);
+                let policy = self.rng.pick(&Policy::ALL).copied().filter(|_| own);
+                Command::CreateAgent(Box::new(new_agent(text, policy)))
+            }
+            What::Start(id) => Command::StartAgent { id: id.clone() },
+            What::Restart(id) => Command::RestartAgent { id: id.clone() },
+            What::Update { agent, text } => {
+                let (change, image) = self.some_change(text);
+                Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image }))
+            }
+            What::Stop(id) => Command::StopAgent { id: id.clone() },
+            What::Kill(id) => Command::KillAgent { id: id.clone() },
+            What::Settle { agent, lineage, policy } => Command::SettleLineage(Box::new(Settlement {
+                agent: agent.clone(),
+                lineage: lineage.clone(),
+                policy: *policy,
+                last_turn: None,
+            })),
+            What::Remove(id) => Command::RemoveAgent { id: id.clone(), force: false },
+            What::RemoveByForce(id) => Command::RemoveAgent { id: id.clone(), force: true },
+            What::Interrupt(id) => Command::InterruptTurn { id: id.clone() },
+            What::Send { agent, session, text, fit } => {
+                let session = match session {
+                    None => SessionChoice::Fresh,
+                    Some(id) => SessionChoice::Named { id: id.clone(), fact: self.disk.session(id).cloned() },
+                };
+                Command::SendTurn(Box::new(NewTurn {
+                    agent: agent.clone(),
+                    session,
+                    sender: None,
+                    text: text.clone(),
+                    schema: match fit {
+                        Fit::Anything => None,
+                        Fit::Schema => Some("{}".to_owned()),
+                    },
+                }))
+            }
+            What::Edit { session, edit } => self.edit(session, edit)?,
+            What::Issue { agent, text } => Command::IssueToken(Box::new(NewToken {
+                holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),
+                name: Some(text.clone()),
+                expires_at: self.wall().plus_ms(TOKEN_MS),
+            })),
+            What::Revoke(token) => {
+                let row = self.disk.token(token).ok_or_else(|| refusal("token.not_found"))?;
+                Command::RevokeToken { row: Box::new(row.clone()) }
+            }
+            What::Build { text } => Command::BuildImage(Box::new(new_image(text))),
+            What::RemoveImage(given) => match given {
+                ImageGiven::Digest(digest) if !self.disk.has_image(digest) => {
+                    return Err(refusal("image.not_found"));
+                }
+                ImageGiven::Digest(_) | ImageGiven::Ref(_) => Command::RemoveImage(given.clone()),
+            },
+        })
+    }
+
+    /// A change of a session, planned on what the store has of it.
+    fn edit(&self, session: &SessionId, edit: &Edit) -> Result<Command, ErrorBody> {
+        let gone = || refusal("session.not_found");
+        let Some(fact) = self.disk.session(session) else {
+            return match edit {
+                Edit::Delete => {
+                    let answer = SessionDeleted { session: session.to_string(), deleted: false };
+                    Ok(Command::Keep { answer: serde_json::to_value(answer).unwrap_or_default() })
+                }
+                Edit::Rewind(_) | Edit::Activate(_) | Edit::Fork { .. } | Edit::Regenerate(_) => Err(gone()),
+            };
+        };
+        let no_turn = || refusal("turn.not_found");
+        let what = match edit {
+            Edit::Rewind(turns) if *turns > fact.turns => return Err(no_turn()),
+            Edit::Rewind(turns) => {
+                SessionWhat::Rewind(self.disk.rewind_plan(session, *turns).ok_or_else(gone)?.1)
+            }
+            Edit::Activate(turn) => {
+                let (_, plan) = self.disk.branch_plan(session, turn).ok_or_else(no_turn)?;
+                SessionWhat::Activate { turn: turn.clone(), plan }
+            }
+            Edit::Fork { to: Some(to), .. } if self.disk.session(to).is_some() => {
+                return Err(refusal("session.exists"));
+            }
+            Edit::Fork { turns, .. } if *turns > fact.turns => return Err(no_turn()),
+            Edit::Fork { to, turns } => {
+                let (_, plan) = self.disk.fork_plan(session, *turns).ok_or_else(gone)?;
+                SessionWhat::Fork { to: to.clone(), plan }
+            }
+            Edit::Regenerate(turn) => {
+                let kept = self.disk.turn(turn).ok_or_else(no_turn)?;
+                if kept.row.place.dropped > 0 || kept.row.session != *session {
+                    return Err(refusal("turn.inactive"));
+                }
+                let (_, plan) = self.disk.rewind_plan(session, kept.row.number - 1).ok_or_else(gone)?;
+                let body = &kept.messages.first().ok_or_else(no_turn)?.body;
+                let (turn, text, schema) = (turn.clone(), body.text.clone(), body.schema.clone());
+                SessionWhat::Regenerate(Box::new(TurnAgain { turn, text, schema, plan }))
+            }
+            Edit::Delete => SessionWhat::Delete,
+        };
+        let owner = self.disk.agent(&fact.row.agent);
+        Ok(Command::ChangeSession(Box::new(SessionChange {
+            fact: fact.clone(),
+            agent_name: owner.map(|row| row.name.clone()).unwrap_or_default(),
+            agent_removed: owner.is_none_or(|row| row.state == AgentState::Removed),
+            what,
+        })))
+    }
+}
+
+fn new_agent(text: &str, policy: Option<Policy>) -> NewAgent {
+    let spec = AgentSpec {
+        model: "p/m".into(),
+        env: BTreeMap::new(),
+        tools: tools(),
+        revival_policy: policy.map(Policy::code),
+        ..AgentSpec::default()
+    };
+    let image = new_image(text);
+    NewAgent {
+        name: NameChoice::Like("a".into()),
+        image: text.to_owned(),
+        image_digest: image.digest,
+        record: image.record,
+        tags: image.tags,
+        spec,
+    }
+}
+
+fn tools() -> Vec<ToolRecord> {
+    let tool = |name: &str, safe| ToolRecord {
+        name: name.into(),
+        path: format!("/usr/bin/{name}"),
+        safe,
+        ..ToolRecord::default()
+    };
+    vec![tool("sh", false), tool("date", true)]
+}
+
+/// One of a few images that share a few names, so that names move and images go.
+fn new_image(text: &str) -> NewImage {
+    let last = text.bytes().last().unwrap_or_default();
+    let (digest, tags) = (format!("sha256:{}", last % 4), vec![format!("a:{}", last % 3)]);
+    NewImage { digest, record: ImageRecord::default(), bytes: 1, tags }
+}
+
+fn refusal(code: &str) -> ErrorBody {
+    ErrorBody::new(code, "the API refuses that by itself")
+}

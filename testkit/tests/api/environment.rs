@@ -1,0 +1,474 @@
+//! What an agent is given of the host and of its own files, and that it is given nothing else.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use lodge_testkit::lodge::{Lodge, until};
+use serde_json::{Value, json};
+
+use crate::auth::holding;
+use crate::world::{AGENTFILE, World, family, id, sh};
+
+/// A directory of the host's that everybody may use, with a file in it.
+fn shared(lodge: &Lodge, name: &str) -> PathBuf {
+    let dir = lodge.dir().canonicalize().expect("a path").join(name);
+    fs::create_dir(&dir).expect("a directory");
+    fs::write(dir.join("file"), "from the host").expect("a file");
+    for path in [&dir, &dir.join("file")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("a mode");
+    }
+    // What leads there may be passed, as for a directory that people share.
+    for above in dir.ancestors().skip(1).filter(|above| above.starts_with(lodge.dir())) {
+        fs::set_permissions(above, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+    dir
+}
+
+fn text(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[tokio::test]
+async fn a_mount_is_stored_shown_told_to_the_model_and_there_after_every_start() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let (notes, out) = (shared(&world.lodge, "notes"), shared(&world.lodge, "out"));
+    let mounts = json!([
+        {"host": notes, "target": "//mnt/notes/", "read_only": true, "description": "what I wrote: all of it"},
+        {"host": out, "target": "/workspace/out"},
+    ]);
+    api.ok("agent/create", json!({"content": AGENTFILE, "name": "one", "mounts": mounts})).await;
+    let view = api.agent_is("one", "ready").await;
+    let root = Path::new(view["root"].as_str().expect("a root")).to_owned();
+    let shown = json!([
+        {"host": notes, "target": "/mnt/notes", "read_only": true, "description": "what I wrote: all of it"},
+        {"host": out, "target": "/workspace/out", "read_only": false},
+    ]);
+    for start in 0..2 {
+        assert_eq!(api.ok("agent/get", json!({"agent": "one"})).await["mounts"], shown);
+        let script =
+            format!("cat \"$LODGE_AGENT_ROOT\"/mnt/notes/file; echo {start} >> out/file; echo; cat out/file");
+        let said = api.answer("one", "s", &format!("{} [[reply:{{{{tool}}}}]]", sh(&script))).await;
+        assert!(said.contains("from the host"), "{said}");
+        let told = text(root.join("etc/context/MOUNTS.md"));
+        assert!(told.contains("/mnt/notes` (read-only): what I wrote: all of it"), "{told}");
+        assert!(told.contains("/workspace/out` (read and write)") && !told.contains("host:"), "{told}");
+        let yaml = text(root.join("etc/agent.yaml"));
+        assert!(yaml.contains("/mnt/notes") && !yaml.contains(notes.to_str().expect("text")), "{yaml}");
+        api.ok("agent/stop", json!({"agent": "one"})).await;
+        api.ok("agent/start", json!({"agent": "one"})).await;
+        api.agent_is("one", "ready").await;
+    }
+    assert_eq!(text(out.join("file")), "from the host0\n1\n");
+    api.ok("agent/remove", json!({"agent": "one", "force": true})).await;
+    assert!(
+        !root.exists() && notes.join("file").exists() && out.join("file").exists(),
+        "what is the host's stays"
+    );
+}
+
+#[tokio::test]
+async fn no_way_leads_to_writing_what_is_mounted_read_only() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let notes = shared(&world.lodge, "notes");
+    fs::create_dir(notes.join("sub")).expect("a directory");
+    fs::set_permissions(notes.join("sub"), fs::Permissions::from_mode(0o777)).expect("a mode");
+    let content = format!(
+        "{AGENTFILE}BIN mount host:mount \"m\"\nBIN umount host:umount \"u\"\nBIN unshare host:unshare \"u\"\n\
+         BIN ln host:ln \"l\"\nBIN mv host:mv \"m\"\nBIN rm host:rm \"r\"\nBIN chmod host:chmod \"c\"\nBIN truncate host:truncate \"t\"\n"
+    );
+    let mounts = json!([{"host": notes, "target": "/mnt/notes", "read_only": true}]);
+    api.ok("agent/create", json!({"content": content, "name": "one", "mounts": mounts})).await;
+    api.agent_is("one", "ready").await;
+    let host = notes.display();
+    let script = format!(
+        "M=\"$LODGE_AGENT_ROOT\"/mnt/notes\n\
+         for D in \"$M\" {host} /proc/self/root\"$M\" /proc/1/root\"$M\" /proc/self/root{host} \"$M\"/../notes \"$M\"/sub; do\n\
+           echo x > \"$D\"/planted; echo x >> \"$D\"/file; truncate -s 0 \"$D\"/file; chmod 700 \"$D\"; rm -f \"$D\"/file\n\
+           ln \"$D\"/file \"$D\"/hard; ln -s x \"$D\"/soft; mv \"$D\"/file \"$D\"/moved; touch \"$D\"/file2\n\
+         done\n\
+         ln \"$M\"/file \"$LODGE_AGENT_ROOT\"/workspace/hard && echo x >> \"$LODGE_AGENT_ROOT\"/workspace/hard\n\
+         ln -s \"$M\" link; echo x > link/planted\n\
+         mount -o remount,rw \"$M\" && echo RE''MOUNTED; mount -o remount,bind,rw \"$M\" && echo RE''MOUNTED\n\
+         umount \"$M\" && echo UN''MOUNTED; mount --bind {host} workspace && echo BO''UND\n\
+         unshare -Urm sh -c \"mount -o remount,bind,rw '$M' && echo x > '$M'/planted && echo ES''CAPED\"\n\
+         unshare -m true && echo ES''CAPED\n\
+         echo en''d"
+    );
+    let said = api.answer("one", "s", &format!("{} [[reply:{{{{tool}}}}]]", sh(&script))).await;
+    assert!(said.contains("end"), "{said}");
+    for word in ["REMOUNTED", "UNMOUNTED", "BOUND", "ESCAPED"] {
+        assert!(!said.contains(word), "{word}: {said}");
+    }
+    let mut names: Vec<String> = fs::read_dir(&notes)
+        .expect("a directory")
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["file", "sub"], "{said}");
+    assert_eq!(text(notes.join("file")), "from the host");
+    assert_eq!(fs::read_dir(notes.join("sub")).expect("a directory").count(), 0);
+    assert_eq!(fs::metadata(&notes).expect("it").permissions().mode() & 0o777, 0o777);
+}
+
+#[tokio::test]
+async fn a_mount_that_vanished_or_leads_elsewhere_keeps_its_agent_from_starting() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let notes = shared(&world.lodge, "notes");
+    let away = notes.with_file_name("away");
+    let mounts = json!([{"host": notes, "target": "/mnt/notes"}]);
+    api.ok("agent/create", json!({"content": AGENTFILE, "name": "one", "mounts": mounts})).await;
+    api.agent_is("one", "ready").await;
+    for (what, words) in [("gone", "cannot mount"), ("a link", "a link leads to")] {
+        api.ok("agent/stop", json!({"agent": "one"})).await;
+        fs::rename(&notes, &away).expect("a move");
+        if what == "a link" {
+            std::os::unix::fs::symlink(world.lodge.home(), &notes).expect("a link");
+        }
+        api.ok("agent/start", json!({"agent": "one"})).await;
+        let failed =
+            api.until("agent/get", json!({"agent": "one"}), |view| view["failure_reason"] == "init").await;
+        let detail = failed["failure_detail"].as_str().expect("a detail");
+        assert!(detail.contains(words) && detail.contains(notes.to_str().expect("text")), "{what}: {detail}");
+        if what == "a link" {
+            fs::remove_file(&notes).expect("a link");
+        }
+        fs::rename(&away, &notes).expect("a move");
+        api.ok("agent/stop", json!({"agent": "one"})).await;
+        api.ok("agent/start", json!({"agent": "one"})).await;
+        api.agent_is("one", "ready").await;
+    }
+}
+
+#[tokio::test]
+async fn bad_mounts_and_bad_variables_are_refused_before_anything_is_made() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let home = world.lodge.home();
+    let link = world.lodge.dir().join("link");
+    std::os::unix::fs::symlink(&home, &link).expect("a link");
+    let data = shared(&world.lodge, "data");
+    for (host, target) in [
+        (data.clone(), "relative"),
+        (data.clone(), "/mnt/../etc"),
+        (data.clone(), "/etc/context"),
+        (data.clone(), "/usr/bin"),
+        (data.clone(), "/var/lib"),
+        (PathBuf::from("data"), "/mnt"),
+        (data.join("nothing"), "/mnt"),
+        (home.clone(), "/mnt"),
+        (home.join("agents"), "/mnt"),
+        (world.lodge.dir().to_owned(), "/mnt"),
+        (link, "/mnt"),
+        (home.join("lodge.sock"), "/mnt"),
+        (PathBuf::from("/"), "/mnt"),
+        (PathBuf::from("/proc"), "/mnt"),
+        (PathBuf::from("/sys"), "/mnt"),
+        (PathBuf::from("/dev"), "/mnt"),
+    ] {
+        let mounts = json!([{"host": host, "target": target}]);
+        api.refused("agent/create", json!({"content": AGENTFILE, "mounts": mounts}), "agent.bad_mount").await;
+    }
+    let large = "x".repeat(64 * 1024 + 1);
+    for (key, value) in [
+        ("PATH", "x"),
+        ("HOME", "x"),
+        ("XDG_DATA_HOME", "x"),
+        ("LODGE_AGENT_ROOT", "x"),
+        ("OPENAI_API_KEY", "x"),
+        ("lower", "x"),
+        ("A", large.as_str()),
+        ("A", "zero\0byte"),
+    ] {
+        let params = json!({"content": AGENTFILE, "env": {key: value}});
+        api.refused("agent/create", params, "agent.bad_env").await;
+    }
+    assert_eq!(api.ok("agent/list", json!({"all": true})).await["agents"], json!([]));
+    assert_eq!(fs::read_dir(home.join("agents")).expect("a directory").count(), 0);
+}
+
+#[tokio::test]
+async fn the_command_line_expands_paths_and_keeps_values_as_they_are() {
+    let world = World::new();
+    let source = world.lodge.agent_dir("one", AGENTFILE, &[]);
+    let notes = shared(&world.lodge, "notes");
+    let value = "a=b\nc  d\tünï 🦦 \"quoted\" $HOME `x`";
+    // HOME is the directory that `notes` lies in, and so is the working directory.
+    let ran = world
+        .lodge
+        .cli_command(["run", source.to_str().expect("text"), "--detach", "--name", "one"])
+        .args([
+            "-v",
+            "~/notes:/mnt/a:seen by me:ro",
+            "-v",
+            "./notes/../notes/file:/mnt/file",
+            "-e",
+            &format!("VALUE={value}"),
+        ])
+        .current_dir(world.lodge.dir())
+        .output()
+        .expect("lodge runs");
+    assert!(!ran.status.success(), "read-only and not, of one directory");
+    let ran = world
+        .lodge
+        .cli_command(["run", source.to_str().expect("text"), "--detach", "--name", "one"])
+        .args(["-v", "~/notes:/mnt/a:seen by me:ro", "-v", "./notes/../notes/file:/mnt/file:ro"])
+        .args(["-e", &format!("VALUE={value}"), "-e", "EMPTY="])
+        .current_dir(world.lodge.dir())
+        .output()
+        .expect("lodge runs");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let mut api = world.checked().await;
+    let view = api.agent_is("one", "ready").await;
+    assert_eq!(
+        view["mounts"],
+        json!([
+            {"host": notes, "target": "/mnt/a", "read_only": true, "description": "seen by me"},
+            {"host": notes.join("file"), "target": "/mnt/file", "read_only": true},
+        ])
+    );
+    let inspected = world.lodge.cli_ok(["inspect", "one"]);
+    assert!(inspected.contains("at /mnt/a (read-only): seen by me"), "{inspected}");
+    let said = api.answer("one", "s", "[[tool:env|[\"-0\"]]] [[reply:{{tool}}]]").await;
+    assert!(said.split('\0').any(|pair| pair == format!("VALUE={value}")), "{said:?}");
+    assert!(said.split('\0').any(|pair| pair == "EMPTY="), "{said:?}");
+}
+
+#[tokio::test]
+async fn what_is_an_agents_own_is_kept_across_starts_and_gone_with_it() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}BIN ln host:ln \"l\"\nBIN chmod host:chmod \"c\"\n");
+    let created = api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    let agent = id(&created).to_owned();
+    let view = api.agent_is("one", "ready").await;
+    let root = Path::new(view["root"].as_str().expect("a root")).to_owned();
+    let places = ["workspace", "home", "home/.config", "var/lib", "tmp"];
+    let script: String =
+        places.iter().map(|place| format!("echo mine > \"$LODGE_AGENT_ROOT\"/{place}/kept\n")).collect();
+    api.answer("one", "s", &sh(&script)).await;
+    // A tool may leave links and odd modes in what is wiped; nothing that they lead to is touched.
+    let outside = shared(&world.lodge, "outside");
+    let planted = format!(
+        "ln -s {} \"$LODGE_AGENT_ROOT\"/tmp/link; chmod 0 \"$LODGE_AGENT_ROOT\"/tmp/kept",
+        outside.display()
+    );
+    api.answer("one", "s", &sh(&planted)).await;
+    for _ in 0..2 {
+        api.ok("agent/stop", json!({"agent": "one"})).await;
+        api.ok("agent/start", json!({"agent": "one"})).await;
+        api.agent_is("one", "ready").await;
+        for place in &places[..4] {
+            assert_eq!(text(root.join(place).join("kept")), "mine\n");
+        }
+        for name in ["kept", "link"] {
+            assert!(root.join("tmp").join(name).symlink_metadata().is_err(), "tmp is wiped");
+        }
+    }
+    assert_eq!(text(outside.join("file")), "from the host");
+    let removed = api.ok("agent/remove", json!({"agent": agent, "force": true})).await;
+    assert_eq!(removed["status"], "removed");
+    assert!(!root.exists() && !world.lodge.home().join("logs").join(format!("{agent}.log")).exists());
+}
+
+#[tokio::test]
+async fn what_is_told_to_an_agent_follows_every_change_and_masks_what_looks_secret() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let source = world.lodge.agent_dir(
+        "one",
+        &format!(
+            "{AGENTFILE}LABEL description=\"keeps the shop\"\nADD notes.txt notes.txt \"the stock\"\n\
+             ENV COLOUR=blue \"of the door\"\nENV DB_PASSWORD=hunter2 \"of the till\"\nCONTEXT SOUL \"who I am\" <<E\nkind\nE\n\
+             CONFIG max-tokens=99\nLIMIT memory 512m\nLIMIT pids 50\n"
+        ),
+        &[("notes.txt", "apples")],
+    );
+    let params = json!({"path": source, "name": "one", "env": {"EXTRA": "a|b\nc"}});
+    api.ok("agent/create", params).await;
+    let view = api.agent_is("one", "ready").await;
+    let root = Path::new(view["root"].as_str().expect("a root")).to_owned();
+    let told = text(root.join("etc/context/AGENT.md"));
+    for words in [
+        "You are the agent `one`",
+        id(&view),
+        "keeps the shop",
+        "`mock/m`",
+        "- `sh`: a shell",
+        "`{\"args\": [\"…\"], \"stdin\": \"…\"}`",
+        "etc/data/notes.txt` | the stock |",
+        "| `COLOUR` | `blue` | of the door |",
+        "| `DB_PASSWORD` | `[masked]` | of the till |",
+        "| `EXTRA` | `a\\|b\\nc` |  |",
+        "memory: 512 MiB",
+        "processes: 50",
+        "the network of the host",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    assert!(!told.contains("hunter2"));
+    let workspace = text(root.join("etc/context/WORKSPACE.md"));
+    assert!(workspace.contains(&format!("{}/workspace", root.display())), "{workspace}");
+    assert!(!root.join("etc/context/MOUNTS.md").exists());
+    let yaml = text(root.join("etc/agent.yaml"));
+    for words in [
+        "id: agt_",
+        "lodge:runtime",
+        "sha256:",
+        "/usr/local/bin/runtime",
+        "/etc/context/SOUL.md",
+        "who I am",
+        "max-tokens",
+    ] {
+        assert!(yaml.contains(words), "{words}: {yaml}");
+    }
+    for value in ["hunter2", "blue", "a|b"] {
+        assert!(!yaml.contains(value), "{value}: {yaml}");
+    }
+    let order: Vec<usize> =
+        ["AGENT.md", "WORKSPACE.md", "SOUL.md"].map(|name| yaml.find(name).expect("a file")).to_vec();
+    assert!(order.is_sorted(), "{yaml}");
+    // The model reads the same.
+    api.answer("one", "s", "[[reply:hi]]").await;
+    let changed = json!({"agent": "one", "env": {"EXTRA": "new", "MORE": "x"}, "model": "mock/other"});
+    api.ok("agent/update", changed).await;
+    let agent_md = root.join("etc/context/AGENT.md");
+    until("the change shows", || {
+        let told = fs::read_to_string(&agent_md).unwrap_or_default();
+        let shows = ["| `EXTRA` | `new` |", "| `MORE` | `x` |", "`mock/other`"]
+            .iter()
+            .all(|words| told.contains(words));
+        shows.then_some(())
+    });
+}
+
+fn cmdline(pid: i32) -> String {
+    String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()).into_owned()
+}
+
+/// Variables of one process, by the kernel's own account.
+fn environ(pid: i32) -> BTreeSet<String> {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    text.split('\0').filter(|pair| !pair.is_empty()).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn nothing_of_the_daemons_environment_and_no_key_reaches_a_process_a_file_or_a_database() {
+    let mut world = World::asleep();
+    let canaries = ["of-the-host-0123456789", "sk-planted-0123456789", "key-of-the-provider-0123456789"];
+    world.lodge.set_env("PLANTED_BY_THE_HOST", canaries[0]);
+    world.lodge.set_env("SSH_AUTH_SOCK", canaries[0]);
+    world.lodge.set_env("ANTHROPIC_API_KEY", canaries[1]);
+    world.lodge.set_env("MOCK_API_KEY", canaries[1]);
+    // The scripted provider refuses any other key, so the one it has is looked for too.
+    let entry = world.provider("mock", &world.mock.base_url());
+    let spare = format!(
+        "  - name: spare\n    kind: openai\n    base-url: http://127.0.0.1:1/\n    api-key: {}\n",
+        canaries[2]
+    );
+    world.put_providers(&format!("{entry}{spare}"));
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}ENV FROM_IMAGE=one\nNETWORK example.invalid:443\n");
+    let plain = format!("{AGENTFILE}ENV FROM_IMAGE=one\n");
+    let mut roots = Vec::new();
+    for (name, content) in [("plain", plain), ("gated", content)] {
+        api.ok("agent/create", json!({"content": content, "name": name, "env": {"GIVEN": "two"}})).await;
+        let view = api.agent_is(name, "ready").await;
+        roots.push(view["root"].as_str().expect("a root").to_owned());
+        let script = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; cat \"$LODGE_AGENT_ROOT\"/etc/* \
+             \"$LODGE_AGENT_ROOT\"/etc/context/*; : > ready; exec sleep 600";
+        let params = json!({"agent": name, "session": name, "text": sh(script)});
+        api.ok("turn/send", params).await;
+        let ready = Path::new(roots.last().expect("it")).join("workspace/ready");
+        until("the tool runs", || ready.exists().then_some(()));
+    }
+    until("both tools have become what they run", || {
+        let all = world.lodge.keepers().into_iter().flat_map(family);
+        (all.filter(|pid| cmdline(*pid).starts_with("sleep\0")).count() == 2).then_some(())
+    });
+    let mut secrets: Vec<&str> = canaries.to_vec();
+    secrets.push(crate::world::KEY);
+    let token = world.lodge.token();
+    secrets.push(&token);
+    let mut sleepers = 0;
+    for pid in world.lodge.keepers().into_iter().flat_map(family) {
+        let cmdline = cmdline(pid);
+        let environ = environ(pid);
+        let all = format!("{cmdline} {environ:?}");
+        assert!(secrets.iter().all(|secret| !all.contains(secret)), "process {pid} has a secret: {all}");
+        if cmdline.starts_with("sleep\0") {
+            sleepers += 1;
+            let root = roots
+                .iter()
+                .find(|root| environ.contains(&format!("LODGE_AGENT_ROOT={root}")))
+                .expect("a root");
+            let mut expected: BTreeSet<String> = [
+                "LANG=C.UTF-8".to_owned(),
+                format!("LODGE_AGENT_ROOT={root}"),
+                "FROM_IMAGE=one".to_owned(),
+                "GIVEN=two".to_owned(),
+            ]
+            .into();
+            for (key, below) in [
+                ("PATH", "usr/bin"),
+                ("HOME", "home"),
+                ("XDG_CONFIG_HOME", "home/.config"),
+                ("XDG_CACHE_HOME", "home/.cache"),
+                ("XDG_DATA_HOME", "home/.local/share"),
+                ("TMPDIR", "tmp"),
+            ] {
+                expected.insert(format!("{key}={root}/{below}"));
+            }
+            // The shell sets these for what it starts, whatever it was given.
+            let seen: BTreeSet<String> = environ
+                .into_iter()
+                .filter(|pair| !["PWD=", "OLDPWD=", "SHLVL=", "_="].iter().any(|own| pair.starts_with(own)))
+                .collect();
+            if *root == roots[1] {
+                let (proxies, rest): (BTreeSet<_>, BTreeSet<_>) = seen.into_iter().partition(|pair| {
+                    pair.to_uppercase().split('=').next().is_some_and(|k| k.ends_with("_PROXY"))
+                });
+                assert_eq!(rest, expected);
+                assert!(proxies.iter().all(|pair| pair.contains("127.0.0.1") || pair.to_uppercase().starts_with("NO_PROXY")), "{proxies:?}");
+            } else {
+                assert_eq!(seen, expected);
+            }
+        }
+    }
+    assert_eq!(sleepers, 2, "both tools were looked at");
+    let home = world.lodge.home();
+    for (secret, place) in secrets.iter().zip([
+        None,
+        None,
+        Some("providers.yaml"),
+        Some("providers.yaml"),
+        Some("credentials.json"),
+    ]) {
+        let expected: Vec<String> = place.iter().map(|name| home.join(name).display().to_string()).collect();
+        assert_eq!(holding(&home, secret), expected, "{secret} was written down");
+        assert!(!world.lodge.log().contains(secret), "{secret} was logged");
+    }
+    let mut told = String::new();
+    for (method, params) in [
+        ("info", json!({})),
+        ("agent/get", json!({"agent": "plain"})),
+        ("agent/logs", json!({"agent": "plain"})),
+        ("session/messages", json!({"session": "plain"})),
+        ("provider/list", json!({})),
+    ] {
+        told.push_str(&api.ok(method, params).await.to_string());
+    }
+    assert!(secrets.iter().all(|secret| !told.contains(secret)), "the API told a secret");
+    for name in ["plain", "gated"] {
+        let removed: Value = api.ok("agent/remove", json!({"agent": name, "force": true})).await;
+        assert_eq!(removed["status"], "removed");
+    }
+}

@@ -1,0 +1,221 @@
+//! What each issuer's tokens may do, and that an agent's reaches that agent alone.
+
+use std::collections::BTreeSet;
+use std::io::BufRead;
+
+use lodge_proto::client::{Client, ClientError};
+use lodge_testkit::lodge::PATIENCE;
+use serde_json::{Value, json};
+
+use crate::checked::Checked;
+use crate::tokens::{attached, events, issue};
+use crate::world::{World, id};
+
+/// What a token of an agent may call, as the documents say.
+const AGENT_MAY: &[&str] = &[
+    "rpc/discover",
+    "agent/list",
+    "agent/get",
+    "turn/send",
+    "turn/get",
+    "turn/list",
+    "turn/interrupt",
+    "session/list",
+    "session/get",
+    "session/messages",
+    "session/export",
+    "session/search",
+    "event/list",
+    "client/attach",
+    "client/detach",
+];
+
+/// Two agents with a session and a turn each: (agent, session, turn).
+async fn two_agents(world: &World, api: &mut Checked) -> [(String, String, String); 2] {
+    let mut made = Vec::new();
+    for name in ["one", "two"] {
+        let agent = world.agent(api, name).await;
+        let turn = api.say(&agent, &format!("of-{name}"), "[[reply:hello]]").await;
+        made.push((agent, format!("of-{name}"), id(&turn).to_owned()));
+    }
+    made.try_into().expect("two agents")
+}
+
+#[tokio::test]
+async fn an_agents_token_may_call_its_list_and_is_told_what_that_is_for_everything_else() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let (_, token) = issue(&mut api, json!({"agent": "one", "name": "laptop"})).await;
+    let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    let all = api.schemas.methods();
+    let may: BTreeSet<String> = AGENT_MAY.iter().map(|name| (*name).to_owned()).collect();
+    assert!(may.is_subset(&all));
+    for method in all.difference(&may) {
+        // Forbidden whatever stands in the parameters, before they are looked at.
+        for params in [json!({}), json!({"agent": agent}), json!({"no_such": 1}), json!({"request_id": "r"})]
+        {
+            match own.call_value(method, params).await {
+                Err(ClientError::Refused(body)) => {
+                    assert_eq!(body.data.code, "auth.forbidden", "{method}");
+                    let hint = body.data.hint.unwrap_or_default();
+                    assert!(AGENT_MAY.iter().all(|name| hint.contains(name)), "{method}: {hint}");
+                }
+                other => panic!("{method}: {other:?}"),
+            }
+        }
+    }
+    for method in &may {
+        if let Err(ClientError::Refused(body)) = own.call_value(method, json!({})).await {
+            assert_ne!(body.data.code, "auth.forbidden", "{method}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agents_token_sees_and_changes_its_own_agent() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let [(agent, session, turn), _] = two_agents(&world, &mut api).await;
+    let (_, token) = issue(&mut api, json!({"agent": agent})).await;
+    let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    let listed = own.call_value("agent/list", json!({"all": true})).await.expect("a list");
+    let names: Vec<&Value> =
+        listed["agents"].as_array().expect("agents").iter().map(|a| &a["name"]).collect();
+    assert_eq!(names, [&json!("one")]);
+    let sessions = own.call_value("session/list", json!({})).await.expect("a list");
+    let ids: Vec<&Value> =
+        sessions["sessions"].as_array().expect("sessions").iter().map(|s| &s["id"]).collect();
+    assert_eq!(ids, [&json!(session)]);
+    for (method, params) in [
+        ("agent/get", json!({"agent": "one"})),
+        ("agent/get", json!({"agent": agent})),
+        ("agent/get", json!({"agent": agent[..agent.len() - 1]})),
+        ("agent/get", json!({})),
+        ("turn/get", json!({"turn": turn})),
+        ("turn/list", json!({"session": session})),
+        ("session/get", json!({"session": session})),
+        ("session/messages", json!({"session": session})),
+        ("session/list", json!({"agent": "one"})),
+        ("event/list", json!({"agent": "one", "session": session})),
+    ] {
+        own.call_value(method, params.clone())
+            .await
+            .unwrap_or_else(|error| panic!("{method} {params}: {error:?}"));
+    }
+    let params = json!({"agent": "one", "session": "mine", "text": "[[reply:hi]]", "request_id": "r"});
+    let sent = own.call_value("turn/send", params.clone()).await.expect("a turn");
+    assert_eq!(own.call_value("turn/send", params).await.expect("the same turn")["id"], sent["id"]);
+    assert_eq!(api.ended(id(&sent)).await["text"], "hi");
+    let slow =
+        own.call_value("turn/send", json!({"session": "mine", "text": "[[hang]]"})).await.expect("a turn");
+    let stopped =
+        own.call_value("turn/interrupt", json!({"turn": id(&slow)})).await.expect("an interruption");
+    assert_eq!(stopped["status"], "interrupted");
+}
+
+#[tokio::test]
+async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let [(agent, _, _), (other, session, turn)] = two_agents(&world, &mut api).await;
+    let (_, token) = issue(&mut api, json!({"agent": agent})).await;
+    let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    // What is there and is somebody else's, and what is not there at all.
+    for (method, theirs, nobodys) in [
+        ("agent/get", json!({"agent": other}), json!({"agent": "agt_0"})),
+        ("agent/get", json!({"agent": "two"}), json!({"agent": "six"})),
+        // The beginning of every id.
+        ("agent/get", json!({"agent": ""}), json!({"agent": "agt_zzz"})),
+        ("turn/get", json!({"turn": turn}), json!({"turn": "trn_0"})),
+        ("turn/interrupt", json!({"turn": turn}), json!({"turn": "trn_0"})),
+        ("turn/list", json!({"session": session}), json!({"session": "none"})),
+        ("session/get", json!({"session": session}), json!({"session": "none"})),
+        ("session/messages", json!({"session": session}), json!({"session": "none"})),
+        ("session/export", json!({"session": session}), json!({"session": "none"})),
+        (
+            "session/search",
+            json!({"agent": "two", "query": "hello"}),
+            json!({"agent": "six", "query": "hello"}),
+        ),
+        ("session/list", json!({"agent": "two"}), json!({"agent": "six"})),
+        ("event/list", json!({"agent": "two"}), json!({"agent": "six"})),
+        ("client/attach", json!({"agent": "two"}), json!({"agent": "six"})),
+        ("turn/send", json!({"agent": "two", "text": "hi"}), json!({"agent": "six", "text": "hi"})),
+    ] {
+        let mut told = Vec::new();
+        for params in [theirs, nobodys] {
+            match own.call_value(method, params.clone()).await {
+                Err(ClientError::Refused(body)) => {
+                    assert!(body.data.code.ends_with(".not_found"), "{method} {params}: {body:?}");
+                    let named = ["agent", "turn", "session"].iter().find_map(|key| params[*key].as_str());
+                    let words = body.message.replace(&format!("`{}`", named.expect("a name")), "it");
+                    told.push((body.data.code, words, body.data.cause, body.data.hint));
+                }
+                got => panic!("{method} {params}: {got:?}"),
+            }
+        }
+        assert_eq!(told[0], told[1], "{method} tells the two apart");
+    }
+    for params in
+        [json!({"session": session, "text": "hi"}), json!({"agent": "one", "session": session, "text": "hi"})]
+    {
+        match own.call_value("turn/send", params).await {
+            Err(ClientError::Refused(body)) => assert_eq!(body.data.code, "session.not_found"),
+            got => panic!("{got:?}"),
+        }
+    }
+    assert_eq!(
+        api.ok("turn/list", json!({"session": session})).await["turns"].as_array().expect("turns").len(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn an_agents_token_hears_of_its_own_agent_alone_wherever_it_listens() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let [(agent, ..), (other, session, _)] = two_agents(&world, &mut api).await;
+    let (_, token) = issue(&mut api, json!({"agent": agent})).await;
+    let mut all = attached(&world, &token).await;
+    let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    let state =
+        own.call_value("client/attach", json!({"all": true, "since": 0})).await.expect("an attachment");
+    assert_eq!(state["state"]["agents"].as_array().expect("agents").len(), 1);
+    // A session that is nobody's yet, and becomes another agent's.
+    let mut early = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    early.call_value("client/attach", json!({"session": "later"})).await.expect("an attachment");
+    api.answer(&other, "later", "[[reply:secret]]").await;
+    api.answer(&other, &session, "[[reply:secret]]").await;
+    api.answer(&agent, "mine", "[[reply:end]]").await;
+    for client in [&mut all, &mut own] {
+        loop {
+            let note =
+                tokio::time::timeout(PATIENCE, client.next()).await.expect("in time").expect("a connection");
+            let stream = &note.params[if note.method == "delta" { "agent" } else { "stream" }];
+            assert_eq!(stream, &json!(agent), "{note:?}");
+            if note.params["kind"] == "turn.finished" && note.params["data"]["session"] == "mine" {
+                break;
+            }
+        }
+    }
+    let listed = own.call_value("event/list", json!({"limit": 500})).await.expect("events");
+    assert!(!listed.to_string().contains(&other));
+    let later = own.call_value("event/list", json!({"session": "of-nobody"})).await.expect("events");
+    assert_eq!(later["events"], json!([]));
+    let (listener, stream) = (world.lodge.http_addr(), events(&world.lodge, &token));
+    let mut seen = String::new();
+    for line in stream.lines() {
+        let line = line.expect("a line");
+        seen.push_str(&line);
+        if line.starts_with("data:") && line.contains("turn.finished") && line.contains("\"mine\"") {
+            break;
+        }
+    }
+    assert!(
+        seen.contains(&agent) && !seen.contains(&other) && !seen.contains("\"daemon\""),
+        "{listener}: {seen}"
+    );
+    let heard = tokio::time::timeout(std::time::Duration::from_millis(1), early.next()).await;
+    assert!(heard.is_err(), "{heard:?}");
+}

@@ -1,0 +1,141 @@
+//! What is put on the host for agents to reach for: secrets, sockets, a terminal, shared memory.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub const CANARY: &str = "canary-that-sings-outside";
+/// Where hosts have files and sockets of everybody.
+const PLACES: [&str; 6] = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/home"];
+
+/// Everything that was put somewhere. Dropping it takes it away.
+#[derive(Debug)]
+pub struct Targets {
+    /// What all names have in common.
+    pub name: String,
+    dirs: Vec<PathBuf>,
+    listeners: Vec<(String, UnixListener)>,
+    pub sockets: Vec<PathBuf>,
+    pub secrets: Vec<PathBuf>,
+    terminal: OwnedFd,
+    pub terminal_path: PathBuf,
+    pub shm_key: i32,
+    shm: i32,
+}
+
+impl Targets {
+    pub fn plant() -> Targets {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("escape-{}-{number}", std::process::id());
+        let (mut dirs, mut listeners) = (Vec::new(), Vec::new());
+        let (mut sockets, mut secrets) = (Vec::new(), Vec::new());
+        // Where this user may not write, nobody could have put anything for it.
+        for dir in
+            PLACES.iter().map(|place| Path::new(place).join(&name)).filter(|dir| fs::create_dir(dir).is_ok())
+        {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).expect("a mode");
+            let (secret, socket) = (dir.join("secret"), dir.join("docker.sock"));
+            fs::write(&secret, CANARY).expect("a file");
+            fs::set_permissions(&secret, fs::Permissions::from_mode(0o666)).expect("a mode");
+            let listener = UnixListener::bind(&socket).expect("a socket");
+            fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("a mode");
+            listeners.push((socket.display().to_string(), listener));
+            secrets.push(secret);
+            sockets.push(socket);
+            dirs.push(dir);
+        }
+        assert!(!dirs.is_empty(), "a place to write in");
+        let abstract_name = SocketAddr::from_abstract_name(&name).expect("a name");
+        let listener = UnixListener::bind_addr(&abstract_name).expect("a socket");
+        listeners.push((format!("@{name}"), listener));
+        for (_, listener) in &listeners {
+            listener.set_nonblocking(true).expect("a setting");
+        }
+        let (terminal, terminal_path) = terminal();
+        let shm_key = 0x1000_0000 | (std::process::id().cast_signed() & 0xffff) << 8 | number.cast_signed();
+        Targets {
+            shm: shared_memory(shm_key),
+            name,
+            dirs,
+            listeners,
+            sockets,
+            secrets,
+            terminal,
+            terminal_path,
+            shm_key,
+        }
+    }
+
+    /// Whatever somebody did to them, as sentences.
+    pub fn touched(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (name, listener) in &self.listeners {
+            if listener.accept().is_ok() {
+                found.push(format!("somebody dialled {name}"));
+            }
+        }
+        for secret in &self.secrets {
+            if fs::read_to_string(secret).ok().as_deref() != Some(CANARY) {
+                found.push(format!("{} is another", secret.display()));
+            }
+        }
+        for dir in &self.dirs {
+            let names = fs::read_dir(dir).map(|names| names.count());
+            if names.ok() != Some(2) {
+                found.push(format!("something was put into {}", dir.display()));
+            }
+        }
+        let mut words = [0u8; 64];
+        // SAFETY: the kernel writes at most the array's length into it.
+        let len = unsafe { libc::read(self.terminal.as_raw_fd(), words.as_mut_ptr().cast(), words.len()) };
+        if len > 0 {
+            found.push("somebody wrote to the terminal".to_owned());
+        }
+        found
+    }
+}
+
+impl Drop for Targets {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            drop(fs::remove_dir_all(dir));
+        }
+        // SAFETY: no memory is passed; the segment is ours.
+        unsafe { libc::shmctl(self.shm, libc::IPC_RMID, std::ptr::null_mut()) };
+    }
+}
+
+/// A terminal that everybody may use: its own end, and the name of the other.
+fn terminal() -> (OwnedFd, PathBuf) {
+    // SAFETY: the buffer is as long as is announced and outlives the calls; the descriptor is new.
+    unsafe {
+        let fd = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK);
+        assert!(fd >= 0, "a terminal: {}", io::Error::last_os_error());
+        let fd = OwnedFd::from_raw_fd(fd);
+        assert_eq!((libc::grantpt(fd.as_raw_fd()), libc::unlockpt(fd.as_raw_fd())), (0, 0));
+        let mut name = [0; 64];
+        assert_eq!(libc::ptsname_r(fd.as_raw_fd(), name.as_mut_ptr(), name.len()), 0);
+        let name = std::ffi::CStr::from_ptr(name.as_ptr()).to_str().expect("a name").to_owned();
+        fs::set_permissions(&name, fs::Permissions::from_mode(0o666)).expect("a mode");
+        (fd, PathBuf::from(name))
+    }
+}
+
+fn shared_memory(key: i32) -> i32 {
+    // SAFETY: the segment is as long as what is copied into it, and stays attached meanwhile.
+    unsafe {
+        let id = libc::shmget(key, 4096, libc::IPC_CREAT | 0o666);
+        assert!(id >= 0, "shared memory: {}", io::Error::last_os_error());
+        let at = libc::shmat(id, std::ptr::null(), 0);
+        assert_ne!(at.addr(), usize::MAX, "{}", io::Error::last_os_error());
+        std::ptr::copy_nonoverlapping(CANARY.as_ptr(), at.cast(), CANARY.len());
+        libc::shmdt(at);
+        id
+    }
+}
