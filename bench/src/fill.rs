@@ -81,7 +81,9 @@ fn multiply(connection: &Connection, agents: u32, events: u32) -> rusqlite::Resu
         [agents.max(events)],
     )?;
     let made = connection.execute(
-        "INSERT INTO agents SELECT printf('agt_%017d', n.i), printf('agent-%d', n.i), image, image_digest,
+        "INSERT INTO agents (id, name, image, image_digest, lineage, sandbox, state, failure_reason, failure_detail, incarnation,
+             uid, created_at, started_at, spec, runs)
+         SELECT printf('agt_%017d', n.i), printf('agent-%d', n.i), image, image_digest,
              printf('lin_%017d', n.i), printf('sbx_%017d', n.i), state, failure_reason, failure_detail, incarnation,
              1800000000 + n.i, created_at, started_at, spec, runs
          FROM n JOIN one ON one.k = n.i % (SELECT count(*) FROM one) WHERE n.i <= ?1",
@@ -94,24 +96,30 @@ fn multiply(connection: &Connection, agents: u32, events: u32) -> rusqlite::Resu
         [agents],
     )?;
     connection.execute(
-        "INSERT INTO sessions SELECT printf('session-%d', n.i), printf('agt_%017d', n.i), 'someone', 1 FROM n WHERE n.i <= ?1",
+        "INSERT INTO sessions (id, agent, sender, created_at, last_active)
+         SELECT printf('session-%d', n.i), printf('agt_%017d', n.i), 'someone', 1, n.i FROM n WHERE n.i <= ?1",
         [agents],
     )?;
     connection.execute(
-        "INSERT INTO turns SELECT printf('trn_%010d%07d', t.i, a.i), printf('session-%d', a.i), printf('agt_%017d', a.i),
+        "INSERT INTO turns (id, session, agent, number, state, first_event, first_message, created_at, ended_at, input_tokens,
+             output_tokens, failure)
+         SELECT printf('trn_%010d%07d', t.i, a.i), printf('session-%d', a.i), printf('agt_%017d', a.i),
              t.i, seed.state, t.i * 10 - 9, t.i * 2 - 1, seed.created_at, seed.ended_at, 10, 10, NULL
          FROM n AS a, n AS t, (SELECT * FROM turns LIMIT 1) AS seed WHERE a.i <= ?1 AND t.i <= ?2",
         params![agents, turns],
     )?;
     connection.execute(
-        "INSERT INTO steps SELECT printf('trn_%010d%07d', t.i, a.i), 1, 0, printf('stp_%010d%07d', t.i, a.i), seed.kind,
+        "INSERT INTO steps (turn, step, ordinal, id, kind, name, state, attempt, call, exec, request, exit_code, signal, started_at,
+             ended_at)
+         SELECT printf('trn_%010d%07d', t.i, a.i), 1, 0, printf('stp_%010d%07d', t.i, a.i), seed.kind,
              seed.name, seed.state, 1, NULL, NULL, NULL, NULL, NULL, seed.started_at, seed.ended_at
          FROM n AS a, n AS t, (SELECT * FROM steps LIMIT 1) AS seed WHERE a.i <= ?1 AND t.i <= ?2",
         params![agents, turns],
     )?;
     connection.execute(
-        "INSERT INTO messages SELECT printf('session-%d', a.i), t.i * 2 - 2 + seed.seq, printf('trn_%010d%07d', t.i, a.i), t.i,
-             seed.step, seed.role, seed.at, seed.body
+        "INSERT INTO messages (session, seq, turn, number, step, role, at, body)
+         SELECT printf('session-%d', a.i), t.i * 2 - 2 + seed.seq, printf('trn_%010d%07d', t.i, a.i), t.i,
+             seed.step, seed.role, seed.at + t.i * 1000 + a.i, seed.body
          FROM n AS a, n AS t, (SELECT * FROM messages WHERE session = 'seed') AS seed WHERE a.i <= ?1 AND t.i <= ?2",
         params![agents, turns],
     )?;

@@ -8,12 +8,14 @@ mod fill;
 mod floor;
 mod growth;
 mod ledger;
+mod many;
 mod memory;
 mod parallel;
 mod proc;
 mod recovery;
 mod revival;
 mod sample;
+mod sessions;
 mod start;
 mod table;
 mod turns;
@@ -44,7 +46,7 @@ struct Flags {
     /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival.
+    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -71,6 +73,10 @@ pub(crate) struct Sizes {
     pub(crate) recoveries: usize,
     pub(crate) stored_agents: u32,
     pub(crate) revivals: usize,
+    pub(crate) many: usize,
+    pub(crate) working: usize,
+    pub(crate) working_rounds: usize,
+    pub(crate) working_turns: usize,
 }
 
 const FULL: Sizes = Sizes {
@@ -93,6 +99,10 @@ const FULL: Sizes = Sizes {
     recoveries: 5,
     stored_agents: 1_000,
     revivals: 15,
+    many: 1_000,
+    working: 100,
+    working_rounds: 5,
+    working_turns: 10,
 };
 
 const QUICK: Sizes = Sizes {
@@ -115,10 +125,16 @@ const QUICK: Sizes = Sizes {
     recoveries: 1,
     stored_agents: 30,
     revivals: 2,
+    many: 10,
+    working: 12,
+    working_rounds: 1,
+    working_turns: 1,
 };
 
-const PARTS: [&str; 9] =
-    ["start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival"];
+const PARTS: [&str; 12] = [
+    "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
+    "many", "working",
+];
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -166,6 +182,15 @@ fn main() -> ExitCode {
         }
         if wanted("revival") {
             revival::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("sessions") {
+            sessions::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("many") {
+            many::idle(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("working") {
+            many::working(sizes, &mut floors, &mut table).await;
         }
     });
     table.end();

@@ -26,14 +26,14 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
             talks.push(world.talk(&agent, &format!("s{session}")).await);
         }
         let mut each = Sample::default();
-        talks = round(talks, sizes.parallel_turns.min(5), &mut each).await;
+        talks = round(talks, sizes.parallel_turns.min(5), "hello", &mut each).await;
         let (mut rate, mut cpu, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
         let (mut each, mut wal_bytes) = (Sample::default(), 0);
         let family = world.family();
         for _ in 0..sizes.parallel_rounds {
             fsync.extend(&floors.fsync(20));
             let (from, cpu_from) = (Instant::now(), family.cpu_ms());
-            talks = round(talks, sizes.parallel_turns, &mut each).await;
+            talks = round(talks, sizes.parallel_turns, "hello", &mut each).await;
             let turns = (SESSIONS * sizes.parallel_turns) as f64;
             rate.push_ms(turns / from.elapsed().as_secs_f64());
             cpu.push_ms((family.cpu_ms() - cpu_from) / turns);
@@ -66,7 +66,12 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
 }
 
 /// Every session does its turns, all at once, on this thread.
-async fn round(talks: Vec<Talk>, turns: usize, each: &mut Sample) -> Vec<Talk> {
+pub(crate) async fn round(
+    talks: Vec<Talk>,
+    turns: usize,
+    text: &'static str,
+    each: &mut Sample,
+) -> Vec<Talk> {
     let tasks = LocalSet::new();
     let running: Vec<_> = talks
         .into_iter()
@@ -74,7 +79,7 @@ async fn round(talks: Vec<Talk>, turns: usize, each: &mut Sample) -> Vec<Talk> {
             tasks.spawn_local(async move {
                 let mut took = Sample::default();
                 for _ in 0..turns {
-                    took.push(talk.turn("hello").await);
+                    took.push(talk.turn(text).await);
                 }
                 (talk, took)
             })

@@ -35,10 +35,18 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn start() -> World {
+        World::start_with(&[]).await
+    }
+
+    /// With settings of the daemon as environment variables.
+    pub(crate) async fn start_with(settings: &[(&str, &str)]) -> World {
         let dir = tempfile::Builder::new().prefix("lodge-mock-").tempdir().expect("a temporary directory");
         let mock = MockLlm::spawn(dir.path()).expect("a model server");
         let mut lodge = Lodge::new();
         lodge.set_env("LODGED_LOG_LEVEL", "info");
+        for (name, value) in settings {
+            lodge.set_env(name, value);
+        }
         lodge.start();
         let mut client = lodge.client().await;
         let provider = json!({"name": "mock", "kind": "openai", "base_url": mock.base_url(), "api_key": "k"});
@@ -52,8 +60,11 @@ impl World {
             Model::Script => ("script/bench", "ADD bench.yaml \"what the model says\"\n"),
             Model::Http => ("mock/instant", ""),
         };
-        let text =
-            format!("# syntax=lodge/agentfile:1\nFROM scratch\nNAME {name}\nMODEL {word}\n{BINS}{add}");
+        // A summary is a model call, and what is measured here are turns of one.
+        let text = format!(
+            "# syntax=lodge/agentfile:1\nFROM scratch\nNAME {name}\nMODEL {word}\n\
+             CONFIG memory-strategy=sliding\n{BINS}{add}"
+        );
         let dir = self.lodge.agent_dir(name, &text, &[("bench.yaml", SCRIPT)]);
         let made = client.call_value("agent/create", json!({"path": dir})).await;
         let made = made.unwrap_or_else(|error| panic!("{error:?}\n{}", self.lodge.log()));
