@@ -14,7 +14,7 @@ use crate::world::World;
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
 const AUDIT_EVERY: u64 = 61;
 /// How often, in a thousand steps, an engine is compared with its restart.
-const REBUILD_PER_MILLE: u64 = 20;
+const REBUILD_PER_MILLE: u64 = 10;
 /// Tool calls of one turn at a time, as many as this world's model ever asks for.
 const CALLS_MAX: usize = 4;
 /// Requests that may be decided and not on disk yet: all batches that wait, each full.
