@@ -10,7 +10,7 @@ use crate::world::{World, family, sh};
 
 const LIMITS: &str = "LIMIT pids 60\nLIMIT memory 128m\nLIMIT disk 32m\n";
 const PIDS_MAX: usize = 60;
-/// What may be written beyond the limit before it is noticed.
+/// What may be written before the limit is noticed: half of what is tried. It is counted, so a fast disk gets far beyond it.
 const DISK_MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 
 async fn scene(world: &World) -> Checked {
