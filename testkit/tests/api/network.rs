@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::checked::Checked;
-use crate::world::{World, is_root, kill, sh};
+use crate::world::{World, family, is_root, kill, sh};
 
 const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh \"a shell\"\n\
     BIN python3 host:python3 \"a client\"\nBIN cat host:cat \"files\"\n";
@@ -190,11 +190,10 @@ async fn a_list_opens_names_by_what_they_lead_to_and_says_what_would_open_the_re
 
 /// The process that is an agent's gate, as the host sees it.
 fn gate_of(view: &Value) -> Option<i32> {
-    let keeper = view["pid"].as_i64()?;
-    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+    let keeper = i32::try_from(view["pid"].as_i64()?).ok()?;
     let is_gate =
         |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"keeper\0gate\0");
-    children.split_whitespace().filter_map(|word| word.parse().ok()).find(is_gate)
+    family(keeper).into_iter().find(is_gate)
 }
 
 #[tokio::test]
@@ -207,7 +206,9 @@ async fn a_gate_outlives_the_daemon_and_an_agent_whose_gate_died_gets_a_new_one(
     world.lodge.kill9();
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
-    let view = api.agent_is("one", "ready").await;
+    // An agent is ready by what is recorded; its keeper has a pid as soon as it was found again.
+    let is_found = |view: &Value| !view["pid"].is_null();
+    let view = api.until("agent/get", json!({"agent": "one"}), is_found).await;
     assert_eq!(gate_of(&view), Some(gate));
     let program = format!("get('http://{site}/')");
     assert!(python(&mut api, "one", "s", &program).await.contains("hello"));

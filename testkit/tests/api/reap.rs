@@ -28,16 +28,9 @@ async fn reap(api: &mut Checked) -> Value {
     api.ok("daemon/reap", json!({})).await
 }
 
-/// A family without the pauses between two looks, each of which is a process of its own.
-fn lasting(pid: i32) -> Vec<i32> {
-    let is_pause =
-        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n");
-    family(pid).into_iter().filter(|pid| !is_pause(pid)).collect()
-}
-
-/// Begins a turn whose tool waits for the file that is returned.
+/// Begins a turn whose tool waits, without starting anything, until something is written to the pipe that is returned.
 async fn at_work(world: &World, api: &mut Checked, agent: &str) -> (Value, PathBuf) {
-    let script = "echo begun > begun; until test -e go; do sleep 0.02; done; echo finished";
+    let script = "/usr/bin/mkfifo go; echo begun > begun; read line < go; echo finished";
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
     let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
     let workspace = world.lodge.home().join("agents").join(agent).join("workspace");
@@ -60,17 +53,17 @@ async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_a
     let lock = held(File::create(stranger.join("lock")).expect("a file"));
     kill(pid(&still), libc::SIGSTOP);
     until("it stands still", || (state(pid(&still)) == 'T').then_some(()));
-    let before = (lasting(pid(&still)), lasting(pid(&view)));
+    let before = (family(pid(&still)), family(pid(&view)));
     for _ in 0..3 {
         let reaped = reap(&mut api).await;
         assert_eq!((&reaped["probed"], &reaped["alive"]), (&json!(3), &json!(3)), "{reaped}");
         assert_eq!((&reaped["pruned"], &reaped["forgotten"]), (&json!([]), &json!(0)), "{reaped}");
     }
     assert_eq!(state(pid(&still)), 'T', "it was woken or ended");
-    assert_eq!((lasting(pid(&still)), lasting(pid(&view))), before);
+    assert_eq!((family(pid(&still)), family(pid(&view))), before);
     assert!(stranger.exists());
     kill(pid(&still), libc::SIGCONT);
-    fs::write(go, "").expect("a file");
+    fs::write(go, "\n").expect("a file");
     assert_eq!(api.ended(id(&sent)).await["text"], "finished\n");
     assert_eq!(api.answer("still", "other", "[[reply:fine]]").await, "fine");
     // Now he is dead, and nobody misses him.

@@ -104,18 +104,27 @@ pub fn sh(script: &str) -> String {
 
 /// Every process below `pid`, and itself, that is alive.
 pub fn family(pid: i32) -> Vec<i32> {
+    let all: Vec<(i32, i32)> = fs::read_dir("/proc")
+        .expect("processes")
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, parent(pid)?)))
+        .collect();
     let mut found = vec![pid];
     let mut at = 0;
     while at < found.len() {
-        let children = fs::read_dir(format!("/proc/{}/task", found[at])).into_iter().flatten().flatten();
-        for thread in children {
-            let text = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            found.extend(text.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
-        }
+        let children = all.iter().filter(|(_, parent)| *parent == found[at]).map(|(pid, _)| *pid);
+        found.extend(children.collect::<Vec<_>>());
         at += 1;
     }
     found.retain(|pid| is_alive(*pid));
     found
+}
+
+/// Asked of each process: the kernel's list of a process's children leaves some out while others end.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 pub fn kill(pid: i32, signal: i32) {

@@ -143,10 +143,12 @@ async fn a_host_without_network_namespaces_starts_nothing_that_is_not_to_have_it
 /// The gate of a sandbox, as the host sees it: it is a child of the keeper.
 fn gate_of(home: &Home) -> Vec<i32> {
     let keeper = home.keeper_pid().unwrap();
-    let children =
-        std::fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap_or_default();
-    let children: Vec<i32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-    processes_with("gate").into_iter().filter(|pid| children.contains(pid)).collect()
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        parent == Some(keeper.to_string().as_str())
+    };
+    processes_with("gate").into_iter().filter(is_child).collect()
 }
 
 #[tokio::test]
