@@ -224,9 +224,8 @@ pub enum SendError {
     TooLong { len: usize, len_max: usize },
 }
 
-/// A file that a sandbox left is not what it should be.
+/// A file that a sandbox left is not what it should be. Whoever reads decides about each of these.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ReadError {
     #[error("`{id}` cannot name a sandbox or an exec")]
     BadId { id: String },

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
@@ -56,9 +57,14 @@ impl Host {
             Err(cause) => return Evidence::Unreadable(ReadError::Open { what: "claim", cause }),
         }
         let path = format!("{claim}/{EXIT_FILE}");
-        match read_small(&dir, path.as_ref(), EXIT_RECORD, limits::RECORD_MAX) {
+        let read = read_small(&dir, path.as_ref(), EXIT_RECORD, limits::RECORD_MAX);
+        // A directory that was forgotten meanwhile may be another exec's by now, with what was read from it.
+        if !is_there(&dir, &claim) {
+            return Evidence::NoClaim;
+        }
+        match read {
             // Remains of a record are what a crash of the machine leaves: they tell no outcome.
-            Ok(bytes) => ExitRecord::unseal(&bytes).map_or(Evidence::Claimed, Evidence::Exited),
+            Ok(bytes) => ExitRecord::unseal(&bytes, exec).map_or(Evidence::Claimed, Evidence::Exited),
             Err(ReadError::Absent { .. }) => Evidence::Claimed,
             Err(error) => Evidence::Unreadable(error),
         }
@@ -108,11 +114,16 @@ impl Host {
 const EXIT_RECORD: &str = "exit record";
 const OUTPUT: &str = "captured output";
 
-fn check_ids(sandbox: &str, exec: &str) -> Result<(), ReadError> {
+pub(crate) fn check_ids(sandbox: &str, exec: &str) -> Result<(), ReadError> {
     match [sandbox, exec].into_iter().find(|id| !is_valid_id(id)) {
         None => Ok(()),
         Some(id) => Err(ReadError::BadId { id: id.to_owned() }),
     }
+}
+
+/// Whether a name is still there. Those of execs do not come back.
+pub(crate) fn is_there(dir: &Path, path: &str) -> bool {
+    open_beneath(dir, path.as_ref(), OFlags::DIRECTORY | OFlags::PATH).is_ok()
 }
 
 /// The whole of a small file.
@@ -131,7 +142,22 @@ pub(crate) fn read_small(
 }
 
 fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadError> {
-    let file = match open_beneath(dir, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY) {
+    plain(open_beneath(dir, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY), what)
+}
+
+/// As `open_plain`, of a directory that is open.
+pub(crate) fn open_plain_at(
+    dir: &File,
+    name: &str,
+    what: &'static str,
+    access: OFlags,
+) -> Result<File, ReadError> {
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY;
+    plain(open_beneath_at(dir, name.as_ref(), flags), what)
+}
+
+fn plain(opened: io::Result<File>, what: &'static str) -> Result<File, ReadError> {
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Absent { what }),
         // A link, where none may be.
@@ -139,13 +165,23 @@ fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadE
         Err(cause) => return Err(ReadError::Open { what, cause }),
     };
     let meta = file.metadata().map_err(|cause| ReadError::Open { what, cause })?;
-    if meta.is_file() && meta.nlink() == 1 { Ok(file) } else { Err(ReadError::NotPlain { what }) }
+    match meta.nlink() {
+        // Removed since it was opened.
+        0 => Err(ReadError::Absent { what }),
+        1 if meta.is_file() => Ok(file),
+        _several => Err(ReadError::NotPlain { what }),
+    }
 }
 
 pub(crate) fn open_beneath(dir: &Path, path: &Path, flags: OFlags) -> io::Result<File> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    open_beneath_at(&dir, path, flags)
+}
+
+fn open_beneath_at(dir: impl AsFd, path: &Path, flags: OFlags) -> io::Result<File> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let fd = rustix::fs::openat2(&dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let fd = rustix::fs::openat2(dir, path, flags | OFlags::CLOEXEC, mode, resolve)?;
     Ok(File::from(fd))
 }
 
@@ -154,7 +190,13 @@ fn read_failed(cause: io::Error) -> ReadError {
 }
 
 /// At most `len` bytes from `offset`, and none beyond `total`, which the file had when it was opened.
-fn read_at(file: &File, what: &'static str, offset: u64, len: u64, total: u64) -> Result<Vec<u8>, ReadError> {
+pub(crate) fn read_at(
+    file: &File,
+    what: &'static str,
+    offset: u64,
+    len: u64,
+    total: u64,
+) -> Result<Vec<u8>, ReadError> {
     let len = len.min(total.saturating_sub(offset));
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
     let mut filled = 0;

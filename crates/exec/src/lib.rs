@@ -11,6 +11,7 @@ mod error;
 mod evidence;
 mod gone;
 mod host;
+mod job;
 mod kept;
 mod lock;
 mod programs;
@@ -20,10 +21,11 @@ pub use channel::{Link, Receiver, Sender};
 pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
 pub use evidence::{Captured, Evidence, Stream};
 pub use host::Host;
+pub use job::{JobBytes, JobStream, JobTotals};
 pub use kept::Keeping;
 pub use lodge_link::{
     Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, InForce,
-    KnownExec, Layer, Limits, Network, Resource, Secret, Start, Usage, Welcome, limits,
+    KnownExec, Layer, Limits, Network, Resource, Runs, Secret, Speaker, Start, Usage, Welcome, limits,
 };
 pub use programs::{Program, Stored};
 pub use start::SandboxSpec;

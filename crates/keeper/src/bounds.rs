@@ -208,20 +208,20 @@ impl Bounds {
             sys::set_rlimit(libc::RLIMIT_FSIZE, most, most)?;
         }
         match (kind, space) {
-            (ExecKind::Tool, Space::Left) => {}
+            (ExecKind::Tool | ExecKind::Job, Space::Left) => {}
             // To be refused a write is no reason to die: for a runtime, whose log is a file, nor for whoever removes files.
             // SAFETY: no memory is passed.
-            (ExecKind::Runtime, _) | (ExecKind::Tool, Space::Full { .. }) => unsafe {
+            (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, Space::Full { .. }) => unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             },
         }
         match (kind, self.limits.cpu_ms) {
-            (ExecKind::Tool, Some(cpu_ms)) => {
+            (ExecKind::Tool | ExecKind::Job, Some(cpu_ms)) => {
                 // The watch comes first; this holds should it not.
                 let seconds = cpu_ms.div_ceil(1000).saturating_add(1);
                 sys::set_rlimit(libc::RLIMIT_CPU, seconds, seconds.saturating_add(CPU_ROOM_S))
             }
-            (ExecKind::Tool | ExecKind::Runtime, _) => Ok(()),
+            (ExecKind::Tool | ExecKind::Job | ExecKind::Runtime, _) => Ok(()),
         }
     }
 

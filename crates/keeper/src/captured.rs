@@ -1,20 +1,24 @@
-//! One stream of a tool, moved from its pipe to a file.
+//! One stream of a tool or a job, moved from its pipe to where it is kept.
 //!
-//! Owns: the pipe's end, the file, the cap and the counts. Bytes go through `splice`, so a flood of output
-//! costs the keeper neither memory nor copies.
+//! Owns: the pipe's end, the place and the counts. Bytes go through `splice`, so a flood of output costs the keeper
+//! neither memory nor copies.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 use lodge_link::Counted;
 
+use crate::parts::Parts;
 use crate::sys;
 
 /// Most bytes moved by one call.
 const MOVE_MAX: usize = 1024 * 1024;
 /// Most calls before other descriptors get their turn.
-const MOVES_MAX: usize = 16;
+pub(crate) const MOVES_MAX: usize = 16;
+/// Most bytes that are moved through this process, where the kernel cannot.
+const COPY_MAX: usize = 4096;
 
 /// Whether there may be more to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,95 +30,228 @@ pub(crate) enum Flow {
     Ended,
 }
 
-/// A stream on its way into a file.
+/// Where a stream goes.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// It is counted and thrown away.
+    Nowhere,
+    /// Its first bytes, as many as the cap says.
+    File { file: File, cap: u64 },
+    /// Both ends of it.
+    Parts(Parts),
+}
+
+/// What happens to the next bytes of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    Drop,
+    /// They fit into this open file.
+    Into {
+        file: RawFd,
+        room: u64,
+    },
+    /// They begin a file, which is made once there is a byte for it.
+    Begin {
+        room: u64,
+    },
+}
+
+/// What all streams share on their way.
+///
+/// While the kernel writes the bytes of a pipe to a file, it lets nobody write to that pipe. Between two pipes it moves
+/// pages in no time: so a program goes on while what it said is on its way to the disk.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    null: File,
+    /// A pipe that is empty between two moves.
+    from: OwnedFd,
+    into: OwnedFd,
+}
+
+impl Ways {
+    pub(crate) fn open() -> io::Result<Rc<Ways>> {
+        let (from, into) = sys::pipe()?;
+        sys::set_nonblocking(from.as_raw_fd())?;
+        Ok(Rc::new(Ways { null: File::options().write(true).open("/dev/null")?, from, into }))
+    }
+
+    fn clear(&self) {
+        while sys::splice(self.from.as_fd(), self.null.as_raw_fd(), MOVE_MAX).is_ok_and(|moved| moved > 0) {}
+    }
+}
+
+/// A stream on its way into files.
 #[derive(Debug)]
 pub(crate) struct Captured {
     pub(crate) pipe: Option<OwnedFd>,
-    file: Option<File>,
+    place: Place,
     pub(crate) counted: Counted,
-    cap: u64,
-    /// Why the file ends before the cap, if it does.
+    /// Why the rest is not kept, if that is not for the cap.
     pub(crate) trouble: Option<io::Error>,
 }
 
 impl Captured {
-    pub(crate) fn new(pipe: Option<OwnedFd>, file: Option<OwnedFd>, cap: u64) -> Captured {
-        let file = file.map(File::from);
-        Captured { pipe, file, counted: Counted::default(), cap, trouble: None }
+    pub(crate) fn new(pipe: Option<OwnedFd>, place: Place) -> Captured {
+        Captured { pipe, place, counted: Counted::default(), trouble: None }
     }
 
-    /// Moves what is there. Beyond the cap it is counted and thrown to `null`.
-    pub(crate) fn pump(&mut self, null: RawFd) -> Flow {
+    /// Moves what is there. What is not kept is counted and thrown away.
+    pub(crate) fn pump(&mut self, ways: &Ways) -> Flow {
         for _ in 0..MOVES_MAX {
-            let Some(pipe) = &self.pipe else { return Flow::Ended };
-            let room = self.cap.saturating_sub(self.counted.kept);
-            let (to, len) = match &self.file {
-                Some(file) if room > 0 => (file.as_raw_fd(), room.min(MOVE_MAX as u64) as usize),
-                Some(_) | None => (null, MOVE_MAX),
-            };
-            let keeps = to != null;
-            match sys::splice(pipe.as_fd(), to, len) {
-                Ok(0) => {
-                    self.pipe = None;
-                    return Flow::Ended;
-                }
-                Ok(moved) => self.count(moved, keeps),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flow::Dry,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => match self.copy(len, keeps) {
-                    Flow::More => {}
-                    other @ (Flow::Dry | Flow::Ended) => return other,
-                },
-                // A full disk ends the file, not the exec: what follows is counted and thrown away.
-                Err(error) if keeps => self.give_up(error),
-                Err(error) => {
-                    self.give_up(error);
-                    self.pipe = None;
-                    return Flow::Ended;
-                }
+            match self.shift(ways) {
+                Flow::More => {}
+                other @ (Flow::Dry | Flow::Ended) => return other,
             }
         }
         Flow::More
     }
 
-    /// For the few files that cannot be spliced to.
-    fn copy(&mut self, len: usize, keeps: bool) -> Flow {
-        let mut chunk = [0; 4096];
-        let len = len.min(chunk.len());
+    /// Moves once.
+    pub(crate) fn shift(&mut self, ways: &Ways) -> Flow {
         let Some(pipe) = &self.pipe else { return Flow::Ended };
-        match sys::read(pipe.as_raw_fd(), &mut chunk[..len]) {
-            Ok(0) => {
-                self.pipe = None;
-                Flow::Ended
+        match self.next() {
+            Next::Begin { room } => match self.needless(pipe) {
+                0 => self.copy(pipe.as_raw_fd(), at_most(room, COPY_MAX)),
+                len => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), at_most(len, MOVE_MAX)) {
+                    Ok(0) => self.ended(),
+                    Ok(len) => self.skip(len as u64),
+                    Err(error) => self.not_read(error),
+                },
+            },
+            Next::Into { file, room } => {
+                match sys::splice(pipe.as_fd(), ways.into.as_raw_fd(), at_most(room, MOVE_MAX)) {
+                    Ok(0) => self.ended(),
+                    Ok(len) => self.carry(ways, file, len),
+                    Err(error) => self.not_read(error),
+                }
             }
+            Next::Drop => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), MOVE_MAX) {
+                Ok(0) => self.ended(),
+                Ok(len) => self.count(len as u64, Kept::No),
+                Err(error) => self.not_read(error),
+            },
+        }
+    }
+
+    /// How many of the bytes that wait would go again before the last of them is written.
+    fn needless(&self, pipe: &OwnedFd) -> u64 {
+        match &self.place {
+            // Where it cannot be known, all of it is written.
+            Place::Parts(parts) => sys::waiting(pipe.as_fd()).map_or(0, |waiting| parts.needless(waiting)),
+            Place::Nowhere | Place::File { .. } => 0,
+        }
+    }
+
+    fn skip(&mut self, len: u64) -> Flow {
+        self.counted.seen += len;
+        if let Place::Parts(parts) = &mut self.place {
+            parts.skip(len);
+        }
+        Flow::More
+    }
+
+    /// Takes what is in the way to its file.
+    fn carry(&mut self, ways: &Ways, file: RawFd, len: usize) -> Flow {
+        let mut left = len;
+        while left > 0 {
+            let before = self.counted.seen;
+            match sys::splice(ways.from.as_fd(), file, left) {
+                Ok(moved) => self.count(moved as u64, Kept::Yes),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // For the few files that cannot be spliced to.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    self.copy(ways.from.as_raw_fd(), left.min(COPY_MAX))
+                }
+                // A full disk ends the file, not the exec: what follows is counted and thrown away.
+                Err(error) => self.keep_no_more(error),
+            };
+            let moved = (self.counted.seen - before) as usize;
+            if moved == 0 {
+                self.keep_no_more(io::ErrorKind::WriteZero.into());
+            }
+            left = left.saturating_sub(moved);
+            if matches!(self.place, Place::Nowhere) {
+                ways.clear();
+                return self.count(left as u64, Kept::No);
+            }
+        }
+        Flow::More
+    }
+
+    /// Nothing that comes from here on is kept.
+    pub(crate) fn keep_no_more(&mut self, why: io::Error) -> Flow {
+        self.place = Place::Nowhere;
+        self.trouble.get_or_insert(why);
+        Flow::More
+    }
+
+    fn next(&self) -> Next {
+        match &self.place {
+            Place::Nowhere => Next::Drop,
+            Place::File { file, cap } => match cap.saturating_sub(self.counted.kept) {
+                0 => Next::Drop,
+                room => Next::Into { file: file.as_raw_fd(), room },
+            },
+            Place::Parts(parts) => parts.next(),
+        }
+    }
+
+    fn copy(&mut self, from: RawFd, len: usize) -> Flow {
+        let mut chunk = [0; COPY_MAX];
+        match sys::read(from, &mut chunk[..len]) {
+            Ok(0) => self.ended(),
             Ok(read) => {
-                let wrote = match &mut self.file {
-                    Some(file) if keeps => file.write_all(&chunk[..read]),
-                    Some(_) | None => Ok(()),
+                let wrote = match &mut self.place {
+                    Place::Nowhere => Ok(()),
+                    Place::File { file, .. } => file.write_all(&chunk[..read]),
+                    Place::Parts(parts) => parts.write(&chunk[..read]),
                 };
-                let kept = keeps && wrote.is_ok();
-                self.count(read, kept);
-                wrote.err().into_iter().for_each(|error| self.give_up(error));
-                Flow::More
+                match wrote {
+                    Ok(()) => self.count(read as u64, Kept::Yes),
+                    Err(error) => {
+                        self.keep_no_more(error);
+                        self.count(read as u64, Kept::No)
+                    }
+                }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Flow::Dry,
-            Err(error) => {
-                self.give_up(error);
-                self.pipe = None;
-                Flow::Ended
+            Err(error) => self.not_read(error),
+        }
+    }
+
+    fn not_read(&mut self, error: io::Error) -> Flow {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => Flow::Dry,
+            io::ErrorKind::Interrupted => Flow::More,
+            _broken => {
+                self.keep_no_more(error);
+                self.ended()
             }
         }
     }
 
-    fn count(&mut self, moved: usize, kept: bool) {
-        self.counted.seen += moved as u64;
-        if kept {
-            self.counted.kept += moved as u64;
-        }
+    fn ended(&mut self) -> Flow {
+        self.pipe = None;
+        Flow::Ended
     }
 
-    fn give_up(&mut self, error: io::Error) {
-        self.file = None;
-        self.trouble.get_or_insert(error);
+    fn count(&mut self, moved: u64, kept: Kept) -> Flow {
+        self.counted.seen += moved;
+        match (&mut self.place, kept) {
+            (Place::Nowhere, _) | (_, Kept::No) => {}
+            (Place::File { .. }, Kept::Yes) => self.counted.kept += moved,
+            (Place::Parts(parts), Kept::Yes) => self.counted.kept = parts.took(moved),
+        }
+        Flow::More
     }
+}
+
+/// Whether bytes go to where they are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Yes,
+    No,
+}
+
+fn at_most(room: u64, most: usize) -> usize {
+    usize::try_from(room).map_or(most, |room| room.min(most))
 }

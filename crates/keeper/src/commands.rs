@@ -4,18 +4,25 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Command, Ended, Event, ExecKind, ExecState, ExitRecord, Start, Usage, is_valid_id};
+use lodge_link::{
+    Command, Ended, Event, ExecKind, ExecState, ExitRecord, STDERR_FILE, STDOUT_FILE, Start, Usage,
+    is_valid_id,
+};
 
-use crate::captured::Captured;
+use crate::captured::{Captured, Place};
 use crate::disk::{Room, Space};
 use crate::execs::{self, Claim, Claimed, Output, Running, Stage};
 use crate::files::Holding;
+use crate::group::Group;
+use crate::job::Job;
 use crate::keep::Keeper;
 use crate::kills::Held;
+use crate::parts::{Layout, Parts};
 use crate::relay::{Feed, Lines, WhenEmpty};
-use crate::spawn::{self, Hold, NotSpawned, Progress, Spawned};
+use crate::spawn::{self, Hold, NotSpawned, Progress, Replaced, Spawned};
 use crate::sys;
 use crate::watch::Before;
 
@@ -55,33 +62,104 @@ impl Keeper {
         let Claimed { dir, record: room, output } = claimed;
         match self.spawn(&start, serial, output, space) {
             Ok(begun) => {
-                self.fail_at("keeper.after_spawn", start.kind);
-                let id = start.exec.clone();
-                let progress = begun.progress;
-                let mut running = begun.running(start, serial, dir, room, started_ms);
+                let (mut running, went) = begun.running(start, serial, dir, room, started_ms);
                 running.before = before;
                 running.space = space;
                 running.note = space.note(self.confined.bounds.limits.disk_bytes);
-                let pid = running.shown_pid();
                 self.running.push(running);
                 self.watch_from(Instant::now());
-                self.runtime_works(Instant::now());
-                self.record_guardians();
-                self.tell(&Event::Started { exec: id, pid });
-                match progress {
-                    Progress::Runs => {}
-                    Progress::Late => self.condemn(serial, "it was held up before it could begin. "),
-                }
+                self.began(serial, went);
             }
-            Err(NotSpawned { errno, why }) => {
-                let ended = Ended::NotStarted { errno, why: why.clone() };
-                let recorded = self.record_not_started(&dir, &room, ended, started_ms).is_some();
-                // It did not run and nothing says so: without its claim it can be asked for again.
-                if !recorded {
-                    self.forget(&start.exec);
+            Err(error) => self.did_not_begin(start.exec, (&dir, &room), started_ms, error),
+        }
+    }
+
+    /// Tells of a program that runs, or may do so.
+    fn began(&mut self, serial: u64, went: Went) {
+        let Some(one) = self.running.iter().find(|one| one.serial == serial) else { return };
+        let (exec, pid, kind) = (one.id.clone(), one.shown_pid(), one.kind);
+        match went {
+            Went::Unknown => return,
+            Went::Well | Went::Late => self.fail_at("keeper.after_spawn", kind),
+        }
+        self.runtime_works(Instant::now());
+        self.record_guardians();
+        self.tell(&Event::Started { exec, pid });
+        if went == Went::Late {
+            self.condemn(serial, "it was held up before it could begin. ");
+        }
+    }
+
+    fn did_not_begin(
+        &mut self,
+        exec: String,
+        (dir, room): (&OwnedFd, &File),
+        started_ms: u64,
+        error: NotSpawned,
+    ) {
+        let NotSpawned { errno, why } = error;
+        let ended = Ended::NotStarted { errno, why: why.clone() };
+        let recorded = self.record_not_started(&exec, (dir, room), ended, started_ms).is_some();
+        // It did not run and nothing says so: without its claim it can be asked for again.
+        if !recorded {
+            self.forget(&exec);
+        }
+        self.tell(&Event::Refused { exec, why, recorded });
+    }
+
+    /// Hears from children that are on their way to become their programs, as far as they have something to say.
+    pub(crate) fn hear_starts(&mut self, now: Instant) {
+        let mut at = 0;
+        while at < self.running.len() {
+            let one = &mut self.running[at];
+            let (serial, said) = (one.serial, one.starting.as_ref().and_then(|report| report.look(now)));
+            let went = match said {
+                None => {
+                    at += 1;
+                    continue;
                 }
-                self.tell(&Event::Refused { exec: start.exec, why, recorded });
-            }
+                Some(Replaced::Yes) => Went::Well,
+                Some(Replaced::NotYet) => Went::Late,
+                Some(Replaced::Failed { step, errno }) => {
+                    let one = self.running.swap_remove(at);
+                    self.gave_up(one, step, errno);
+                    continue;
+                }
+            };
+            let (exec, asked_again) =
+                (one.id.clone(), one.starting.take().map_or(0, |report| report.asked_again));
+            self.began(serial, went);
+            (0..asked_again).for_each(|_| self.tell_state(&exec));
+            at += 1;
+        }
+    }
+
+    /// Gives up waiting for those that had their time.
+    pub(crate) fn hear_overdue_starts(&mut self, now: Instant) {
+        if self.running.iter().any(|one| one.starting.as_ref().is_some_and(|report| report.until <= now)) {
+            self.hear_starts(now);
+        }
+    }
+
+    /// Clears up after a child that could not become its program.
+    fn gave_up(&mut self, one: Running, step: u8, errno: i32) {
+        let Some(report) = &one.starting else { return };
+        let error = report.failed(step, errno);
+        if let Some(pid) = one.pid.filter(|_| one.stage == Stage::Alive) {
+            spawn::collect(pid);
+        }
+        if let Held::Group(group) = &one.held {
+            self.remove_group(&one.id, group);
+        }
+        self.did_not_begin(one.id.clone(), (&one.dir, &one.room), one.started_ms, error);
+        (0..report.asked_again).for_each(|_| self.tell_not_running(&one.id));
+    }
+
+    fn remove_group(&self, exec: &str, group: &Group) {
+        if let Some(groups) = &self.confined.groups
+            && !groups.remove(group)
+        {
+            self.log.say(&format!("the cgroup of {exec} stays"));
         }
     }
 
@@ -114,22 +192,24 @@ impl Keeper {
         Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() }
     }
 
-    fn spawn(
-        &self,
-        start: &Start,
-        serial: u64,
-        output: Option<Output>,
-        space: Space,
-    ) -> Result<Begun, NotSpawned> {
+    fn spawn(&self, start: &Start, serial: u64, output: Output, space: Space) -> Result<Begun, NotSpawned> {
         let failed = |cause: std::io::Error| NotSpawned {
             errno: cause.raw_os_error().unwrap_or(libc::EIO),
             why: format!("cannot prepare it: {cause}"),
         };
         let groups = self.confined.groups.as_ref();
         let group = groups.map(|groups| groups.make(&start.exec, serial)).transpose().map_err(failed)?;
-        let (out_file, err_file, given) = match output {
-            Some(Output { stdout, stderr }) => (Some(stdout), Some(stderr), None),
-            None => (None, None, Some(self.log.duplicate().map_err(failed)?)),
+        let (out_place, err_place, given) = match output {
+            Output::Files { stdout, stderr } => {
+                let place = |file| Place::File { file, cap: start.output_cap };
+                (place(stdout), place(stderr), None)
+            }
+            Output::Parts { dir } => {
+                let layout = Layout { head: start.job_head, segment: start.job_segment };
+                let place = |name| Place::Parts(Parts::new(dir.clone(), name, layout));
+                (place(STDOUT_FILE), place(STDERR_FILE), None)
+            }
+            Output::Log => (Place::Nowhere, Place::Nowhere, Some(self.log.duplicate().map_err(failed)?)),
         };
         let hold = match &group {
             Some(group) => Hold::Group(group),
@@ -139,10 +219,8 @@ impl Keeper {
         let Spawned { pid, guard, stdin, stdout, stderr, progress } = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
-                if let (Some(groups), Some(group)) = (groups, &group)
-                    && !groups.remove(group)
-                {
-                    self.log.say(&format!("the cgroup of {} stays", start.exec));
+                if let Some(group) = &group {
+                    self.remove_group(&start.exec, group);
                 }
                 return Err(error);
             }
@@ -152,15 +230,14 @@ impl Keeper {
             (None, Some(guard)) => Held::Guard(guard),
             (None, None) => return Err(failed(std::io::Error::from_raw_os_error(libc::ECHILD))),
         };
-        let cap = start.output_cap;
-        let stdout = Captured::new(Some(stdout), out_file, cap);
-        Ok(Begun { pid, held, stdin, stdout, stderr: Captured::new(stderr, err_file, cap), progress })
+        let (stdout, stderr) = (Captured::new(Some(stdout), out_place), Captured::new(stderr, err_place));
+        Ok(Begun { pid, held, stdin, stdout, stderr, progress })
     }
 
     fn record_not_started(
         &self,
-        dir: &OwnedFd,
-        room: &File,
+        exec: &str,
+        (dir, room): (&OwnedFd, &File),
         ended: Ended,
         started_ms: u64,
     ) -> Option<ExitRecord> {
@@ -174,7 +251,7 @@ impl Keeper {
             note: String::new(),
             cause: None,
         };
-        match execs::write_record(dir, room, &record) {
+        match execs::write_record(dir, room, exec, &record) {
             Ok(()) => Some(record),
             Err(error) => {
                 self.log.say(&format!("could not record an exec that did not start: {error}"));
@@ -184,6 +261,12 @@ impl Keeper {
     }
 
     pub(crate) fn tell_state(&mut self, exec: &str) {
+        let starting = self.running.iter_mut().filter(|one| one.id == exec);
+        if let Some(report) = starting.filter_map(|one| one.starting.as_mut()).next() {
+            // It is on its way: this is answered when it is known how that went.
+            report.asked_again = report.asked_again.saturating_add(1);
+            return;
+        }
         let state = self.shelf.state(exec, &self.running);
         let exec = exec.to_owned();
         self.tell(&match state {
@@ -237,6 +320,16 @@ impl Keeper {
     }
 }
 
+/// How a start went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Went {
+    /// It is on its way.
+    Unknown,
+    Well,
+    /// Somebody holds it up, longer than anybody waits.
+    Late,
+}
+
 /// An exec that was just spawned.
 struct Begun {
     pid: Option<i32>,
@@ -248,12 +341,28 @@ struct Begun {
 }
 
 impl Begun {
-    fn running(self, start: Start, serial: u64, dir: OwnedFd, room: File, started_ms: u64) -> Running {
+    fn running(
+        self,
+        start: Start,
+        serial: u64,
+        dir: Rc<OwnedFd>,
+        room: File,
+        started_ms: u64,
+    ) -> (Running, Went) {
+        let (starting, went) = match self.progress {
+            Progress::Begun(report) => (Some(report), Went::Unknown),
+            Progress::Runs => (None, Went::Well),
+            Progress::Late => (None, Went::Late),
+        };
+        let job = match start.kind {
+            ExecKind::Job => Some(Job::new(dir.clone(), start.keep_free)),
+            ExecKind::Tool | ExecKind::Runtime => None,
+        };
         let when_empty = match start.kind {
-            ExecKind::Tool => WhenEmpty::Close,
+            ExecKind::Tool | ExecKind::Job => WhenEmpty::Close,
             ExecKind::Runtime => WhenEmpty::StayOpen,
         };
-        Running {
+        let running = Running {
             id: start.exec,
             serial,
             kind: start.kind,
@@ -266,6 +375,8 @@ impl Begun {
             stdout: self.stdout,
             stderr: self.stderr,
             lines: Lines::default(),
+            job,
+            starting,
             stage: Stage::Alive,
             retry_at: None,
             note: String::new(),
@@ -278,6 +389,7 @@ impl Begun {
             before: Before::default(),
             space: Space::Left,
             cpu_us: 0,
-        }
+        };
+        (running, went)
     }
 }

@@ -90,7 +90,7 @@ impl OomScore {
     pub(crate) fn raise(&self, kind: ExecKind) -> io::Result<()> {
         let own = self.own.parse::<i32>().unwrap_or(0);
         let raised = match kind {
-            ExecKind::Tool => TOOL_OOM_SCORE_ADJ,
+            ExecKind::Tool | ExecKind::Job => TOOL_OOM_SCORE_ADJ,
             ExecKind::Runtime => RUNTIME_OOM_SCORE_ADJ,
         };
         (&self.file).write_all(own.max(raised).to_string().as_bytes())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lodge_link::{Ended, Event, ExecKind, Usage};
 
-use crate::captured::Flow;
+use crate::captured::{Captured, Flow, Place};
 use crate::execs::{self, Running, Stage};
 use crate::fence::Namespaces;
 use crate::group::Groups;
@@ -80,7 +80,8 @@ impl Keeper {
                 (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
             };
             if pid <= 0 {
-                return;
+                // Whoever is gone has said how its start went.
+                return self.hear_starts(Instant::now());
             }
             let died = if libc::WIFSIGNALED(status) {
                 Died::Signal(libc::WTERMSIG(status))
@@ -111,6 +112,8 @@ impl Keeper {
         while at < self.running.len() {
             let due = match self.running[at].stage {
                 Stage::Alive => None,
+                // It is told how the start went before it is told how it ended.
+                Stage::Draining { .. } if self.running[at].starting.is_some() => None,
                 Stage::Draining { .. } if self.running[at].retry_at.is_some_and(|again| now < again) => None,
                 Stage::Draining { until, .. } => Some(now >= until),
             };
@@ -123,15 +126,19 @@ impl Keeper {
 
     /// Takes what is in the pipes of an exec now.
     fn drain(&mut self, at: usize) -> Flow {
-        let (null, serial) = (self.null.as_raw_fd(), self.running[at].serial);
+        let (ways, serial) = (self.ways.clone(), self.running[at].serial);
         for _ in 0..LAST_ROUNDS_MAX {
             let stdout = match self.running[at].kind {
-                ExecKind::Tool => self.running[at].stdout.pump(null),
+                ExecKind::Tool => self.running[at].stdout.pump(&ways),
                 ExecKind::Runtime => self.relay(serial),
+                ExecKind::Job => match self.pump_job(serial) {
+                    Flow::More => continue,
+                    both @ (Flow::Dry | Flow::Ended) => return both,
+                },
             };
             self.check_output(serial);
             let stderr = match &self.running[at].stderr.pipe {
-                Some(_) => self.running[at].stderr.pump(null),
+                Some(_) => self.running[at].stderr.pump(&ways),
                 None => Flow::Ended,
             };
             match (stdout, stderr) {
@@ -152,7 +159,7 @@ impl Keeper {
         let cause = self.cause_of(&one, &ended);
         let record = one.record(ended, usage, finished_ms, cause);
         self.fail_at("keeper.before_exit_record", one.kind);
-        match execs::write_record(&one.dir, &one.room, &record) {
+        match execs::write_record(&one.dir, &one.room, &one.id, &record) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
@@ -171,7 +178,7 @@ impl Keeper {
             if let Some(pipe) = stream.pipe.take()
                 && self.leftovers.len() < LEFTOVERS_MAX
             {
-                self.leftovers.push(crate::captured::Captured::new(Some(pipe), None, 0));
+                self.leftovers.push(Captured::new(Some(pipe), Place::Nowhere));
             }
         }
         self.remember(one.id.clone(), one.pid, one.held);
@@ -282,7 +289,7 @@ impl Keeper {
 
     /// Whether anything runs that is not the runtime, which has nothing to do without a daemon.
     pub(crate) fn has_work(&self) -> bool {
-        if self.running.iter().any(|one| one.kind == ExecKind::Tool) {
+        if self.running.iter().any(|one| one.kind.is_called()) {
             return true;
         }
         self.left_behind() > 0

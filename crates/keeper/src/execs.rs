@@ -5,9 +5,10 @@
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use std::time::Instant;
 
 use lodge_link::{
@@ -17,8 +18,11 @@ use lodge_link::{
 
 use crate::captured::Captured;
 use crate::disk::Space;
+use crate::job::Job;
 use crate::kills::Held;
 use crate::relay::{Feed, Lines};
+use crate::spares::{Given, Spares};
+use crate::spawn::Report;
 use crate::sys;
 use crate::watch::Before;
 
@@ -29,6 +33,7 @@ const EXIT_TEMPORARY: &CStr = c"exit.new";
 #[derive(Debug)]
 pub(crate) struct Shelf {
     dir: OwnedFd,
+    spares: Spares,
 }
 
 /// How claiming an exec went.
@@ -43,18 +48,21 @@ pub(crate) enum Claim {
 /// A claimed exec, with everything taken that its end will need.
 #[derive(Debug)]
 pub(crate) struct Claimed {
-    pub(crate) dir: OwnedFd,
+    pub(crate) dir: Rc<OwnedFd>,
     /// As long as a record can be: what will be written there has its room on the disk.
     pub(crate) record: File,
-    /// Where a tool's streams go.
-    pub(crate) output: Option<Output>,
+    pub(crate) output: Output,
 }
 
-/// The files of a tool's streams.
+/// Where the streams of an exec go.
 #[derive(Debug)]
-pub(crate) struct Output {
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+pub(crate) enum Output {
+    /// A tool's, each to a file.
+    Files { stdout: File, stderr: File },
+    /// A job's, to files that are made as they are needed.
+    Parts { dir: Rc<OwnedFd> },
+    /// A runtime's, apart from the lines that are relayed.
+    Log,
 }
 
 /// An exec whose main process runs or ended a moment ago.
@@ -67,13 +75,17 @@ pub(crate) struct Running {
     /// The main process, unless nobody could see it.
     pub(crate) pid: Option<i32>,
     pub(crate) held: Held,
-    pub(crate) dir: OwnedFd,
+    pub(crate) dir: Rc<OwnedFd>,
     pub(crate) room: File,
     pub(crate) started_ms: u64,
     pub(crate) stdin: Feed,
     pub(crate) stdout: Captured,
     pub(crate) stderr: Captured,
     pub(crate) lines: Lines,
+    /// What a job has beyond that.
+    pub(crate) job: Option<Job>,
+    /// Its program is not known to run yet: this will tell.
+    pub(crate) starting: Option<Report>,
     pub(crate) stage: Stage,
     /// Its record could not be written: not before this moment is that tried again.
     pub(crate) retry_at: Option<Instant>,
@@ -121,7 +133,9 @@ impl Running {
     ) -> ExitRecord {
         let mut note = self.note.clone();
         for (stream, captured) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
-            if let Some(trouble) = &captured.trouble {
+            if let Some(trouble) = &captured.trouble
+                && captured.counted.seen > captured.counted.kept
+            {
                 let Counted { seen, kept } = captured.counted;
                 note.push_str(&format!("{} bytes of its {stream} were dropped: {trouble}. ", seen - kept));
             }
@@ -147,18 +161,28 @@ impl Shelf {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
-        Ok(Shelf { dir: open_dir(keeper_dir, &name)? })
+        let dir = open_dir(keeper_dir, &name)?;
+        Ok(Shelf { spares: Spares::open(&dir)?, dir })
     }
 
     /// Claims an exec: from here on it was either started by this call or never will be by another.
-    pub(crate) fn claim(&self, exec: &str, kind: ExecKind) -> io::Result<Claim> {
+    pub(crate) fn claim(&mut self, exec: &str, kind: ExecKind) -> io::Result<Claim> {
         let name = c_name(exec)?;
-        match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Claim::Taken),
-            Err(error) => return Err(error),
-        }
-        match self.equip(&name, kind) {
+        let given = match self.spares.give(&self.dir, &name) {
+            Given::Taken => return Ok(Claim::Taken),
+            Given::Ready(dir, record) => Some((dir, record)),
+            Given::None => match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
+                Ok(()) => None,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Claim::Taken),
+                Err(error) => return Err(error),
+            },
+        };
+        let equipped = match given {
+            Some((dir, record)) => Ok((dir, record)),
+            None => self.equip(&name),
+        };
+        match equipped.and_then(|(dir, record)| Ok(Claimed { output: make_output(&dir, kind)?, dir, record }))
+        {
             Ok(claimed) => Ok(Claim::New(claimed)),
             Err(error) => {
                 // It did not run: without its claim it can be asked for again.
@@ -169,19 +193,11 @@ impl Shelf {
     }
 
     /// Takes the room for the record before anything runs, so that what ran can be recorded on a full disk.
-    fn equip(&self, name: &CStr, kind: ExecKind) -> io::Result<Claimed> {
-        let dir = open_dir(&self.dir, name)?;
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-        let mut record = File::from(sys::open_at(dir.as_raw_fd(), EXIT_TEMPORARY, flags, 0o600)?);
-        record.write_all(&[0; limits::RECORD_MAX])?;
-        let output = match kind {
-            ExecKind::Tool => {
-                let (stdout, stderr) = (create_output(&dir, STDOUT_FILE)?, create_output(&dir, STDERR_FILE)?);
-                Some(Output { stdout, stderr })
-            }
-            ExecKind::Runtime => None,
-        };
-        Ok(Claimed { dir, record, output })
+    fn equip(&self, name: &CStr) -> io::Result<(Rc<OwnedFd>, File)> {
+        let dir = Rc::new(open_dir(&self.dir, name)?);
+        let record = File::from(create_output(&dir, EXIT_NEW)?);
+        record.write_all_at(&[0; limits::RECORD_MAX], 0)?;
+        Ok((dir, record))
     }
 
     /// Removes the claim of an exec that was not started, for which no descriptor may be left.
@@ -209,20 +225,29 @@ impl Shelf {
         let file = File::from(sys::open_at(dir.as_raw_fd(), &name, flags, 0).ok()?);
         let mut bytes = Vec::new();
         file.take(limits::RECORD_MAX as u64).read_to_end(&mut bytes).ok()?;
-        ExitRecord::unseal(&bytes).ok()
+        ExitRecord::unseal(&bytes, exec).ok()
     }
 
     /// Removes an exec's directory. One that is not there was removed before.
-    pub(crate) fn forget(&self, exec: &str) -> io::Result<()> {
+    pub(crate) fn forget(&mut self, exec: &str) -> io::Result<()> {
         let name = c_name(exec)?;
-        let dir = match open_dir(&self.dir, &name) {
+        let mut dir = match open_dir(&self.dir, &name) {
             Ok(dir) => dir,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
         // The record goes last: half a removal still tells how the exec ended.
-        for file in [STDOUT_FILE, STDERR_FILE, EXIT_NEW, EXIT_FILE] {
-            match sys::unlink_at(dir.as_raw_fd(), &c_name(file)?, 0) {
+        let mut files = sys::names(dir.as_raw_fd())?;
+        let record = c_name(EXIT_FILE)?;
+        if files == [record.as_c_str()] {
+            match self.spares.take(&self.dir, &name, dir, &record, EXIT_TEMPORARY)? {
+                None => return Ok(()),
+                Some(given_back) => dir = given_back,
+            }
+        }
+        files.sort_by_key(|file| file.as_bytes() == EXIT_FILE.as_bytes());
+        for file in files {
+            match sys::unlink_at(dir.as_raw_fd(), &file, 0) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -252,16 +277,25 @@ impl Shelf {
 }
 
 /// Writes the exit record into its room, so that it is there whole or not at all.
-pub(crate) fn write_record(dir: &OwnedFd, room: &File, record: &ExitRecord) -> io::Result<()> {
-    let sealed = record.seal();
-    room.write_all_at(&sealed, 0)?;
+pub(crate) fn write_record(dir: &OwnedFd, room: &File, exec: &str, record: &ExitRecord) -> io::Result<()> {
     // What is behind the record says nothing: it may stay.
-    drop(room.set_len(sealed.len() as u64));
+    room.write_all_at(&record.seal(exec), 0)?;
     sys::rename_at(dir.as_raw_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 
-/// Creates the file that a stream of the exec goes to.
-fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<Output> {
+    Ok(match kind {
+        ExecKind::Tool => Output::Files {
+            stdout: create_output(dir, STDOUT_FILE)?.into(),
+            stderr: create_output(dir, STDERR_FILE)?.into(),
+        },
+        ExecKind::Job => Output::Parts { dir: dir.clone() },
+        ExecKind::Runtime => Output::Log,
+    })
+}
+
+/// Creates a file of the exec, which nobody else made.
+pub(crate) fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     sys::open_at(dir.as_raw_fd(), &c_name(name)?, flags, 0o600)
 }

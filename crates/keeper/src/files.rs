@@ -7,10 +7,10 @@ use std::io;
 
 use crate::sys;
 
-/// Descriptors that one exec needs while it runs: three pipes, its directory, three files, and what holds it.
-const PER_EXEC: usize = 9;
-/// Those of the keeper itself, of peers, and of an exec that is just being started.
-const RESERVED: usize = 64;
+/// Descriptors that one exec needs while it runs: three pipes, its directory, four files, and what holds it.
+const PER_EXEC: usize = 10;
+/// Those of the keeper itself, of peers, of spare directories, and of an exec that is just being started.
+const RESERVED: usize = 72;
 
 /// The limits on descriptors.
 #[derive(Debug, Clone, Copy)]
@@ -68,8 +68,8 @@ mod tests {
             (0..1000).take_while(|execs| files.suffice(Holding { execs: *execs, rest })).count()
         };
         assert_eq!(most(64, 0), 0);
-        assert_eq!(most(1024, 0), 106);
-        assert_eq!(most(1024, 90), 96);
+        assert_eq!(most(1024, 0), 95);
+        assert_eq!(most(1024, 90), 86);
         assert_eq!(most(libc::RLIM_INFINITY, 0), 1000);
     }
 }

@@ -3,15 +3,15 @@
 //! Owns: which descriptors are watched and for how long to sleep. Commands are carried out in
 //! `commands`, endings in `ends`.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use lodge_link::{Event, ExecKind, KeeperSpec, TurnedAwayWhy, VERSION, Welcome, keeper_proof};
 
-use crate::captured::{Captured, Flow};
+use crate::captured::{Captured, Flow, Ways};
 use crate::confine::Confined;
 use crate::disk::Disk;
 use crate::execs::{Running, Shelf, Stage};
@@ -45,9 +45,9 @@ pub(crate) struct Keeper {
     pub(crate) confined: Confined,
     pub(crate) shelf: Shelf,
     pub(crate) signals: OwnedFd,
-    pub(crate) null: File,
+    pub(crate) ways: Rc<Ways>,
     strangers: Vec<Stranger>,
-    daemon: Option<Daemon>,
+    pub(crate) daemon: Option<Daemon>,
     /// The highest epoch that was ever served.
     epoch: u64,
     pub(crate) running: Vec<Running>,
@@ -91,6 +91,7 @@ enum Source {
     Stdout(u64),
     Stderr(u64),
     Guard(u64),
+    Starts,
     Leftovers,
     Count,
 }
@@ -109,7 +110,7 @@ impl Keeper {
         Ok(Keeper {
             shelf: Shelf::open(&dir)?,
             signals: crate::ends::signals()?,
-            null: File::options().write(true).open("/dev/null")?,
+            ways: Ways::open()?,
             strangers: Vec::new(),
             daemon: None,
             epoch: 0,
@@ -187,6 +188,9 @@ impl Keeper {
             {
                 add(status.as_raw_fd(), libc::POLLIN, Source::Guard(one.serial));
             }
+            if let Some(report) = &one.starting {
+                add(report.pipe.as_raw_fd(), libc::POLLIN, Source::Starts);
+            }
             if let Some(pipe) = one.stdin.waiting() {
                 add(pipe.as_raw_fd(), libc::POLLOUT, Source::Stdin(one.serial));
             }
@@ -207,7 +211,6 @@ impl Keeper {
     }
 
     fn serve(&mut self, source: Source, events: libc::c_short) {
-        let null = self.null.as_raw_fd();
         match source {
             Source::Signals => self.take_signals(),
             Source::Listener => self.accept(),
@@ -218,22 +221,40 @@ impl Keeper {
                     one.stdin.pump();
                 }
             }
-            // What a pump or a relay found is seen again, or not, by the next poll.
-            Source::Stdout(serial) => match self.find(serial) {
-                Some(one) if one.kind == ExecKind::Tool => {
-                    one.stdout.pump(null);
-                    self.check_output(serial);
-                }
-                Some(_) => drop(self.relay(serial)),
-                None => {}
-            },
-            Source::Stderr(serial) => {
-                self.find(serial).map(|one| one.stderr.pump(null));
-                self.check_output(serial);
-            }
+            Source::Stdout(serial) => self.hear_stdout(serial),
+            Source::Stderr(serial) => self.hear_stderr(serial),
             Source::Count => self.hear_count(Instant::now()),
             Source::Guard(serial) => self.hear_guard(serial),
-            Source::Leftovers => self.leftovers.retain_mut(|leftover| leftover.pump(null) != Flow::Ended),
+            Source::Starts => self.hear_starts(Instant::now()),
+            Source::Leftovers => {
+                self.leftovers.retain_mut(|leftover| leftover.pump(&self.ways) != Flow::Ended)
+            }
+        }
+    }
+
+    // What a pump or a relay found is seen again, or not, by the next poll.
+    fn hear_stdout(&mut self, serial: u64) {
+        let ways = self.ways.clone();
+        let Some(one) = self.find(serial) else { return };
+        match one.kind {
+            ExecKind::Tool => {
+                one.stdout.pump(&ways);
+                self.check_output(serial);
+            }
+            ExecKind::Job => drop(self.pump_job(serial)),
+            ExecKind::Runtime => drop(self.relay(serial)),
+        }
+    }
+
+    fn hear_stderr(&mut self, serial: u64) {
+        let ways = self.ways.clone();
+        let Some(one) = self.find(serial) else { return };
+        match one.kind {
+            ExecKind::Tool | ExecKind::Runtime => {
+                one.stderr.pump(&ways);
+                self.check_output(serial);
+            }
+            ExecKind::Job => drop(self.pump_job(serial)),
         }
     }
 
@@ -391,9 +412,10 @@ impl Keeper {
         let alone = self.daemon.is_none().then_some(self.look_around_at());
         let strays = self.strays.map(|strays| strays.at);
         let alive = self.running.iter().filter(|one| one.stage == Stage::Alive);
-        let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at);
+        let starts = self.running.iter().filter_map(|one| Some(one.starting.as_ref()?.until));
+        let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at).chain(starts);
         let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);
-        let due = due.chain(watches).min();
+        let due = due.chain(watches).chain(self.tell_at()).min();
         let Some(due) = due else { return -1 };
         // Rounded up: waking a moment early would only mean to sleep again.
         i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
@@ -401,6 +423,8 @@ impl Keeper {
 
     fn keep_time(&mut self, now: Instant) {
         self.strangers.retain(|stranger| stranger.until > now);
+        self.tell_outputs(now);
+        self.hear_overdue_starts(now);
         self.finish_drained(now);
         self.end_overdue(now);
         self.look(now);

@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodge_link::{ExecKind, Start};
@@ -57,19 +58,58 @@ pub(crate) struct Spawned {
     pub(crate) progress: Progress,
 }
 
-/// How far a child came within its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How far a child came.
+#[derive(Debug)]
 pub(crate) enum Progress {
+    /// It is on its way, and reports how that went.
+    Begun(Report),
     Runs,
     /// Somebody holds it up. Whether the program began cannot be told.
     Late,
 }
 
+/// What a child has to say, once it has replaced itself or could not, and what it was to become.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) pipe: OwnedFd,
+    /// When it has had its time.
+    pub(crate) until: Instant,
+    /// How often it was asked for meanwhile. Each is answered.
+    pub(crate) asked_again: u32,
+    program: OsString,
+    cwd: PathBuf,
+}
+
 /// What a child says about replacing itself.
-enum Replaced {
+pub(crate) enum Replaced {
     Yes,
     NotYet,
     Failed { step: u8, errno: i32 },
+}
+
+impl Report {
+    fn new(pipe: OwnedFd, until: Instant, start: &Start) -> Report {
+        let program = start.argv.first().cloned().unwrap_or_default();
+        Report { pipe, until, asked_again: 0, program, cwd: start.cwd.clone() }
+    }
+
+    /// What the child says, if it is known by now or the child had its time.
+    pub(crate) fn look(&self, now: Instant) -> Option<Replaced> {
+        let mut message = [0; REPORT_LEN];
+        match sys::read(self.pipe.as_raw_fd(), &mut message) {
+            Ok(len) => Some(replaced(message, len)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                (now >= self.until).then_some(Replaced::NotYet)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+            Err(_) => Some(Replaced::Yes),
+        }
+    }
+
+    /// Why there is no program.
+    pub(crate) fn failed(&self, step: u8, errno: i32) -> NotSpawned {
+        not_spawned(&self.program, &self.cwd, step, errno)
+    }
 }
 
 /// Why there is no child.
@@ -117,8 +157,8 @@ struct Prepared {
     cwd: CString,
 }
 
-/// Starts a program. Returns once it runs, is known not to, or had its time: anything in the sandbox may stop
-/// the child on its way, and nothing may stop the keeper.
+/// Starts a program, and does not wait for it: anything in the sandbox may stop the child on its way, and nothing may
+/// stop the keeper. Only that of a guardian is waited for, until it runs, is known not to, or had its time.
 ///
 /// `stderr` replaces the pipe that it would otherwise get.
 pub(crate) fn spawn(
@@ -145,6 +185,7 @@ pub(crate) fn spawn(
     }
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
     let theirs = Theirs { streams, report: report_theirs.as_raw_fd() };
+    let until = Instant::now() + SPAWN_WITHIN;
     let (first, status) = match hold {
         Hold::Group(group) => {
             let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd())).map_err(failed)?;
@@ -152,7 +193,9 @@ pub(crate) fn spawn(
                 let (step, error) = become_program(&prepared, confined, theirs, 0);
                 tell(step, error, theirs.report)
             }
-            (pid, None)
+            drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
+            let progress = Progress::Begun(Report::new(report, until, start));
+            return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress });
         }
         Hold::Guardian { lock, others } => {
             let (status, status_theirs) = sys::pipe().map_err(failed)?;
@@ -163,34 +206,33 @@ pub(crate) fn spawn(
                 let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
                 become_guardian(&prepared, confined, theirs, guards);
             }
-            (pid, Some(status))
+            (pid, status)
         }
     };
     drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
-    let until = Instant::now() + SPAWN_WITHIN;
     let mut progress = match await_program(report, until) {
         Replaced::Yes => Progress::Runs,
         Replaced::NotYet => Progress::Late,
         Replaced::Failed { step, errno } => {
             collect(first);
-            return Err(not_spawned(start, step, errno));
+            let program = start.argv.first().map_or(OsStr::new(""), OsString::as_os_str);
+            return Err(not_spawned(program, &start.cwd, step, errno));
         }
     };
-    let (pid, guard) = match status.map(|status| Guard::meet(first, status, until)) {
-        None => (Some(first), None),
-        Some((mut guard, Met::Program(main))) => {
+    let (pid, guard) = match Guard::meet(first, status, until) {
+        (mut guard, Met::Program(main)) => {
             if !confined.proc_is_ours {
                 guard.hold_main(main);
             }
-            (Some(main), Some(guard))
+            (Some(main), guard)
         }
-        Some((guard, Met::Nobody)) => (None, Some(guard)),
-        Some((guard, Met::Late)) => {
+        (guard, Met::Nobody) => (None, guard),
+        (guard, Met::Late) => {
             progress = Progress::Late;
-            (None, Some(guard))
+            (None, guard)
         }
     };
-    Ok(Spawned { pid, guard, stdin, stdout, stderr, progress })
+    Ok(Spawned { pid, guard: Some(guard), stdin, stdout, stderr, progress })
 }
 
 /// `added` are variables that the start may set otherwise.
@@ -269,7 +311,7 @@ fn become_program(
     guardians: u64,
 ) -> (Step, io::Error) {
     let apart = match prepared.kind {
-        ExecKind::Tool => confined.apart.as_ref(),
+        ExecKind::Tool | ExecKind::Job => confined.apart.as_ref(),
         ExecKind::Runtime => None,
     };
     let makes_nothing = match prepared.space {
@@ -390,24 +432,31 @@ fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
 fn await_program(report: OwnedFd, until: Instant) -> Replaced {
     let mut message = [0; REPORT_LEN];
     match sys::read_until(report.as_raw_fd(), &mut message, until) {
-        Ok(REPORT_LEN) => {
-            let [step, errno @ ..] = message;
-            Replaced::Failed { step, errno: i32::from_le_bytes(errno) }
-        }
+        Ok(len) => replaced(message, len),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Replaced::NotYet,
-        Ok(_) | Err(_) => Replaced::Yes,
+        Err(_) => Replaced::Yes,
     }
 }
 
-fn not_spawned(start: &Start, step: u8, errno: i32) -> NotSpawned {
+/// A child that replaced itself closed the pipe without a word.
+fn replaced(message: [u8; REPORT_LEN], len: usize) -> Replaced {
+    let [step, errno @ ..] = message;
+    if len == REPORT_LEN {
+        Replaced::Failed { step, errno: i32::from_le_bytes(errno) }
+    } else {
+        Replaced::Yes
+    }
+}
+
+fn not_spawned(program: &OsStr, cwd: &Path, step: u8, errno: i32) -> NotSpawned {
     let cause = io::Error::from_raw_os_error(errno);
-    let program = start.argv.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+    let program = program.to_string_lossy();
     let why = if step == Step::Program as u8 && errno == libc::ENOENT {
         format!("no program `{program}`")
     } else if step == Step::Program as u8 {
         format!("cannot run `{program}`: {cause}")
     } else if step == Step::Directory as u8 {
-        format!("cannot enter {}: {cause}", start.cwd.display())
+        format!("cannot enter {}: {cause}", cwd.display())
     } else if step == Step::User as u8 {
         format!("cannot become the sandbox's user: {cause}")
     } else if step == Step::Hold as u8 {
@@ -420,7 +469,7 @@ fn not_spawned(start: &Start, step: u8, errno: i32) -> NotSpawned {
 
 /// Collects a child that has nothing left to do but to end, or its guardian. One that somebody stopped is killed
 /// and left to the loop, which collects everybody and looks for what a killed guardian left.
-fn collect(pid: i32) {
+pub(crate) fn collect(pid: i32) {
     for _ in 0..COLLECT_LOOKS_MAX {
         // SAFETY: a null status is allowed, and `usleep` takes a plain number.
         unsafe {

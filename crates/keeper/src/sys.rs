@@ -57,6 +57,14 @@ pub(crate) fn rename_at(dir: RawFd, from: &CStr, to: &CStr) -> io::Result<()> {
     check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) }).map(drop)
 }
 
+/// As [`rename_at`], unless something has the new name.
+pub(crate) fn rename_new(dir: RawFd, from: &CStr, to: &CStr) -> io::Result<()> {
+    let flags = libc::RENAME_NOREPLACE;
+    // SAFETY: both names are valid C strings for the whole call.
+    let renamed = unsafe { libc::syscall(libc::SYS_renameat2, dir, from.as_ptr(), dir, to.as_ptr(), flags) };
+    check_long(renamed).map(drop)
+}
+
 pub(crate) fn stat(fd: RawFd) -> io::Result<libc::stat> {
     // SAFETY: `stat` is plain data, for which zeroes are a valid value, and outlives the call.
     unsafe {
@@ -134,6 +142,14 @@ pub(crate) fn splice(pipe: BorrowedFd<'_>, to: RawFd, len: usize) -> io::Result<
     // SAFETY: no offsets are passed, so no memory is touched.
     let moved = unsafe { libc::splice(from, none, to, none, len, flags) };
     usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+}
+
+/// How many bytes wait in a pipe.
+pub(crate) fn waiting(pipe: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes one integer, to `bytes`.
+    check(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD as _, &mut bytes) })?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
 /// Sends bytes and a descriptor with the first of them.
@@ -317,6 +333,44 @@ pub(crate) fn statfs(path: &CStr) -> io::Result<libc::statfs> {
         let mut stat: libc::statfs = std::mem::zeroed();
         check(libc::statfs(path.as_ptr(), &mut stat))?;
         Ok(stat)
+    }
+}
+
+/// What an ordinary user may still write to the file system that `dir` is on.
+pub(crate) fn free_bytes(dir: RawFd) -> io::Result<u64> {
+    // SAFETY: `statvfs` is plain data, for which zeroes are a valid value, and outlives the call.
+    unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        check(libc::fstatvfs(dir, &mut stat))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+/// The names in a directory, but for itself and its parent.
+pub(crate) fn names(dir: RawFd) -> io::Result<Vec<CString>> {
+    let listed = open_at(dir, c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let mut names = Vec::new();
+    // SAFETY: the stream takes the descriptor over, unless it fails, and is closed once. An entry is valid until the next
+    // one is read, and its name ends with a zero byte.
+    unsafe {
+        let stream = libc::fdopendir(listed.as_raw_fd());
+        if stream.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        std::mem::forget(listed);
+        loop {
+            *libc::__errno_location() = 0;
+            let entry = libc::readdir64(stream);
+            if entry.is_null() {
+                let error = io::Error::last_os_error();
+                libc::closedir(stream);
+                return if error.raw_os_error() == Some(0) { Ok(names) } else { Err(error) };
+            }
+            let name = CStr::from_ptr((*entry).d_name.as_ptr());
+            if name != c"." && name != c".." {
+                names.push(name.to_owned());
+            }
+        }
     }
 }
 

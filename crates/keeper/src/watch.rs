@@ -93,7 +93,7 @@ impl Keeper {
         if self.watch.at.is_none_or(|at| at > now) {
             return;
         }
-        let tools = self.running.iter().any(|one| one.kind == ExecKind::Tool);
+        let tools = self.running.iter().any(|one| one.kind.is_called());
         let is_at_work = self.watch.runtime_at.is_some_and(|at| now < at + RUNTIME_AT_WORK);
         self.watch.at = if tools {
             Some(now + LOOK_EVERY)
@@ -126,7 +126,7 @@ impl Keeper {
     fn look_at_cpu_time(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.cpu_ms else { return };
         let mut over = Vec::new();
-        for one in self.running.iter_mut().filter(|one| one.kind == ExecKind::Tool) {
+        for one in self.running.iter_mut().filter(|one| one.kind.is_called()) {
             let used_us = match (&one.held, loads) {
                 (Held::Group(group), _) => group.cpu_us(),
                 (Held::Guard(guard), Some(loads)) => guard.pid.map_or(0, |guardian| {
@@ -168,7 +168,7 @@ impl Keeper {
             let present: Vec<u64> = self.running.iter().filter(was_there).map(|one| one.serial).collect();
             let was_there = |using: &Using| using.serial.is_none_or(|serial| present.contains(&serial));
             // Had it been the runtime, it would have fallen.
-            let is_tool = |using: &Using| using.kind == ExecKind::Tool;
+            let is_tool = |using: &Using| using.kind.is_called();
             let all = self.using(&Loads::now()).into_iter();
             let using: Vec<Using> = all.filter(|using| is_tool(using) && was_there(using)).collect();
             let since = *self.watch.killed_at.get_or_insert(now);
@@ -250,7 +250,7 @@ impl Keeper {
             let own = spaces.iter().find(|(serial, _)| using.serial == Some(*serial));
             own.is_none_or(|(_, space)| space.may_have_taken(cause.used))
         };
-        let is_tool = |using: &Using| using.kind == ExecKind::Tool;
+        let is_tool = |using: &Using| using.kind.is_called();
         let using = self.using(&loads).into_iter().filter(|using| is_tool(using) && may_have_taken(using));
         let written = |using: &Using| using.pids.iter().map(|pid| loads::written_bytes(*pid)).sum::<u64>();
         let using: Vec<(u64, Using)> = using.map(|using| (written(&using), using)).collect();
@@ -327,7 +327,7 @@ impl Keeper {
     pub(crate) fn check_output(&mut self, serial: u64) {
         let Some(one) = self.running.iter().find(|one| one.serial == serial) else { return };
         let used = one.stdout.counted.seen + one.stderr.counted.seen;
-        if one.kind == ExecKind::Tool && one.output_max > 0 && used > one.output_max {
+        if one.kind.is_called() && one.output_max > 0 && used > one.output_max {
             let cause = Cause { resource: Resource::Output, limit: one.output_max, used };
             self.breach(serial, cause, Duration::ZERO);
         }
@@ -341,7 +341,7 @@ impl Keeper {
         let limits = self.confined.bounds.limits;
         let by = |signal: i32| *ended == Ended::Signal(signal) || *ended == Ended::Code(128 + signal);
         let cause = |resource, limit: Option<u64>| limit.map(|limit| Cause { resource, limit, used: 0 });
-        if one.kind == ExecKind::Tool && by(libc::SIGXCPU) && limits.cpu_ms.is_some() {
+        if one.kind.is_called() && by(libc::SIGXCPU) && limits.cpu_ms.is_some() {
             return cause(Resource::CpuTime, limits.cpu_ms);
         }
         if by(libc::SIGXFSZ) && limits.disk_bytes.is_some() {
@@ -349,8 +349,7 @@ impl Keeper {
         }
         let now = self.before();
         // Whoever runs beside it may have been hit as well.
-        let is_alone =
-            one.kind == ExecKind::Tool && !self.running.iter().any(|one| one.kind == ExecKind::Tool);
+        let is_alone = one.kind.is_called() && !self.running.iter().any(|one| one.kind.is_called());
         let was_asked_to_end = self.is_doomed(&one.id) || self.ending.is_some();
         let was_large = match (&one.stage, limits.memory_bytes) {
             (Stage::Draining { usage, .. }, Some(limit)) => {
@@ -360,7 +359,7 @@ impl Keeper {
         };
         // A kill that nobody was told of: what fails at that moment, or was that large, is whom it struck.
         let is_new = now.oom_kills > self.watch.oom_kills && (was_large || *ended != Ended::Code(0));
-        let fell = by(libc::SIGKILL) || is_alone || (is_new && one.kind == ExecKind::Tool);
+        let fell = by(libc::SIGKILL) || is_alone || (is_new && one.kind.is_called());
         if now.oom_kills > one.before.oom_kills && fell && !was_asked_to_end {
             self.watch.oom_kills = now.oom_kills;
             return cause(Resource::Memory, limits.memory_bytes);
@@ -371,7 +370,7 @@ impl Keeper {
 
     /// Whether the kernel refused processes while this exec ran.
     fn is_refused(&self, one: &Running, ended: &Ended) -> bool {
-        let Some(limit) = self.confined.bounds.limits.pids.filter(|_| one.kind == ExecKind::Tool) else {
+        let Some(limit) = self.confined.bounds.limits.pids.filter(|_| one.kind.is_called()) else {
             return false;
         };
         match self.confined.bounds.refused_forks() {
@@ -409,6 +408,6 @@ fn pids_of(held: &Held, loads: &Loads) -> Vec<i32> {
 
 /// A tool before the runtime, and of those the one that uses most.
 fn largest(using: Vec<Using>, of: impl Fn(&Using) -> u64) -> Option<Using> {
-    let rank = |using: &Using| (of(using) > 0, using.kind == ExecKind::Tool, of(using));
+    let rank = |using: &Using| (of(using) > 0, using.kind.is_called(), of(using));
     using.into_iter().filter(|using| of(using) > 0).max_by_key(rank)
 }

@@ -16,6 +16,18 @@ pub enum ExecKind {
     Tool,
     /// Lines of stdin and stdout are relayed; stderr goes to the sandbox's log.
     Runtime,
+    /// A tool that nobody waits for: both ends of a long output are kept, and told of while it flows.
+    Job,
+}
+
+impl ExecKind {
+    /// Whether it is called for a result: it is limited, captured and left to end by itself.
+    pub fn is_called(self) -> bool {
+        match self {
+            ExecKind::Tool | ExecKind::Job => true,
+            ExecKind::Runtime => false,
+        }
+    }
 }
 
 /// One program to run.
@@ -36,6 +48,12 @@ pub struct Start {
     pub timeout_ms: u64,
     /// Most bytes that it may write to both streams together before it is ended; 0: any number.
     pub output_max: u64,
+    /// Of a job: how many bytes of the beginning of each stream are kept.
+    pub job_head: u64,
+    /// Of a job: how many bytes each of the last segments of a stream holds. The last one to two are kept.
+    pub job_segment: u64,
+    /// Of a job: below so many free bytes of the disk nothing more of its output is kept.
+    pub keep_free: u64,
 }
 
 impl fmt::Debug for Start {
@@ -97,6 +115,12 @@ pub enum Event {
     Pong {
         token: u64,
     },
+    /// A job wrote this much to its streams so far.
+    Output {
+        exec: String,
+        stdout: u64,
+        stderr: u64,
+    },
 }
 
 /// Whether a layer of the fence holds, and if not, why.
@@ -145,6 +169,7 @@ pub(crate) mod kind {
     pub(crate) const LOST: u8 = 70;
     pub(crate) const LINE_FROM_RUNTIME: u8 = 71;
     pub(crate) const PONG: u8 = 72;
+    pub(crate) const OUTPUT: u8 = 73;
 }
 
 /// Appends one frame to `out`, with the fields that `put` writes.
@@ -201,6 +226,7 @@ impl Start {
         put.u8(match self.kind {
             ExecKind::Tool => 1,
             ExecKind::Runtime => 2,
+            ExecKind::Job => 3,
         });
         put.list(&self.argv, |put, arg| {
             put.os(arg);
@@ -210,6 +236,7 @@ impl Start {
         });
         put.os(self.cwd.as_os_str()).bytes(&self.stdin).u64(self.output_cap);
         put.u64(self.timeout_ms).u64(self.output_max);
+        put.u64(self.job_head).u64(self.job_segment).u64(self.keep_free);
     }
 
     fn take(take: &mut Take<'_>) -> Result<Start, DecodeError> {
@@ -218,6 +245,7 @@ impl Start {
             kind: match take.u8()? {
                 1 => ExecKind::Tool,
                 2 => ExecKind::Runtime,
+                3 => ExecKind::Job,
                 unknown => return Err(DecodeError::BadTag(unknown)),
             },
             argv: take.list(|take| take.os())?,
@@ -225,9 +253,12 @@ impl Start {
             cwd: take.os()?.into(),
             stdin: take.bytes()?.to_vec(),
             output_cap: take.u64()?,
-            // Daemons before these knew neither.
+            // Daemons before these knew none of them.
             timeout_ms: if take.is_empty() { 0 } else { take.u64()? },
             output_max: if take.is_empty() { 0 } else { take.u64()? },
+            job_head: if take.is_empty() { 0 } else { take.u64()? },
+            job_segment: if take.is_empty() { 0 } else { take.u64()? },
+            keep_free: if take.is_empty() { 0 } else { take.u64()? },
         })
     }
 }
@@ -251,6 +282,9 @@ impl Event {
             Event::Pong { token } => append(out, kind::PONG, |put| {
                 put.u64(*token);
             }),
+            Event::Output { exec, stdout, stderr } => append(out, kind::OUTPUT, |put| {
+                put.text(exec).u64(*stdout).u64(*stderr);
+            }),
         }
     }
 
@@ -273,6 +307,7 @@ impl Event {
             kind::LOST => Event::Lost { exec: take.text()? },
             kind::LINE_FROM_RUNTIME => Event::RuntimeLine(take.bytes()?.to_vec()),
             kind::PONG => Event::Pong { token: take.u64()? },
+            kind::OUTPUT => Event::Output { exec: take.text()?, stdout: take.u64()?, stderr: take.u64()? },
             _unknown => return Ok(None),
         }))
     }
@@ -340,8 +375,12 @@ mod tests {
             output_cap: 10,
             timeout_ms: 11,
             output_max: 12,
+            job_head: 13,
+            job_segment: 14,
+            keep_free: 15,
         };
         vec![
+            Command::Start(Start { kind: ExecKind::Job, ..start.clone() }),
             Command::Start(start),
             Command::Kill { exec: "e1".to_owned(), grace_ms: 5 },
             Command::Forget { exec: "e1".to_owned() },
@@ -370,6 +409,7 @@ mod tests {
             Event::Lost { exec: exec() },
             Event::RuntimeLine(b"{}".to_vec()),
             Event::Pong { token: 9 },
+            Event::Output { exec: exec(), stdout: 3, stderr: 4 },
         ]
     }
 
@@ -419,6 +459,22 @@ mod tests {
         let mut assembler = Assembler::default();
         assembler.push(&2000u32.to_le_bytes());
         assert_eq!(assembler.next_frame(1024).unwrap_err(), FrameError { len: 2000, len_max: 1024 });
+    }
+
+    #[test]
+    fn a_start_of_a_daemon_that_knew_no_jobs_is_one_without_their_fields() {
+        let Command::Start(start) = commands().remove(1) else { panic!() };
+        let mut put = Put::default();
+        start.put(&mut put);
+        let fields = [(0, start.clone()), (1, Start { keep_free: 0, ..start.clone() })];
+        let none = Start { job_head: 0, job_segment: 0, keep_free: 0, ..start.clone() };
+        for (missing, expected) in
+            fields.into_iter().chain([(3, none.clone()), (5, Start { timeout_ms: 0, output_max: 0, ..none })])
+        {
+            let bytes = &put.out[..put.out.len() - missing * size_of::<u64>()];
+            assert_eq!(Start::take(&mut Take::new(bytes)), Ok(expected), "without {missing}");
+            assert!(Start::take(&mut Take::new(&bytes[..bytes.len() - 1])).is_err(), "cut before {missing}");
+        }
     }
 
     #[test]

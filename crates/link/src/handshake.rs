@@ -12,7 +12,9 @@ use crate::sha256::{DIGEST_LEN, hmac_sha256};
 use crate::wire::{DecodeError, Put, Take};
 
 /// The version of the link that this code speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The first version whose keepers know jobs. An earlier one takes the start of a job for nonsense, and closes the link.
+const JOBS_SINCE: u32 = 2;
 /// Bytes of a nonce.
 pub const NONCE_LEN: usize = 32;
 
@@ -45,6 +47,13 @@ pub struct Welcome {
     pub execs: Vec<KnownExec>,
     /// The limits of the sandbox and who enforces them.
     pub limits: Vec<InForce>,
+}
+
+impl Welcome {
+    /// Whether the keeper can be asked to start a job.
+    pub fn knows_jobs(&self) -> bool {
+        self.version >= JOBS_SINCE
+    }
 }
 
 /// One exec that a keeper knows of.

@@ -9,7 +9,9 @@
 mod bounds;
 mod frame;
 mod handshake;
+mod job_files;
 pub mod limits;
+mod order;
 mod record;
 mod secret;
 mod sha256;
@@ -22,6 +24,8 @@ pub use handshake::{
     Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
     daemon_proof, keeper_proof,
 };
+pub use job_files::{Segment, segment_name};
+pub use order::{Marks, Runs, Speaker};
 pub use record::{Counted, Ended, ExitRecord, Usage};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
@@ -52,6 +56,10 @@ pub const EXIT_FILE: &str = "exit";
 pub const STDOUT_FILE: &str = "stdout";
 /// Within an exec's directory: what it wrote to its standard error.
 pub const STDERR_FILE: &str = "stderr";
+/// Within a job's directory: in which order its streams spoke, see [`Runs`].
+pub const ORDER_FILE: &str = "order";
+/// Within a job's directory: how much of either stream was taken elsewhere, so that it may be gone from here.
+pub const RELEASED_FILE: &str = "released";
 
 /// Descriptors a keeper is started with.
 pub mod descriptors {

@@ -71,27 +71,37 @@ impl ExitRecord {
         put.out
     }
 
-    /// The record as it goes to a file.
-    pub fn seal(&self) -> Vec<u8> {
-        let bare = self.encode();
+    /// The record as it goes to a file, which says whose it is: the room for it may have held another's before.
+    pub fn seal(&self, exec: &str) -> Vec<u8> {
+        let mut named = Put { out: self.encode() };
+        named.text(exec);
         let mut put = Put::default();
-        put.fixed(SEALED).fixed(&seal_of(&bare)).bytes(&bare);
+        put.fixed(SEALED).fixed(&seal_of(&named.out)).bytes(&named.out);
         put.out
     }
 
-    /// Reads a file that holds a sealed record, or a bare one of a keeper that did not seal yet.
-    pub fn unseal(bytes: &[u8]) -> Result<ExitRecord, DecodeError> {
+    /// Reads a file that holds the sealed record of this exec, or one of a keeper that did not seal or name it yet.
+    pub fn unseal(bytes: &[u8], exec: &str) -> Result<ExitRecord, DecodeError> {
         let mut take = Take::new(bytes);
         if &take.fixed::<4>()? != SEALED {
             return ExitRecord::decode(bytes);
         }
         let seal = take.fixed::<SEAL_LEN>()?;
         let bare = take.bytes()?;
-        if seal_of(bare) == seal { ExitRecord::decode(bare) } else { Err(DecodeError::BadSeal) }
+        if seal_of(bare) != seal {
+            return Err(DecodeError::BadSeal);
+        }
+        let mut take = Take::new(bare);
+        let record = ExitRecord::take(&mut take)?;
+        let is_its_own = take.is_empty() || take.text()? == exec;
+        if is_its_own { Ok(record) } else { Err(DecodeError::BadSeal) }
     }
 
     pub fn decode(bytes: &[u8]) -> Result<ExitRecord, DecodeError> {
-        let mut take = Take::new(bytes);
+        ExitRecord::take(&mut Take::new(bytes))
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<ExitRecord, DecodeError> {
         if &take.fixed::<4>()? != MAGIC {
             return Err(DecodeError::BadMagic);
         }
@@ -111,7 +121,7 @@ impl ExitRecord {
             usage: Usage { user_us: take.u64()?, system_us: take.u64()?, max_rss_kb: take.u64()? },
             note: take.text()?,
             // Keepers before this one knew of none.
-            cause: if take.is_empty() { None } else { Cause::take(&mut take)? },
+            cause: if take.is_empty() { None } else { Cause::take(take)? },
         })
     }
 }
@@ -130,6 +140,7 @@ mod tests {
 
     /// Length of a cause at the end of a record.
     const CAUSE_LEN: usize = 17;
+    const EXEC: &str = "e1";
 
     fn sample(ended: Ended) -> ExitRecord {
         ExitRecord {
@@ -192,38 +203,47 @@ mod tests {
     #[test]
     fn a_sealed_record_comes_back_and_so_does_a_bare_one() {
         for record in [sample(Ended::Code(3)), long()] {
-            let mut sealed = record.seal();
+            let mut sealed = record.seal(EXEC);
             assert!(sealed.len() <= limits::RECORD_MAX);
             sealed.extend_from_slice(&[0; 512]);
-            assert_eq!(ExitRecord::unseal(&sealed), Ok(record.clone()));
-            assert_eq!(ExitRecord::unseal(&record.encode()), Ok(record));
+            assert_eq!(ExitRecord::unseal(&sealed, EXEC), Ok(record.clone()));
+            assert_eq!(ExitRecord::unseal(&record.encode(), EXEC), Ok(record));
         }
+    }
+
+    #[test]
+    fn a_sealed_record_of_another_exec_is_none_and_one_that_names_nobody_is_anybodys() {
+        let record = sample(Ended::Code(3));
+        assert!(ExitRecord::unseal(&record.seal(EXEC), "e2").is_err());
+        let (bare, mut put) = (record.encode(), Put::default());
+        put.fixed(SEALED).fixed(&seal_of(&bare)).bytes(&bare);
+        assert_eq!(ExitRecord::unseal(&put.out, EXEC), Ok(record));
     }
 
     #[test]
     fn no_remains_of_a_sealed_record_are_read_as_an_outcome() {
         for record in [sample(Ended::Code(0)), long()] {
-            let sealed = record.seal();
+            let sealed = record.seal(EXEC);
             for len in 0..sealed.len() {
-                assert!(ExitRecord::unseal(&sealed[..len]).is_err(), "cut at {len}");
+                assert!(ExitRecord::unseal(&sealed[..len], EXEC).is_err(), "cut at {len}");
             }
             for sector in 0..sealed.len().div_ceil(512) {
                 let (from, to) = (sector * 512, sealed.len().min(sector * 512 + 512));
                 let mut lost = sealed.clone();
                 lost[from..to].fill(0);
-                assert!(ExitRecord::unseal(&lost).is_err(), "sector {sector}");
+                assert!(ExitRecord::unseal(&lost, EXEC).is_err(), "sector {sector}");
                 lost[from..].fill(0);
-                assert!(ExitRecord::unseal(&lost).is_err(), "zeroes from sector {sector}");
+                assert!(ExitRecord::unseal(&lost, EXEC).is_err(), "zeroes from sector {sector}");
             }
             // Few enough to be fast, and in step with no field.
             for at in (0..sealed.len()).step_by(29) {
                 let mut flipped = sealed.clone();
                 flipped[at] ^= 1;
-                assert!(ExitRecord::unseal(&flipped).is_err(), "byte {at}");
+                assert!(ExitRecord::unseal(&flipped, EXEC).is_err(), "byte {at}");
             }
         }
         for zeroes in [0, 1, 512, limits::RECORD_MAX] {
-            assert!(ExitRecord::unseal(&vec![0; zeroes]).is_err(), "{zeroes} zeroes");
+            assert!(ExitRecord::unseal(&vec![0; zeroes], EXEC).is_err(), "{zeroes} zeroes");
         }
     }
 }

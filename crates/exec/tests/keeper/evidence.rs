@@ -103,7 +103,7 @@ fn remains_of_a_record_are_a_claim_and_a_record_of_an_older_keeper_is_an_outcome
         note: "n".repeat(1500),
         cause: None,
     };
-    let sealed = record.seal();
+    let sealed = record.seal("e1");
     for whole in [sealed.clone(), record.encode()] {
         fs::write(&exit, whole).unwrap();
         let evidence = home.host.evidence(BOX, "e1");

@@ -134,7 +134,15 @@ impl Home {
             output_cap: 1 << 20,
             timeout_ms: 0,
             output_max: 0,
+            job_head: 0,
+            job_segment: 0,
+            keep_free: 0,
         }
+    }
+
+    /// A script as a job that keeps so many bytes of the beginning of each stream, and segments of that length.
+    pub(crate) fn job(&self, exec: &str, script: &str, (job_head, job_segment): (u64, u64)) -> Start {
+        Start { kind: ExecKind::Job, job_head, job_segment, ..self.sh(exec, script) }
     }
 
     /// Runs a script to its end.

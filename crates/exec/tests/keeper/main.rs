@@ -7,6 +7,8 @@ mod fence;
 mod gone;
 mod home;
 mod hostile;
+mod job_files;
+mod jobs;
 mod kills;
 mod limits;
 mod links;

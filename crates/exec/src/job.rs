@@ -1,0 +1,343 @@
+//! What jobs wrote, read while it grows, and given back once it is stored elsewhere.
+//!
+//! A long stream lies in a head and in segments that follow each other (see the keeper). Every file is opened as in
+//! `evidence`: beneath the job's directory, without following a link, plain, within a bound.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use lodge_link::{
+    EXEC_DIR, ORDER_FILE, RELEASED_FILE, STDERR_FILE, STDOUT_FILE, Segment, limits, segment_name,
+};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::error::ReadError;
+use crate::evidence::{Stream, check_ids, is_there, open_beneath, open_plain_at, read_at};
+use crate::host::Host;
+
+/// Most entries of a job's directory that are looked at. There are a dozen.
+const ENTRIES_MAX: usize = 256;
+/// How often a read begins anew because what it was about to read went away. A segment outlives many reads, so that
+/// this is for a job that writes faster than it can be read.
+const ROUNDS_MAX: usize = 32;
+/// What is given back of a head begins and ends at multiples of this, which blocks of every usual file system divide.
+const BLOCK_BYTES: u64 = 64 * 1024;
+const OUTPUT: &str = "captured output";
+const ORDER: &str = "order of the output";
+const RELEASED: &str = "mark of what was stored elsewhere";
+const JOB: &str = "job";
+/// One number for each stream.
+const RELEASED_BYTES: usize = 16;
+
+/// Bytes of a job's stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobBytes {
+    /// Where they begin: beyond what was asked for where that is not here any more.
+    pub offset: u64,
+    /// Empty: there is nothing from `offset` on so far.
+    pub bytes: Vec<u8>,
+    /// Everything before this was stored elsewhere, and has to be read there.
+    pub released: u64,
+}
+
+/// How much of a job's stream there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobStream {
+    /// Length of the head. These bytes never change.
+    pub head: u64,
+    /// Where the oldest segment begins. What lies between the head and this was dropped.
+    pub tail_from: Option<u64>,
+    /// Where what is kept ends so far.
+    pub end: u64,
+    /// Everything before this was stored elsewhere.
+    pub released: u64,
+}
+
+impl JobStream {
+    /// Bytes between both ends that were neither kept nor stored elsewhere.
+    pub fn dropped(&self) -> u64 {
+        self.tail_from.map_or(0, |from| from.saturating_sub(self.head.max(self.released)))
+    }
+}
+
+/// How much of a job's output there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobTotals {
+    pub stdout: JobStream,
+    pub stderr: JobStream,
+    /// Bytes of marks, see [`Host::job_order`].
+    pub order: u64,
+}
+
+impl Host {
+    /// At most `len_max` bytes of a stream from `offset` on, or from the first that is kept beyond it.
+    pub fn job_read(
+        &self,
+        sandbox: &str,
+        job: &str,
+        stream: Stream,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<JobBytes, ReadError> {
+        self.in_job(sandbox, job, |dir| read_unreleased(dir, stream, offset, len_max))
+    }
+
+    /// How much there is of both streams.
+    pub fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, ReadError> {
+        self.in_job(sandbox, job, |dir| {
+            let released = read_released(dir)?;
+            let order = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
+                Ok(file) => len_of(&file, ORDER)?,
+                Err(ReadError::Absent { .. }) => 0,
+                Err(error) => return Err(error),
+            };
+            let of = |stream: Stream| stream_totals(dir, stream, released.of(stream));
+            Ok(JobTotals { stdout: of(Stream::Stdout)?, stderr: of(Stream::Stderr)?, order })
+        })
+    }
+
+    /// The marks of the order in which both streams spoke, from `offset` on: see [`Runs`](lodge_link::Runs).
+    pub fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
+        self.in_job(sandbox, job, |dir| {
+            let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
+                Ok(file) => file,
+                Err(ReadError::Absent { .. }) => return Ok(Vec::new()),
+                Err(error) => return Err(error),
+            };
+            let total = len_of(&file, ORDER)?.min(limits::ORDER_BYTES_MAX as u64);
+            read_at(&file, ORDER, offset, limits::ORDER_BYTES_MAX as u64, total)
+        })
+    }
+
+    /// Gives back the room of what was stored elsewhere: everything before `upto`. The job may go on writing.
+    ///
+    /// Where the file system cannot do that, the bytes stay until the job is forgotten. One that was forgotten has
+    /// nothing to give back.
+    pub fn job_release(&self, sandbox: &str, job: &str, stream: Stream, upto: u64) -> Result<(), ReadError> {
+        let dir = match self.job_dir(sandbox, job) {
+            Ok(dir) => dir,
+            Err(ReadError::Absent { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let before = read_released(&dir)?;
+        let has_some = open_part(&dir, file_name(stream))?.is_some() || !segments(&dir, stream)?.is_empty();
+        // One that said nothing has nothing to give back, and its directory may be another's by now.
+        if upto <= before.of(stream) || !has_some {
+            return Ok(());
+        }
+        write_released(&dir, before.with(stream, upto))?;
+        punch(&dir, stream, before.of(stream), upto)?;
+        let segments = segments(&dir, stream)?;
+        // The last one may be written to; one before another is whole.
+        for pair in segments.windows(2) {
+            if pair[1].base <= upto {
+                let name = segment_name(file_name(stream), pair[0].base);
+                match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(errno) => return Err(failed(OUTPUT, errno.into())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads in a job's directory. One that was forgotten meanwhile may be another's by now, with what was read in it.
+    fn in_job<T>(
+        &self,
+        sandbox: &str,
+        job: &str,
+        read: impl FnOnce(&File) -> Result<T, ReadError>,
+    ) -> Result<T, ReadError> {
+        let dir = self.job_dir(sandbox, job)?;
+        let read = read(&dir);
+        match is_there(&self.sandbox_dir(sandbox), &format!("{EXEC_DIR}/{job}")) {
+            true => read,
+            false => Err(ReadError::Absent { what: JOB }),
+        }
+    }
+
+    fn job_dir(&self, sandbox: &str, job: &str) -> Result<File, ReadError> {
+        check_ids(sandbox, job)?;
+        let claim = format!("{EXEC_DIR}/{job}");
+        match open_beneath(&self.sandbox_dir(sandbox), claim.as_ref(), OFlags::DIRECTORY | OFlags::RDONLY) {
+            Ok(dir) => Ok(dir),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ReadError::Absent { what: JOB }),
+            Err(cause) => Err(ReadError::Open { what: JOB, cause }),
+        }
+    }
+}
+
+fn file_name(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Stdout => STDOUT_FILE,
+        Stream::Stderr => STDERR_FILE,
+    }
+}
+
+fn failed(what: &'static str, cause: io::Error) -> ReadError {
+    ReadError::Read { what, cause }
+}
+
+fn len_of(file: &File, what: &'static str) -> Result<u64, ReadError> {
+    Ok(file.metadata().map_err(|cause| failed(what, cause))?.len())
+}
+
+/// Bytes of a stream that were not stored elsewhere before they were read.
+fn read_unreleased(dir: &File, stream: Stream, offset: u64, len_max: usize) -> Result<JobBytes, ReadError> {
+    let mut released = read_released(dir)?.of(stream);
+    for _ in 0..ROUNDS_MAX {
+        let from = offset.max(released);
+        let read = read_parts(dir, stream, from, len_max)?;
+        // Said before anything is given back: bytes that may have been zeroed meanwhile are not told.
+        released = read_released(dir)?.of(stream);
+        match read {
+            Some((offset, bytes)) if released <= from => return Ok(JobBytes { offset, bytes, released }),
+            Some(_) | None => {}
+        }
+    }
+    Ok(JobBytes { offset: offset.max(released), bytes: Vec::new(), released })
+}
+
+/// A part of a stream, if it is there.
+fn open_part(dir: &File, name: &str) -> Result<Option<File>, ReadError> {
+    match open_plain_at(dir, name, OUTPUT, OFlags::RDONLY) {
+        Ok(file) => Ok(Some(file)),
+        Err(ReadError::Absent { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The segments of a stream, by their place in it.
+fn segments(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
+    let mut found = Vec::new();
+    let entries = Dir::read_from(dir).map_err(|errno| failed(OUTPUT, errno.into()))?;
+    for entry in entries.take(ENTRIES_MAX) {
+        let entry = entry.map_err(|errno| failed(OUTPUT, errno.into()))?;
+        let name = entry.file_name().to_str().ok();
+        found.extend(name.and_then(|name| Segment::parse(file_name(stream), name)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Bytes from `from` on, with where they begin. None: what was to be read was replaced meanwhile.
+fn read_parts(
+    dir: &File,
+    stream: Stream,
+    from: u64,
+    len_max: usize,
+) -> Result<Option<(u64, Vec<u8>)>, ReadError> {
+    // Listed first: where there is a segment now, all that came before it is as long as it will ever be.
+    let segments = segments(dir, stream)?;
+    let (mut offset, mut bytes) = (from, Vec::new());
+    if let Some(head) = open_part(dir, file_name(stream))? {
+        let len = len_of(&head, OUTPUT)?;
+        bytes = read_at(&head, OUTPUT, from, len_max as u64, len)?;
+    }
+    for (at, segment) in segments.iter().enumerate() {
+        let position = offset + bytes.len() as u64;
+        let is_passed = segments.get(at + 1).is_some_and(|next| next.base <= position);
+        if is_passed {
+            continue;
+        }
+        if bytes.len() >= len_max || (segment.base > position && !bytes.is_empty()) {
+            break;
+        }
+        let Some(file) = open_part(dir, &segment_name(file_name(stream), segment.base))? else {
+            return Ok((!bytes.is_empty()).then_some((offset, bytes)));
+        };
+        let len = len_of(&file, OUTPUT)?;
+        if bytes.is_empty() {
+            offset = offset.max(segment.base);
+        }
+        let within = (offset + bytes.len() as u64).saturating_sub(segment.base);
+        bytes.extend(read_at(&file, OUTPUT, within, (len_max - bytes.len()) as u64, len)?);
+    }
+    Ok(Some((offset, bytes)))
+}
+
+fn stream_totals(dir: &File, stream: Stream, released: u64) -> Result<JobStream, ReadError> {
+    for _ in 0..ROUNDS_MAX {
+        let segments = segments(dir, stream)?;
+        let head = match open_part(dir, file_name(stream))? {
+            Some(file) => len_of(&file, OUTPUT)?,
+            None => 0,
+        };
+        let Some(last) = segments.last() else {
+            return Ok(JobStream { head, tail_from: None, end: head, released });
+        };
+        let tail_from = segments.first().map(|first| first.base);
+        if let Some(file) = open_part(dir, &segment_name(file_name(stream), last.base))? {
+            let end = last.base + len_of(&file, OUTPUT)?;
+            return Ok(JobStream { head, tail_from, end, released });
+        }
+    }
+    Err(ReadError::Absent { what: OUTPUT })
+}
+
+/// How much of either stream was stored elsewhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Released {
+    stdout: u64,
+    stderr: u64,
+}
+
+impl Released {
+    fn of(self, stream: Stream) -> u64 {
+        match stream {
+            Stream::Stdout => self.stdout,
+            Stream::Stderr => self.stderr,
+        }
+    }
+
+    fn with(self, stream: Stream, upto: u64) -> Released {
+        match stream {
+            Stream::Stdout => Released { stdout: upto, ..self },
+            Stream::Stderr => Released { stderr: upto, ..self },
+        }
+    }
+}
+
+fn read_released(dir: &File) -> Result<Released, ReadError> {
+    let file = match open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(ReadError::Absent { .. }) => return Ok(Released::default()),
+        Err(error) => return Err(error),
+    };
+    let bytes = read_at(&file, RELEASED, 0, RELEASED_BYTES as u64, RELEASED_BYTES as u64)?;
+    let number = |at: usize| {
+        let bytes = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u64::from_le_bytes)
+    };
+    Ok(Released { stdout: number(0), stderr: number(8) })
+}
+
+/// Said on the disk before anything is taken from it, so that whoever reads at the same time learns of it.
+fn write_released(dir: &File, released: Released) -> Result<(), ReadError> {
+    let file = open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDWR | OFlags::CREATE)?;
+    let mut bytes = [0; RELEASED_BYTES];
+    bytes[..8].copy_from_slice(&released.stdout.to_le_bytes());
+    bytes[8..].copy_from_slice(&released.stderr.to_le_bytes());
+    file.write_all_at(&bytes, 0).map_err(|cause| failed(RELEASED, cause))
+}
+
+/// Makes a hole in the head, which keeps its length.
+fn punch(dir: &File, stream: Stream, before: u64, upto: u64) -> Result<(), ReadError> {
+    let head = match open_plain_at(dir, file_name(stream), OUTPUT, OFlags::RDWR) {
+        Ok(head) => head,
+        Err(ReadError::Absent { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let down = |offset: u64| offset / BLOCK_BYTES * BLOCK_BYTES;
+    let (from, to) = (down(before), down(upto.min(len_of(&head, OUTPUT)?)));
+    if to <= from {
+        return Ok(());
+    }
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(&head, hole, from, to - from) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(errno) => Err(failed(OUTPUT, errno.into())),
+    }
+}

@@ -1,0 +1,162 @@
+//! The output of a job as a whole: both streams by turns, the order in which they spoke, and telling of it.
+//!
+//! Owns: the file `order`, how often the daemon is told, and that a disk which gets full is left alone.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use lodge_link::{Event, Marks, ORDER_FILE, Speaker};
+
+use crate::captured::{Captured, Flow, MOVES_MAX, Ways};
+use crate::execs::{self, Running};
+use crate::keep::Keeper;
+use crate::peers::{Daemon, OUT_SOFT_MAX};
+use crate::sys;
+
+/// Between two times that the daemon is told of output which flows.
+const TELL_EVERY: Duration = Duration::from_millis(50);
+/// How much is kept between two looks at the disk.
+const LOOK_EVERY_BYTES: u64 = 1 << 20;
+
+/// What a job has beyond its streams.
+#[derive(Debug)]
+pub(crate) struct Job {
+    dir: Rc<OwnedFd>,
+    marks: Marks,
+    order: Order,
+    keep_free: u64,
+    /// How much was seen when the disk is looked at next.
+    look_at: u64,
+    told_at: Option<Instant>,
+    /// When the daemon has to be told of what came since.
+    pub(crate) tell_at: Option<Instant>,
+}
+
+/// The file of the marks.
+#[derive(Debug)]
+enum Order {
+    /// Only one stream spoke so far.
+    Unmade,
+    Open(File),
+    /// It cannot be written: a mark without those before it would say something else.
+    Over,
+}
+
+impl Job {
+    pub(crate) fn new(dir: Rc<OwnedFd>, keep_free: u64) -> Job {
+        Job {
+            dir,
+            marks: Marks::default(),
+            order: Order::Unmade,
+            keep_free,
+            look_at: 0,
+            told_at: None,
+            tell_at: None,
+        }
+    }
+
+    fn spoke(&mut self, who: Speaker, len: u64) {
+        let Some(mark) = self.marks.spoke(who, len) else { return };
+        if matches!(self.order, Order::Unmade) {
+            let made = execs::create_output(&self.dir, ORDER_FILE);
+            self.order = made.map_or(Order::Over, |file| Order::Open(file.into()));
+        }
+        match &mut self.order {
+            Order::Open(file) => {
+                if file.write_all(&mark).is_err() {
+                    self.order = Order::Over;
+                }
+            }
+            Order::Unmade | Order::Over => {}
+        }
+    }
+
+    /// Why nothing more may be kept, if it is time to look and so.
+    fn look_at_disk(&mut self, seen: u64) -> Option<io::Error> {
+        if self.keep_free == 0 || seen < self.look_at {
+            return None;
+        }
+        self.look_at = seen + LOOK_EVERY_BYTES;
+        // A disk that cannot be looked at is not known to be full.
+        let free = sys::free_bytes(self.dir.as_raw_fd()).ok()?;
+        let why = || format!("the disk has {free} bytes left, where {} are to stay free", self.keep_free);
+        (free < self.keep_free).then(|| io::Error::other(why()))
+    }
+}
+
+/// Moves what both streams of a job have, a little of each by turns, so that their order is known as well as it can be.
+pub(crate) fn pump(job: &mut Job, stdout: &mut Captured, stderr: &mut Captured, ways: &Ways) -> Flow {
+    for _ in 0..MOVES_MAX {
+        if let Some(why) = job.look_at_disk(stdout.counted.seen + stderr.counted.seen) {
+            stderr.keep_no_more(io::Error::other(why.to_string()));
+            stdout.keep_no_more(why);
+            job.order = Order::Over;
+            job.keep_free = 0;
+        }
+        let mut shift = |who: Speaker, stream: &mut Captured| {
+            let before = stream.counted.seen;
+            let flow = stream.shift(ways);
+            if stream.counted.seen > before {
+                job.spoke(who, stream.counted.seen - before);
+            }
+            flow
+        };
+        match (shift(Speaker::Stdout, stdout), shift(Speaker::Stderr, stderr)) {
+            (Flow::Ended, Flow::Ended) => return Flow::Ended,
+            (Flow::More, _) | (_, Flow::More) => {}
+            (Flow::Dry, Flow::Dry | Flow::Ended) | (Flow::Ended, Flow::Dry) => return Flow::Dry,
+        }
+    }
+    Flow::More
+}
+
+impl Keeper {
+    /// Moves what a job has to say, and has the daemon told of it.
+    pub(crate) fn pump_job(&mut self, serial: u64) -> Flow {
+        let ways = self.ways.clone();
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
+        let Some(job) = &mut one.job else { return Flow::Ended };
+        let before = one.stdout.counted.seen + one.stderr.counted.seen;
+        let flow = pump(job, &mut one.stdout, &mut one.stderr, &ways);
+        if one.stdout.counted.seen + one.stderr.counted.seen > before {
+            let now = Instant::now();
+            let due = job.told_at.map_or(now, |at| (at + TELL_EVERY).max(now));
+            job.tell_at.get_or_insert(due);
+            self.check_output(serial);
+            self.tell_outputs(now);
+        }
+        flow
+    }
+
+    /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
+    pub(crate) fn tell_outputs(&mut self, now: Instant) {
+        let behind = self.daemon.as_ref().map(Daemon::behind);
+        let is_due =
+            |one: &&mut Running| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
+        let mut events = Vec::new();
+        for one in self.running.iter_mut().filter(is_due) {
+            let Some(job) = &mut one.job else { continue };
+            match behind {
+                // It is told once the daemon has read what it was told before.
+                Some(behind) if behind > OUT_SOFT_MAX => {}
+                Some(_) => {
+                    (job.told_at, job.tell_at) = (Some(now), None);
+                    let (stdout, stderr) = (one.stdout.counted.seen, one.stderr.counted.seen);
+                    events.push(Event::Output { exec: one.id.clone(), stdout, stderr });
+                }
+                None => job.tell_at = None,
+            }
+        }
+        events.iter().for_each(|event| self.tell(event));
+    }
+
+    /// When the next job has to be told of, if anybody would hear it. The loop wakes by itself when a daemon has read.
+    pub(crate) fn tell_at(&self) -> Option<Instant> {
+        let hears = self.daemon.as_ref().is_some_and(|daemon| daemon.behind() <= OUT_SOFT_MAX);
+        let due = self.running.iter().filter_map(|one| one.job.as_ref()?.tell_at).min();
+        due.filter(|_| hears)
+    }
+}

@@ -1,0 +1,109 @@
+//! Directories of execs that were forgotten, kept for those to come.
+//!
+//! To make and remove two files for each of a thousand small jobs costs more than to run them: some file systems look
+//! for a number that was not used lately whenever a file is made. Only directories that held nothing but a record come
+//! here, and not by their old names: whoever still reads there has to look whether the name is still there. A record
+//! names its exec, so that what a disk brings back of the room's earlier use is nobody's outcome.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+
+use lodge_link::limits;
+
+use crate::sys;
+
+/// Most directories that wait. Each has two descriptors open.
+const SPARES_MAX: usize = 4;
+/// How their names begin, which that of no exec does.
+const PREFIX: &str = ".spare-";
+
+/// The directories that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    waiting: Vec<Spare>,
+    made: u64,
+}
+
+/// A directory with nothing in it but the room for a record, as every exec gets it.
+#[derive(Debug)]
+struct Spare {
+    name: CString,
+    dir: Rc<OwnedFd>,
+    record: File,
+}
+
+/// What came of asking for one.
+#[derive(Debug)]
+pub(crate) enum Given {
+    Ready(Rc<OwnedFd>, File),
+    /// The name is taken.
+    Taken,
+    None,
+}
+
+impl Spares {
+    /// Removes what an earlier keeper left of its own.
+    pub(crate) fn open(shelf: &OwnedFd) -> io::Result<Spares> {
+        for name in sys::names(shelf.as_raw_fd())? {
+            if name.as_bytes().starts_with(PREFIX.as_bytes()) {
+                remove(shelf, &name)?;
+            }
+        }
+        Ok(Spares::default())
+    }
+
+    /// Gives one the name of an exec, if there is one and the name is free.
+    pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> Given {
+        let Some(spare) = self.waiting.pop() else { return Given::None };
+        match sys::rename_new(shelf.as_raw_fd(), &spare.name, exec) {
+            Ok(()) => Given::Ready(spare.dir, spare.record),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.waiting.push(spare);
+                Given::Taken
+            }
+            // Somebody removed it, or its disk does not take it: one is made.
+            Err(_) => Given::None,
+        }
+    }
+
+    /// Takes over the directory of an exec, which is forgotten with that, or gives it back.
+    pub(crate) fn take(
+        &mut self,
+        shelf: &OwnedFd,
+        exec: &CStr,
+        dir: OwnedFd,
+        record: &CStr,
+        room: &CStr,
+    ) -> io::Result<Option<OwnedFd>> {
+        if self.waiting.len() >= SPARES_MAX {
+            return Ok(Some(dir));
+        }
+        let file: File = sys::open_at(dir.as_raw_fd(), record, libc::O_WRONLY | libc::O_NOFOLLOW, 0)?.into();
+        // One that was cut short has no room, and is of a keeper that did not name the exec in it.
+        if file.metadata()?.len() != limits::RECORD_MAX as u64 {
+            return Ok(Some(dir));
+        }
+        self.made += 1;
+        let name = CString::new(format!("{PREFIX}{}", self.made))?;
+        if sys::rename_new(shelf.as_raw_fd(), exec, &name).is_err() {
+            return Ok(Some(dir));
+        }
+        match sys::rename_at(dir.as_raw_fd(), record, room) {
+            Ok(()) => self.waiting.push(Spare { name, dir: Rc::new(dir), record: file }),
+            Err(_) => remove(shelf, &name)?,
+        }
+        Ok(None)
+    }
+}
+
+fn remove(shelf: &OwnedFd, name: &CStr) -> io::Result<()> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let dir = sys::open_at(shelf.as_raw_fd(), name, flags, 0)?;
+    for file in sys::names(dir.as_raw_fd())? {
+        sys::unlink_at(dir.as_raw_fd(), &file, 0)?;
+    }
+    sys::unlink_at(shelf.as_raw_fd(), name, libc::AT_REMOVEDIR)
+}
