@@ -40,12 +40,17 @@ pub enum EventKind {
     SessionRewound,
     SessionBranchActivated,
     SessionDeleted,
+    JobSubmitted,
+    JobStarted,
+    JobOutput,
+    JobFinished,
+    JobCancelled,
 }
 
 use EventKind as K;
 
 impl EventKind {
-    pub const ALL: [EventKind; 34] = [
+    pub const ALL: [EventKind; 39] = [
         K::DaemonStarted,
         K::DaemonReloaded,
         K::AgentPulling,
@@ -80,6 +85,11 @@ impl EventKind {
         K::SessionRewound,
         K::SessionBranchActivated,
         K::SessionDeleted,
+        K::JobSubmitted,
+        K::JobStarted,
+        K::JobOutput,
+        K::JobFinished,
+        K::JobCancelled,
     ];
 
     /// Stored: never renumber, never reuse.
@@ -119,6 +129,11 @@ impl EventKind {
             K::SessionRewound => 72,
             K::SessionBranchActivated => 73,
             K::SessionDeleted => 74,
+            K::JobSubmitted => 80,
+            K::JobStarted => 81,
+            K::JobOutput => 82,
+            K::JobFinished => 83,
+            K::JobCancelled => 84,
         }
     }
 
@@ -158,6 +173,11 @@ impl EventKind {
             K::SessionRewound => "session.rewound",
             K::SessionBranchActivated => "session.branch_activated",
             K::SessionDeleted => "session.deleted",
+            K::JobSubmitted => "job.submitted",
+            K::JobStarted => "job.started",
+            K::JobOutput => "job.output",
+            K::JobFinished => "job.finished",
+            K::JobCancelled => "job.cancelled",
         }
     }
 
@@ -246,7 +266,14 @@ pub struct EventData {
     /// A turn's place in its session.
     #[prost(uint32, optional, tag = "35")]
     pub number: Option<u32>,
-    /// The limit that a tool call ran into.
+    #[prost(string, optional, tag = "36")]
+    pub job: Option<String>,
+    /// What a job has written so far.
+    #[prost(uint64, optional, tag = "37")]
+    pub stdout_bytes: Option<u64>,
+    #[prost(uint64, optional, tag = "38")]
+    pub stderr_bytes: Option<u64>,
+    /// The limit that a tool call or a job ran into.
     #[prost(string, optional, tag = "40")]
     pub cause: Option<String>,
 }

@@ -68,6 +68,13 @@ macro_rules! typed_id {
                 $name(format!("{}_{}", $prefix, source.body(now)))
             }
 
+            /// Sorts behind every id that was made before this time, and not behind any other.
+            pub fn earliest_at(at: Timestamp) -> Self {
+                let mut id = format!("{}_", $prefix);
+                push_base32(&mut id, at.ms().max(0).cast_unsigned(), TIME_CHARS);
+                $name(id)
+            }
+
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -114,6 +121,8 @@ typed_id!(/// One model call or tool call of a turn.
     StepId, "step", "stp");
 typed_id!(/// One program run in a sandbox.
     ExecId, "exec", "exe");
+typed_id!(/// One program that runs in the background.
+    JobId, "job", "job");
 typed_id!(/// One token that opens the API.
     TokenId, "token", "tok");
 
@@ -169,6 +178,8 @@ mod tests {
         let early = TurnId::new(&mut source, Timestamp::from_ms(1_000));
         let late = TurnId::new(&mut source, Timestamp::from_ms(1_001));
         assert!(early < late);
+        assert!(early < TurnId::earliest_at(Timestamp::from_ms(1_001)));
+        assert!(TurnId::earliest_at(Timestamp::from_ms(1_001)) < late);
     }
 
     #[test]

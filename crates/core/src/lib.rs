@@ -8,6 +8,8 @@ pub mod cause;
 pub mod epoch;
 pub mod event;
 pub mod id;
+pub mod job;
+pub mod job_check;
 pub mod ledger;
 pub mod limits;
 pub mod lineage;
@@ -21,5 +23,5 @@ pub mod turn;
 
 pub use cause::Cause;
 pub use event::{EventData, EventKind};
-pub use id::{AgentId, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId};
+pub use id::{AgentId, ExecId, IdSource, JobId, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId};
 pub use time::Timestamp;

@@ -16,6 +16,36 @@ pub const AGENT_TURNS_MAX: usize = 256;
 pub const IDLE_SESSIONS_MAX: usize = 4_096;
 /// Arguments of one tool call.
 pub const EXEC_ARGS_MAX: usize = 4_096;
+/// The longest time that a job may be given.
+pub const JOB_TIMEOUT_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1_000;
+/// Jobs of one agent that may wait behind those that run.
+pub const AGENT_JOBS_PENDING_MAX: usize = 2_048;
+/// Jobs that may wait in the whole daemon.
+pub const JOBS_PENDING_MAX: usize = 8_192;
+/// Jobs that may have ended without being in the archive; while there are so many none is started.
+pub const JOBS_UNARCHIVED_MAX: usize = 1_024;
+/// All arguments of one job together.
+pub const JOB_ARGS_BYTES_MAX: usize = 64 * 1024;
+/// What one job may be given on its stdin.
+pub const JOB_STDIN_BYTES_MAX: usize = 1024 * 1024;
+/// The least and the most that the priority of a job can be.
+pub const JOB_PRIORITY_MIN: i32 = -100;
+pub const JOB_PRIORITY_MAX: i32 = 100;
+/// Bytes that are kept of each stream of a job, where nobody says.
+pub const JOB_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
+/// The least that can be kept of a stream, and the most that somebody may ask for.
+pub const JOB_OUTPUT_BYTES_MIN: u64 = 4 * 1024;
+pub const JOB_OUTPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
+/// That a running job writes is an event at most so often.
+pub const JOB_OUTPUT_EVERY_MS: i64 = 1_000;
+/// Labels of one job, and the longest key and value of one.
+pub const JOB_LABELS_MAX: usize = 32;
+pub const LABEL_KEY_BYTES_MAX: usize = 63;
+pub const LABEL_VALUE_CHARS_MAX: usize = 256;
+/// Ended jobs that the daemon remembers for sessions which have not heard of them; beyond it the oldest are not told.
+pub const JOBS_UNTOLD_MAX: usize = 4_096;
+/// Jobs that are told of one by one before a turn; the others are counted.
+pub const NOTE_JOBS_MAX: usize = 20;
 /// Tokens that are neither revoked nor over.
 pub const LIVE_TOKENS_MAX: usize = 1_024;
 /// Names of images.

@@ -12,6 +12,7 @@ use crate::cause::Cause;
 use crate::epoch::{Epoch, EpochRow};
 use crate::event::{EventData, EventKind};
 use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
+use crate::job::{JobRow, JobWrite};
 use crate::lineage::LineageState;
 use crate::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use crate::time::Timestamp;
@@ -45,6 +46,9 @@ pub struct MessageBody {
     /// For an assistant's message: the turn ended before it was whole.
     #[prost(bool, tag = "7")]
     pub partial: bool,
+    /// For a user's message: what the model is told before it, such as jobs that ended.
+    #[prost(string, optional, tag = "8")]
+    pub note: Option<String>,
 }
 
 /// What a model thought on the way to an answer, as its provider gave it: opaque to everybody else, and sent
@@ -417,6 +421,7 @@ pub enum Write {
     Request(RequestRow),
     /// Whole, whether or not it is there; one that is revoked stays so.
     Token(TokenRow),
+    Job(JobWrite),
 }
 
 /// A session as the store knows it, for an engine that does not hold it in memory.
@@ -461,6 +466,8 @@ pub struct Loaded {
     /// Those that nobody revoked.
     pub tokens: Vec<TokenRow>,
     pub image_refs: Vec<ImageRefRow>,
+    /// Those that wait or run, are not archived, or whose session has not heard of their end; the oldest first.
+    pub jobs: Vec<JobRow>,
 }
 
 #[cfg(test)]

@@ -8,11 +8,17 @@ mod epochs;
 mod full;
 mod heads;
 mod images;
+mod job_list;
+mod job_upkeep;
+mod job_walk;
+mod jobs;
 mod lineages;
 mod load;
 mod open;
+mod output;
 mod past;
 mod paths;
+mod pool;
 mod query;
 mod read;
 mod rows;
@@ -26,8 +32,14 @@ mod write;
 pub use conversation::{Exported, Told, TurnCursor, Which};
 pub use epochs::PlacedEpoch;
 pub use images::ImageSummary;
+pub use job_list::{JobFilter, JobPage, JobSummary, OpenJobs};
+pub use job_upkeep::OutputFate;
 pub use lineages::{LineageFilter, LineageSummary};
 pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
+pub use output::{
+    GivenBack, OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputPiece,
+    OutputReader, OutputStore, OutputStream, SetAside,
+};
 pub use query::{BadQuery, Query};
 pub use read::{AgentFound, AgentSummary, Around, ReadError, Reader, TurnFull};
 pub use search::{Hit, Search, SearchError, Wanted as SearchWanted};

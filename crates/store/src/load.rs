@@ -8,7 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::heads::Heads;
 use crate::open::OpenError;
-use crate::{epochs, images, paths, rows, tokens};
+use crate::rows::{AgentPlaces, LineagePlaces};
+use crate::{epochs, images, jobs, paths, rows, tokens};
 
 #[derive(Debug)]
 pub(crate) struct LoadError(rusqlite::Error);
@@ -37,16 +38,14 @@ impl LoadError {
 /// Returns, beside what was loaded, the heads of streams that the derived table does not have yet.
 pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads), LoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
-    let agents = connection
-        .prepare("SELECT * FROM agents NOT INDEXED WHERE state < 7")?
-        .query_map([], rows::agent)?
-        .collect::<Result<Vec<_>, _>>()?;
-    let lineages = connection
-        .prepare(
-            "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < 7)",
-        )?
-        .query_map([], rows::lineage)?
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut all = connection.prepare("SELECT * FROM agents NOT INDEXED WHERE state < 7")?;
+    let at = AgentPlaces::of(&all)?;
+    let agents = all.query_map([], |row| rows::agent_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
+    let mut theirs = connection.prepare(
+        "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < 7)",
+    )?;
+    let at = LineagePlaces::of(&theirs)?;
+    let lineages = theirs.query_map([], |row| rows::lineage_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<TurnRow> = connection
         // In the order of ids the planner would read every turn there ever was.
         .prepare("SELECT * FROM turns INDEXED BY turns_live WHERE state < 10 ORDER BY session, number")?
@@ -75,6 +74,7 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         turns,
         tokens: tokens::unrevoked(connection)?,
         image_refs: images::refs(connection)?,
+        jobs: jobs::unsettled(connection)?,
     };
     Ok((loaded, heads))
 }

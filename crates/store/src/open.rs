@@ -10,6 +10,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
 use crate::full::is_full;
 use crate::heads::Heads;
+use crate::pool::{BUSY, keep_statements};
 use crate::read::Reader;
 use crate::schema::{self, MIGRATIONS};
 use crate::write::Writer;
@@ -17,7 +18,6 @@ use crate::write::Writer;
 /// The newest schema this release knows.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-const BUSY_MS: u32 = 5_000;
 const PAGE_BYTES: u32 = 2_048;
 
 #[derive(Debug, thiserror::Error)]
@@ -146,7 +146,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, flags)?;
     // A database that turns out to be from the future must not be changed by closing it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    connection.busy_timeout(std::time::Duration::from_millis(BUSY_MS.into()))?;
+    connection.busy_timeout(BUSY)?;
     Ok(connection)
 }
 
@@ -165,7 +165,8 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "cache_size", -512)?;
     // Checkpoints are made on the side, see `write`.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-    connection.pragma_update(None, "journal_size_limit", 8 * 1024 * 1024)
+    connection.pragma_update(None, "journal_size_limit", 8 * 1024 * 1024)?;
+    keep_statements(connection)
 }
 
 /// Migrates if needed, raises the epoch and makes missing indexes: one transaction, one fsync.
@@ -232,7 +233,7 @@ fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
     if filled == header.len() && header.starts_with(b"SQLite format 3\0") {
         return check_version(path, u32::from_be_bytes([header[60], header[61], header[62], header[63]]));
     }
-    if is_half_made(path).map_err(unreadable)? {
+    if is_half_made(path, PAGE_BYTES).map_err(unreadable)? {
         // SQLite takes an empty file for a new database, and zeros for a foreign one.
         return File::options().write(true).open(path).and_then(|file| file.set_len(0)).map_err(unreadable);
     }
@@ -242,7 +243,7 @@ fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
 /// Whether the power failed before the first page arrived: a file that grew without its data, and no WAL with any.
 ///
 /// The WAL is begun only after that page was flushed, so nothing was ever committed.
-fn is_half_made(path: &Path) -> std::io::Result<bool> {
+pub(crate) fn is_half_made(path: &Path, page_bytes: u32) -> std::io::Result<bool> {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");
     match std::fs::metadata(wal) {
@@ -252,8 +253,8 @@ fn is_half_made(path: &Path) -> std::io::Result<bool> {
         Err(cause) => return Err(cause),
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(u64::from(PAGE_BYTES) + 1).read_to_end(&mut bytes)?;
-    Ok(bytes.len() <= PAGE_BYTES as usize && bytes.iter().all(|byte| *byte == 0))
+    File::open(path)?.take(u64::from(page_bytes) + 1).read_to_end(&mut bytes)?;
+    Ok(bytes.len() <= page_bytes as usize && bytes.iter().all(|byte| *byte == 0))
 }
 
 fn check_version(path: &Path, packed: u32) -> Result<(), OpenError> {

@@ -1,19 +1,16 @@
 //! Reading what was committed, in short transactions, so that the WAL can always be copied back.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::Path;
 
 use lodge_core::event::EventKind;
 use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, Role, SessionFact, StepRow, TurnRow};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, TurnId};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::pool::Pool;
 use crate::{load, rows};
-
-/// Connections kept open; more are made when many read at once, and closed again.
-const IDLE_READERS_MAX: usize = 2;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the database could not be read")]
@@ -63,36 +60,21 @@ pub struct Around {
 /// Read connections. No reader sees more than was committed.
 #[derive(Debug)]
 pub struct Reader {
-    path: PathBuf,
-    idle: Mutex<Vec<Connection>>,
+    pool: Pool,
 }
 
 impl Reader {
     pub(crate) fn new(path: &Path) -> rusqlite::Result<Self> {
-        Ok(Reader { path: path.to_owned(), idle: Mutex::new(vec![connect(path)?]) })
+        Ok(Reader { pool: Pool::connected(path)? })
     }
 
     pub(crate) fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
-        let kept = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
-        let connection = match kept {
-            Some(connection) => connection,
-            None => connect(&self.path)?,
-        };
-        let result = read(&connection);
-        let mut idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if idle.len() < IDLE_READERS_MAX {
-            idle.push(connection);
-        }
-        Ok(result?)
+        Ok(self.pool.with(read)??)
     }
 
-    /// Gives back the page caches of connections that nobody uses.
+    /// Gives back the page caches and statements of connections that nobody uses.
     pub fn rest(&self) {
-        let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for connection in idle.iter() {
-            // What cannot be given back is kept, which harms nobody.
-            drop(connection.execute_batch("PRAGMA shrink_memory"));
-        }
+        self.pool.rest();
     }
 
     /// The newest sequence.
@@ -166,7 +148,8 @@ impl Reader {
     }
 
     pub fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>> {
-        self.with(|c| load::session_fact(c, id.as_str()))
+        // One transaction for all its statements: each would begin with looking what was committed since.
+        self.with(|c| load::session_fact(&*c.unchecked_transaction()?, id.as_str()))
     }
 
     /// The newest session of an agent with a sender.
@@ -234,6 +217,7 @@ impl Reader {
     /// What a model reads: the messages of turns `from..=upto`, turn after turn.
     pub fn context(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<MessageRow>> {
         self.with(|c| {
+            let c = &c.unchecked_transaction()?;
             let first: Option<i64> = c
                 .prepare_cached("SELECT first_message FROM turns WHERE session = ?1 AND dropped = 0 AND number >= ?2 ORDER BY number LIMIT 1")?
                 .query_row(params![session.as_str(), from], |row| row.get(0))
@@ -284,16 +268,6 @@ impl Reader {
     pub fn integrity(&self) -> Result<String> {
         self.with(|c| c.query_row("PRAGMA integrity_check", [], |row| row.get(0)))
     }
-}
-
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    // Read-write, because a WAL database's readers share its memory file; `query_only` forbids the rest.
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(std::time::Duration::from_secs(5))?;
-    connection.pragma_update(None, "query_only", "ON")?;
-    connection.pragma_update(None, "cache_size", -256)?;
-    Ok(connection)
 }
 
 fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
@@ -393,7 +367,12 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             | EventKind::SessionForked
             | EventKind::SessionRewound
             | EventKind::SessionBranchActivated
-            | EventKind::SessionDeleted => {}
+            | EventKind::SessionDeleted
+            | EventKind::JobSubmitted
+            | EventKind::JobStarted
+            | EventKind::JobOutput
+            | EventKind::JobFinished
+            | EventKind::JobCancelled => {}
         }
     }
     Ok(text)

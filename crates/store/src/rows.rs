@@ -14,18 +14,19 @@ use lodge_core::token::{Holder, TokenRow};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{Cause, EventData, EventKind, Timestamp};
 use prost::Message;
-use rusqlite::Row;
 use rusqlite::types::Type;
+use rusqlite::{Row, RowIndex, Statement};
 
 #[derive(Debug, thiserror::Error)]
 #[error("column `{column}` holds {value}, which this release does not know")]
 struct UnknownValue {
-    column: &'static str,
+    column: String,
     value: String,
 }
 
-fn unknown(row: &Row<'_>, column: &'static str, value: impl ToString) -> rusqlite::Error {
-    let index = row.as_ref().column_index(column).unwrap_or(0);
+pub(crate) fn unknown(row: &Row<'_>, column: impl RowIndex, value: impl ToString) -> rusqlite::Error {
+    let index = column.idx(row.as_ref()).unwrap_or(0);
+    let column = row.as_ref().column_name(index).unwrap_or_default().to_owned();
     rusqlite::Error::FromSqlConversionFailure(
         index,
         Type::Integer,
@@ -33,24 +34,24 @@ fn unknown(row: &Row<'_>, column: &'static str, value: impl ToString) -> rusqlit
     )
 }
 
-fn id<T: FromStr>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<T> {
-    let text: String = row.get(column)?;
+pub(crate) fn id<T: FromStr>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<T> {
+    let text = row.get_ref(column)?.as_str()?;
     text.parse().map_err(|_| unknown(row, column, text))
 }
 
-fn optional_id<T: FromStr>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Option<T>> {
+pub(crate) fn optional_id<T: FromStr>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(column)?;
     text.map(|text| text.parse().map_err(|_| unknown(row, column, text))).transpose()
 }
 
-fn message<T: Message + Default>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<T> {
+pub(crate) fn message<T: Message + Default>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<T> {
     let bytes = row.get_ref(column)?.as_blob()?;
     T::decode(bytes).map_err(|cause| unknown(row, column, cause))
 }
 
-fn optional_message<T: Message + Default>(
+pub(crate) fn optional_message<T: Message + Default>(
     row: &Row<'_>,
-    column: &'static str,
+    column: impl RowIndex,
 ) -> rusqlite::Result<Option<T>> {
     match row.get_ref(column)?.as_blob_or_null()? {
         None => Ok(None),
@@ -58,11 +59,11 @@ fn optional_message<T: Message + Default>(
     }
 }
 
-fn time(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Timestamp> {
+pub(crate) fn time(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Timestamp> {
     row.get(column).map(Timestamp::from_ms)
 }
 
-fn optional_time(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Option<Timestamp>> {
+pub(crate) fn optional_time(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Option<Timestamp>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_ms))
 }
 
@@ -71,39 +72,84 @@ pub(crate) fn unsigned(row: &Row<'_>, column: &'static str) -> rusqlite::Result<
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
+/// Where the columns of a table stand in the rows of a statement. A name is looked for among all the others each time,
+/// which is much of the work where there are thousands of rows: a start reads every agent.
+macro_rules! places {
+    ($places:ident { $($column:ident),+ $(,)? }) => {
+        #[derive(Debug)]
+        pub(crate) struct $places { $($column: usize),+ }
+
+        impl $places {
+            pub(crate) fn of(statement: &Statement<'_>) -> rusqlite::Result<Self> {
+                Ok($places { $($column: statement.column_index(stringify!($column))?),+ })
+            }
+        }
+    };
+}
+
+places!(AgentPlaces {
+    id,
+    name,
+    image,
+    image_digest,
+    lineage,
+    sandbox,
+    state,
+    failure_reason,
+    failure_detail,
+    incarnation,
+    runs,
+    uid,
+    created_at,
+    started_at,
+    spec,
+    failures,
+    retry_at,
+    next,
+});
+places!(LineagePlaces { id, agent, state, ended_reason, revivals, deaths, detail, created_at, ended_at });
+
 pub(crate) fn agent(row: &Row<'_>) -> rusqlite::Result<AgentRow> {
-    let (state, reason): (i64, Option<i64>) = (row.get("state")?, row.get("failure_reason")?);
+    agent_at(row, &AgentPlaces::of(row.as_ref())?)
+}
+
+pub(crate) fn agent_at(row: &Row<'_>, at: &AgentPlaces) -> rusqlite::Result<AgentRow> {
+    let (state, reason): (i64, Option<i64>) = (row.get(at.state)?, row.get(at.failure_reason)?);
     Ok(AgentRow {
-        id: id(row, "id")?,
-        name: row.get("name")?,
-        image: row.get("image")?,
-        image_digest: row.get("image_digest")?,
-        lineage: id(row, "lineage")?,
-        sandbox: id(row, "sandbox")?,
-        state: AgentState::from_codes(state, reason).ok_or_else(|| unknown(row, "state", state))?,
-        failure_detail: row.get("failure_detail")?,
-        incarnation: row.get("incarnation")?,
-        runs: row.get("runs")?,
-        uid: row.get("uid")?,
-        created_at: time(row, "created_at")?,
-        started_at: optional_time(row, "started_at")?,
-        spec: message::<AgentSpec>(row, "spec")?,
-        retry: Retry { failures: row.get("failures")?, at: optional_time(row, "retry_at")? },
-        next: optional_message::<NextSpec>(row, "next")?,
+        id: id(row, at.id)?,
+        name: row.get(at.name)?,
+        image: row.get(at.image)?,
+        image_digest: row.get(at.image_digest)?,
+        lineage: id(row, at.lineage)?,
+        sandbox: id(row, at.sandbox)?,
+        state: AgentState::from_codes(state, reason).ok_or_else(|| unknown(row, at.state, state))?,
+        failure_detail: row.get(at.failure_detail)?,
+        incarnation: row.get(at.incarnation)?,
+        runs: row.get(at.runs)?,
+        uid: row.get(at.uid)?,
+        created_at: time(row, at.created_at)?,
+        started_at: optional_time(row, at.started_at)?,
+        spec: message::<AgentSpec>(row, at.spec)?,
+        retry: Retry { failures: row.get(at.failures)?, at: optional_time(row, at.retry_at)? },
+        next: optional_message::<NextSpec>(row, at.next)?,
     })
 }
 
 pub(crate) fn lineage(row: &Row<'_>) -> rusqlite::Result<LineageRow> {
-    let (state, reason): (i64, Option<i64>) = (row.get("state")?, row.get("ended_reason")?);
+    lineage_at(row, &LineagePlaces::of(row.as_ref())?)
+}
+
+pub(crate) fn lineage_at(row: &Row<'_>, at: &LineagePlaces) -> rusqlite::Result<LineageRow> {
+    let (state, reason): (i64, Option<i64>) = (row.get(at.state)?, row.get(at.ended_reason)?);
     Ok(LineageRow {
-        id: id(row, "id")?,
-        agent: id(row, "agent")?,
-        state: LineageState::from_codes(state, reason).ok_or_else(|| unknown(row, "state", state))?,
-        revivals: row.get("revivals")?,
-        deaths: row.get("deaths")?,
-        detail: row.get("detail")?,
-        created_at: time(row, "created_at")?,
-        ended_at: optional_time(row, "ended_at")?,
+        id: id(row, at.id)?,
+        agent: id(row, at.agent)?,
+        state: LineageState::from_codes(state, reason).ok_or_else(|| unknown(row, at.state, state))?,
+        revivals: row.get(at.revivals)?,
+        deaths: row.get(at.deaths)?,
+        detail: row.get(at.detail)?,
+        created_at: time(row, at.created_at)?,
+        ended_at: optional_time(row, at.ended_at)?,
     })
 }
 

@@ -10,6 +10,7 @@ use lodge_core::{AgentId, SessionId, Timestamp};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use crate::full::is_full;
+use crate::pool::BUSY;
 use crate::query::Query;
 use crate::read::{ReadError, Reader};
 use crate::rows;
@@ -171,7 +172,7 @@ impl Search {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(&self.path, flags)?;
-        connection.busy_timeout(std::time::Duration::from_secs(5))?;
+        connection.busy_timeout(BUSY)?;
         // Losing the newest of it in a power failure costs the time to take it in again.
         connection.execute_batch(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA cache_size = -2048",

@@ -14,7 +14,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::full::is_full;
 use crate::heads::Heads;
-use crate::{epochs, images, load, paths, tokens};
+use crate::{epochs, images, jobs, load, paths, tokens};
 
 const WAL_LIMITS: WalLimits =
     WalLimits { checkpoint_pages: 2_048, rest_pages: 1_024, restart_pages: 16_384, stride_pages: 512 };
@@ -41,6 +41,10 @@ pub struct WalLimits {
 pub struct Committed<T>(T);
 
 impl<T> Committed<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Committed(value)
+    }
+
     pub fn into_inner(self) -> T {
         self.0
     }
@@ -172,8 +176,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Gives back the page cache. The next commits read what they need again, from the kernel's.
+    /// Gives back the page cache and statements. The next commits read what they need again, from the kernel's cache.
     pub fn rest(&self) {
+        self.connection.flush_prepared_statement_cache();
         // What cannot be given back is kept, which harms nobody.
         drop(self.connection.execute_batch("PRAGMA shrink_memory"));
     }
@@ -346,6 +351,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
         Write::Event(row) => insert_event(tx, row)?,
         Write::Request(row) => insert_request(tx, row)?,
         Write::Token(row) => tokens::put(tx, row)?,
+        Write::Job(write) => jobs::apply(tx, write)?,
     }
     Ok(())
 }

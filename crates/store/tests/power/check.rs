@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_store::open;
 
+use crate::archive;
 use crate::cut::{Cut, Cuts, Prefixes, Rng};
 use crate::disk::{Disk, Image};
 use crate::trace::{Op, Trace, What};
@@ -13,10 +14,39 @@ use crate::workload::{CALLER, DATABASE, NEWEST, commits_up_to, events};
 
 /// What a database held after a cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Found {
-    commits: u64,
-    epoch: u64,
-    state_key: [u8; 32],
+pub struct Found {
+    pub commits: u64,
+    /// Of a database that has one.
+    pub identity: Option<Identity>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub epoch: u64,
+    pub state_key: [u8; 32],
+}
+
+/// Which database is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    Daemon,
+    Archive,
+}
+
+impl Subject {
+    pub fn database(self) -> &'static str {
+        match self {
+            Subject::Daemon => DATABASE,
+            Subject::Archive => archive::DATABASE,
+        }
+    }
+
+    fn look_at(self, dir: &Path) -> Result<Found, String> {
+        match self {
+            Subject::Daemon => look_at(&dir.join(DATABASE)),
+            Subject::Archive => archive::look_at(dir),
+        }
+    }
 }
 
 /// What its users were told before the cut.
@@ -40,27 +70,24 @@ pub struct Outcome {
 /// Where every cut is opened, one after the other.
 #[derive(Debug)]
 struct Bench {
+    subject: Subject,
     dir: tempfile::TempDir,
     known: BTreeMap<u64, Result<Found, String>>,
 }
 
 /// Tries every cut of a recorded run that began with `before` on the disk. Stops after the first few that are broken.
-pub fn every_cut(trace: &Trace, root: &Path, before: &Image, seed: u64) -> Outcome {
+pub fn every_cut(subject: Subject, trace: &Trace, root: &Path, before: &Image, seed: u64) -> Outcome {
     const BROKEN_MAX: usize = 3;
     let mut rng = Rng::new(seed);
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(subject);
     let mut disk = Disk::new(root, before);
     let mut told = Told::default();
     let mut outcome = Outcome::default();
     // What was there before the recording was acknowledged long ago.
-    if before.files.contains_key(Path::new(DATABASE)) {
+    if before.files.contains_key(Path::new(subject.database())) {
         let found = bench.open(before).expect("the disk was sound before");
-        told = Told {
-            acked: found.commits,
-            begun: found.commits,
-            opened: found.epoch - 1,
-            opening: found.epoch - 1,
-        };
+        let epoch = found.identity.map_or(0, |identity| identity.epoch - 1);
+        told = Told { acked: found.commits, begun: found.commits, opened: epoch, opening: epoch };
     }
     for (at, op) in trace.ops.iter().enumerate() {
         disk.apply(op);
@@ -125,12 +152,13 @@ impl Told {
         if found.commits < self.acked || found.commits > self.begun {
             return Err(format!("{} commits are there: {self:?}", found.commits));
         }
+        let Some(identity) = &found.identity else { return Ok(()) };
         // The check's own opening raised it once more.
-        if found.epoch <= self.opened || found.epoch > self.opening.max(self.opened) + 1 {
-            return Err(format!("the epoch is {}: {self:?}", found.epoch));
+        if identity.epoch <= self.opened || identity.epoch > self.opening.max(self.opened) + 1 {
+            return Err(format!("the epoch is {}: {self:?}", identity.epoch));
         }
         // A database whose opening was not told to anybody may be made again.
-        if self.opened > 0 && found.state_key != [7; 32] {
+        if self.opened > 0 && identity.state_key != [7; 32] {
             return Err("the state key is another one".to_owned());
         }
         Ok(())
@@ -138,11 +166,11 @@ impl Told {
 }
 
 impl Bench {
-    fn new() -> Bench {
+    fn new(subject: Subject) -> Bench {
         // Memory, where there is some: what is opened here needs to survive nothing.
         let shared = PathBuf::from("/dev/shm");
         let dir = tempfile::tempdir_in(shared).or_else(|_| tempfile::tempdir()).expect("a directory");
-        Bench { dir, known: BTreeMap::new() }
+        Bench { subject, dir, known: BTreeMap::new() }
     }
 
     fn look(&mut self, cut: Cut, disk: &Disk, told: Told) -> Result<(), String> {
@@ -158,14 +186,14 @@ impl Bench {
         }
         let dir = self.dir.path().join("disk");
         image.write(&dir).expect("the disk can be made");
-        let shm = dir.join(format!("{DATABASE}-shm"));
+        let shm = dir.join(format!("{}-shm", self.subject.database()));
         if shm.exists() {
             // It is written through memory, which no trace shows: it may hold anything.
             let garbage: Vec<u8> =
                 (0..32_768_u32).map(|at| (at.wrapping_mul(key as u32 | 1) >> 7) as u8).collect();
             std::fs::write(shm, garbage).expect("a file");
         }
-        let found = look_at(&dir.join(DATABASE));
+        let found = self.subject.look_at(&dir);
         self.known.insert(key, found.clone());
         found
     }
@@ -202,5 +230,6 @@ fn look_at(path: &Path) -> Result<Found, String> {
     if newest != (commits > 0).then(|| commits.to_string().into_bytes()) {
         return Err(format!("after {commits} commits the newest says {newest:?}"));
     }
-    Ok(Found { commits, epoch: loaded.epoch, state_key: opened.meta.state_key })
+    let identity = Identity { epoch: loaded.epoch, state_key: opened.meta.state_key };
+    Ok(Found { commits, identity: Some(identity) })
 }

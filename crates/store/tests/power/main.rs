@@ -7,6 +7,7 @@
 //! once its *directory* was synced: syncing the file is not enough, although some file systems are kinder. A sync
 //! covers what ended before it began, and is certain only when it ended.
 
+mod archive;
 mod check;
 mod cut;
 mod disk;
@@ -17,7 +18,7 @@ mod workload;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use check::{Outcome, every_cut};
+use check::{Outcome, Subject, every_cut};
 use cut::{Cut, Rng};
 use disk::{Disk, Image};
 use record::record;
@@ -37,6 +38,7 @@ fn seed() -> u64 {
 }
 
 struct Recorded {
+    subject: Subject,
     trace: Trace,
     root: PathBuf,
     before: Image,
@@ -45,31 +47,39 @@ struct Recorded {
 
 /// Runs this program's workload on a disk that holds `before`, recorded; or takes what an earlier one left.
 fn recorded(before: &Image, lives: usize) -> Recorded {
+    recorded_of(Subject::Daemon, before, lives)
+}
+
+fn recorded_of(subject: Subject, before: &Image, lives: usize) -> Recorded {
+    let workload = match subject {
+        Subject::Daemon => "the_workload_keeps_what_it_commits",
+        Subject::Archive => "the_archive_keeps_what_it_commits",
+    };
     let dir = tempfile::tempdir().unwrap();
     let path = std::env::var_os(KEPT).map_or_else(|| dir.path().canonicalize().unwrap(), PathBuf::from);
     let (root, start, trace) = (path.join("root"), path.join("before"), path.join("trace"));
     if std::env::var_os(KEPT).is_none() {
         before.write(&root).and_then(|()| before.write(&start)).unwrap();
         let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", "the_workload_keeps_what_it_commits", "--test-threads=1"]);
+        program.args(["--exact", workload, "--test-threads=1"]);
         program.env(DIR, &path).env(LIVES, lives.to_string());
         record(&program, &trace);
     }
     let before = Image::read(&start).unwrap();
     let text = std::fs::read_to_string(&trace).unwrap();
     let trace = Trace::parse(&text, &root, &path.join("notes")).unwrap_or_else(|error| panic!("{error}"));
-    assert_complete(&trace, &root, &before);
-    Recorded { trace, root, before, dir }
+    assert_complete(subject, &trace, &root, &before);
+    Recorded { subject, trace, root, before, dir }
 }
 
 /// Without a cut, the disk of the trace must hold what the real one does.
-fn assert_complete(trace: &Trace, root: &Path, before: &Image) {
+fn assert_complete(subject: Subject, trace: &Trace, root: &Path, before: &Image) {
     let mut disk = Disk::new(root, before);
     trace.ops.iter().for_each(|op| disk.apply(op));
     let (mut told, mut real) = (Cut::Everything.image(&disk), Image::read(root).unwrap());
     // It is written through memory, which no trace shows, and begun anew by whoever opens it first.
     for image in [&mut told, &mut real] {
-        image.files.remove(Path::new("daemon.db-shm"));
+        image.files.remove(Path::new(&format!("{}-shm", subject.database())));
     }
     assert!(told == real, "the trace does not tell everything that was done");
 }
@@ -89,12 +99,12 @@ impl Recorded {
         self.assert_covers(&[name]);
         let path = self.root.join(name);
         let trace = self.trace.without_syncs_of(&path, but_the_first);
-        let outcome = every_cut(&trace, &self.root, &self.before, seed());
+        let outcome = every_cut(self.subject, &trace, &self.root, &self.before, seed());
         assert!(!outcome.broken.is_empty(), "{} cuts, and nothing was noticed", outcome.cuts);
     }
 
     fn cut(&self) -> Outcome {
-        every_cut(&self.trace, &self.root, &self.before, seed())
+        every_cut(self.subject, &self.trace, &self.root, &self.before, seed())
     }
 
     /// Cuts everywhere, and keeps the recording when something broke.
@@ -119,6 +129,29 @@ fn the_workload_keeps_what_it_commits() {
     let root = dir.join("root");
     std::fs::create_dir_all(&root).unwrap();
     workload::run(&root, &dir.join("notes"), lives);
+}
+
+/// The same for the archive of job output.
+#[test]
+fn the_archive_keeps_what_it_commits() {
+    let own = tempfile::tempdir().unwrap();
+    let dir = std::env::var_os(DIR).map_or(own.path().to_owned(), PathBuf::from);
+    let root = dir.join("root");
+    std::fs::create_dir_all(&root).unwrap();
+    archive::run(&root, &dir.join("notes"), 2);
+}
+
+#[test]
+fn all_output_that_was_archived_survives_a_cut_at_any_write() {
+    let run = recorded_of(Subject::Archive, &Image::default(), 2);
+    run.assert_covers(&["output.db", "output.db-wal", ""]);
+    let outcome = run.assert_survives();
+    assert!(outcome.disks > 500, "only {} different disks", outcome.disks);
+}
+
+#[test]
+fn an_archive_that_never_syncs_its_wal_is_noticed() {
+    recorded_of(Subject::Archive, &Image::default(), 2).assert_noticed_without_syncs_of("output.db-wal", 0);
 }
 
 #[test]

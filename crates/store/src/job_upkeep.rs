@@ -1,0 +1,67 @@
+//! What is looked up of jobs to know which of their files and outputs are still needed.
+
+use lodge_core::{AgentId, JobId, Timestamp};
+use rusqlite::{OptionalExtension, params};
+
+use crate::read::{Reader, Result};
+
+/// What is to become of a job's archived output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputFate {
+    Kept,
+    /// Recorded as removed, or of a job that is not recorded.
+    Gone,
+}
+
+impl Reader {
+    /// Whether a job of an agent has output that is not in the archive, or may get some.
+    pub fn has_unarchived_job(&self, agent: &AgentId) -> Result<bool> {
+        self.with(|c| {
+            c.prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_unsettled WHERE archived = 0 AND agent = ?1)",
+            )?
+            .query_row([agent.as_str()], |row| row.get(0))
+        })
+    }
+
+    pub fn output_fate(&self, id: &JobId) -> Result<OutputFate> {
+        self.with(|c| {
+            let removed: Option<bool> = c
+                .prepare_cached("SELECT output_removed FROM jobs WHERE id = ?1")?
+                .query_row([id.as_str()], |row| row.get(0))
+                .optional()?;
+            Ok(if removed == Some(false) { OutputFate::Kept } else { OutputFate::Gone })
+        })
+    }
+
+    /// Whether a job ended and all of its output is in the archive.
+    pub fn is_archived(&self, id: &JobId) -> Result<bool> {
+        self.with(|c| {
+            c.prepare_cached(
+                "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND state >= 10 AND archived = 1)",
+            )?
+            .query_row([id.as_str()], |row| row.get(0))
+        })
+    }
+
+    /// A page of the jobs that ended before a time and are archived, in the order of their ids.
+    pub fn jobs_ended_before(
+        &self,
+        time: Timestamp,
+        after: Option<&JobId>,
+        limit: u32,
+    ) -> Result<Vec<JobId>> {
+        // What ended before was made before: whatever is newer is not looked at.
+        let (from, newest) = (after.map_or("", JobId::as_str), JobId::earliest_at(time));
+        self.with(|c| {
+            let ids = c
+                .prepare_cached(
+                    "SELECT id FROM jobs WHERE id > ?1 AND id < ?2 AND finished_at < ?3 AND state >= 10 AND archived = 1 \
+                     ORDER BY id LIMIT ?4",
+                )?
+                .query_map(params![from, newest.as_str(), time.ms(), limit], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<String>>>()?;
+            Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! Jobs, as far as they are stored here: everything but their output. `job_list` finds them.
+
+use lodge_core::job::{JobProgress, JobRow, JobState, JobStream, JobWrite};
+use lodge_core::{Cause, JobId, Timestamp};
+use prost::Message;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::read::{Reader, Result};
+use crate::rows;
+
+/// Everything but the stdin, which may be long and is read when a job starts.
+pub(crate) const COLUMNS: &str = "j.id, j.agent, j.session, j.state, j.priority, j.created_at, j.started_at, j.finished_at, \
+    j.exit_code, j.signal, j.cause, j.error, j.cancel, j.boot, j.stdout_seen, j.stdout_kept, j.stderr_seen, \
+    j.stderr_kept, j.archived, j.told, j.output_removed, j.request";
+
+/// What of jobs an engine holds in memory: those that wait or run, are not archived, or whose session has not heard of
+/// their end.
+pub(crate) fn unsettled(c: &Connection) -> rusqlite::Result<Vec<JobRow>> {
+    c.prepare(&format!(
+        "SELECT {COLUMNS} FROM jobs AS j INDEXED BY jobs_unsettled \
+         WHERE state < 10 OR archived = 0 OR (told = 0 AND session IS NOT NULL) ORDER BY id"
+    ))?
+    .query_map([], job)?
+    .collect()
+}
+
+impl Reader {
+    /// A job and what it is given on its stdin: all that is needed to start it.
+    pub fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>> {
+        self.with(|c| {
+            c.prepare_cached(&format!("SELECT {COLUMNS}, j.stdin FROM jobs AS j WHERE j.id = ?1"))?
+                .query_row([id.as_str()], |row| Ok((job(row)?, row.get("stdin")?)))
+                .optional()
+        })
+    }
+}
+
+pub(crate) fn apply(tx: &Connection, write: &JobWrite) -> rusqlite::Result<()> {
+    match write {
+        JobWrite::New { row, stdin } => insert(tx, row, stdin),
+        JobWrite::Progress { id, progress } => update(tx, id, progress),
+        JobWrite::Archived { id } => set(tx, "UPDATE jobs SET archived = 1 WHERE id = ?1", id),
+        JobWrite::Told { id } => set(tx, "UPDATE jobs SET told = 1 WHERE id = ?1", id),
+        JobWrite::OutputRemoved { id } => set(tx, "UPDATE jobs SET output_removed = 1 WHERE id = ?1", id),
+        JobWrite::Gone { id } => {
+            set(tx, "DELETE FROM job_labels WHERE job = ?1", id)?;
+            set(tx, "DELETE FROM jobs WHERE id = ?1", id)
+        }
+    }
+}
+
+fn set(tx: &Connection, sql: &str, id: &JobId) -> rusqlite::Result<()> {
+    tx.prepare_cached(sql)?.execute([id.as_str()])?;
+    Ok(())
+}
+
+fn insert(tx: &Connection, row: &JobRow, stdin: &[u8]) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO jobs (id, agent, session, state, priority, created_at, request, stdin) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![
+        row.id.as_str(),
+        row.agent.as_str(),
+        row.session.as_ref().map(lodge_core::SessionId::as_str),
+        row.progress.state.code(),
+        row.priority,
+        row.created_at.ms(),
+        row.request.encode_to_vec(),
+        stdin,
+    ])?;
+    // The session's label is the session: a listing finds it there.
+    for (key, value) in &row.request.labels {
+        tx.prepare_cached("INSERT INTO job_labels (key, value, job) VALUES (?1, ?2, ?3)")?
+            .execute(params![key, value, row.id.as_str()])?;
+    }
+    Ok(())
+}
+
+fn update(tx: &Connection, id: &JobId, progress: &JobProgress) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "UPDATE jobs SET state = ?2, started_at = ?3, finished_at = ?4, exit_code = ?5, signal = ?6, cause = ?7, \
+         error = ?8, cancel = ?9, boot = ?10, stdout_seen = ?11, stdout_kept = ?12, stderr_seen = ?13, \
+         stderr_kept = ?14, stdin = iif(?15, stdin, x'') WHERE id = ?1",
+    )?
+    .execute(params![
+        id.as_str(),
+        progress.state.code(),
+        progress.started_at.map(Timestamp::ms),
+        progress.finished_at.map(Timestamp::ms),
+        progress.exit_code,
+        progress.signal,
+        progress.cause.map(Cause::code),
+        progress.error,
+        progress.cancel,
+        progress.boot,
+        progress.stdout.seen.cast_signed(),
+        progress.stdout.kept.cast_signed(),
+        progress.stderr.seen.cast_signed(),
+        progress.stderr.kept.cast_signed(),
+        // Nobody reads the stdin of a job that is over, and a mebibyte of it would lie there for ever.
+        progress.state.is_open(),
+    ])?;
+    Ok(())
+}
+
+pub(crate) fn job(row: &Row<'_>) -> rusqlite::Result<JobRow> {
+    let stream = |seen: &str, kept: &str| -> rusqlite::Result<JobStream> {
+        let (seen, kept): (i64, i64) = (row.get(seen)?, row.get(kept)?);
+        Ok(JobStream { seen: seen.cast_unsigned(), kept: kept.cast_unsigned() })
+    };
+    let (state, cause): (i64, Option<i64>) = (row.get("state")?, row.get("cause")?);
+    Ok(JobRow {
+        id: rows::id(row, "id")?,
+        agent: rows::id(row, "agent")?,
+        session: rows::optional_id(row, "session")?,
+        priority: row.get("priority")?,
+        created_at: rows::time(row, "created_at")?,
+        request: rows::message(row, "request")?,
+        progress: JobProgress {
+            state: JobState::from_code(state).ok_or_else(|| rows::unknown(row, "state", state))?,
+            cancel: row.get("cancel")?,
+            boot: row.get("boot")?,
+            started_at: rows::optional_time(row, "started_at")?,
+            finished_at: rows::optional_time(row, "finished_at")?,
+            exit_code: row.get("exit_code")?,
+            signal: row.get("signal")?,
+            cause: cause
+                .map(|code| Cause::from_code(code).ok_or_else(|| rows::unknown(row, "cause", code)))
+                .transpose()?,
+            error: row.get("error")?,
+            stdout: stream("stdout_seen", "stdout_kept")?,
+            stderr: stream("stderr_seen", "stderr_kept")?,
+        },
+        archived: row.get("archived")?,
+        told: row.get("told")?,
+        output_removed: row.get("output_removed")?,
+    })
+}
