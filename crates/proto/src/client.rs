@@ -27,7 +27,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to look for a last word on a connection that takes nothing any more.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A client reads larger messages than it may send: a page of long messages can be big.
-const READ_BYTES_MAX: usize = 64 * 1024 * 1024;
+pub(crate) const READ_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl ClientError {
     }
 }
 
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// One open connection.
@@ -112,14 +112,7 @@ impl Client {
 
     async fn open(target: &Target, token: &str) -> Result<Client, ClientError> {
         let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
-        let (io, host): (Box<dyn Io>, &str) = match target {
-            Target::Unix(path) => (Box::new(connect_unix(path).await.map_err(no_daemon)?), "localhost"),
-            Target::Tcp(addr) => {
-                let stream = TcpStream::connect(addr).await.map_err(no_daemon)?;
-                stream.set_nodelay(true).map_err(no_daemon)?;
-                (Box::new(stream), addr)
-            }
-        };
+        let (io, host) = dial(target).await?;
         let handshake = |status, body, detail: String| ClientError::Handshake {
             target: target.clone(),
             status,
@@ -234,6 +227,19 @@ impl Client {
             }
         }
     }
+}
+
+/// Opens a connection, and tells the host's name that goes with it.
+pub(crate) async fn dial(target: &Target) -> Result<(Box<dyn Io>, &str), ClientError> {
+    let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
+    Ok(match target {
+        Target::Unix(path) => (Box::new(connect_unix(path).await.map_err(no_daemon)?), "localhost"),
+        Target::Tcp(addr) => {
+            let stream = TcpStream::connect(addr).await.map_err(no_daemon)?;
+            stream.set_nodelay(true).map_err(no_daemon)?;
+            (Box::new(stream), addr)
+        }
+    })
 }
 
 /// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's

@@ -31,7 +31,19 @@ pub struct Delta {
     pub text: String,
 }
 
-/// Some deltas were dropped because this client reads too slowly. No event was.
+/// A job has written more: told at once, without sequence, never replayed. `job.output` events tell the same durably, and
+/// less often. The bytes are read with `job/output`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Output {
+    pub agent: String,
+    pub session: Option<String>,
+    pub job: String,
+    /// All that it has written by now, kept or not.
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+}
+
+/// Some deltas and outputs were dropped because this client reads too slowly. No event was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Gap {
     pub dropped: u64,
@@ -73,4 +85,9 @@ pub const EVENT_KINDS: &[&str] = &[
     "session.rewound",
     "session.branch_activated",
     "session.deleted",
+    "job.submitted",
+    "job.started",
+    "job.output",
+    "job.finished",
+    "job.cancelled",
 ];

@@ -3,11 +3,14 @@
 //! Owns: the method table, the shapes of parameters, replies and events, the stable error codes, and the one
 //! client. Never: behaviour of the daemon, and never a type of `core` (the daemon converts at its edge).
 
+pub mod base64;
 pub mod client;
 mod codes;
 mod events;
 mod images;
+mod jobs;
 mod methods;
+pub mod post;
 mod rpc;
 mod sessions;
 mod shapes;
@@ -15,8 +18,9 @@ mod snapshot;
 mod tokens;
 
 pub use codes::{CODES, CodeDoc, http_status};
-pub use events::{Delta, EVENT_KINDS, Event, Gap};
+pub use events::{Delta, EVENT_KINDS, Event, Gap, Output};
 pub use images::*;
+pub use jobs::*;
 pub use methods::{METHODS, MethodDoc, discover};
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
 pub use sessions::*;

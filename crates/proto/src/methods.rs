@@ -4,11 +4,12 @@ use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
 use crate::images::*;
+use crate::jobs::*;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
-use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap};
+use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap, Output};
 
 /// One row of the method table.
 #[derive(Clone, Copy)]
@@ -46,9 +47,9 @@ pub const METHODS: &[MethodDoc] = &[
     read::<AgentListParams, AgentList>("agent/list"),
     read::<AgentRef, AgentDetail>("agent/get"),
     write::<AgentRef, AgentView>("agent/start"),
-    write::<AgentRef, AgentView>("agent/restart"),
+    write::<AgentStopParams, AgentView>("agent/restart"),
     write::<AgentUpdateParams, AgentUpdated>("agent/update"),
-    write::<AgentRef, AgentView>("agent/stop"),
+    write::<AgentStopParams, AgentView>("agent/stop"),
     write::<AgentRef, AgentView>("agent/kill"),
     write::<AgentRemoveParams, AgentView>("agent/remove"),
     read::<AgentLogsParams, AgentLogs>("agent/logs"),
@@ -66,6 +67,12 @@ pub const METHODS: &[MethodDoc] = &[
     write::<SessionRegenerateParams, TurnView>("session/regenerate"),
     write::<SessionActivateParams, SessionView>("session/branches/activate"),
     write::<SessionDeleteParams, SessionDeleted>("session/delete"),
+    write::<JobSubmitParams, JobView>("job/submit"),
+    read::<JobListParams, JobList>("job/list"),
+    read::<JobRef, JobView>("job/get"),
+    read::<JobWaitParams, JobView>("job/wait"),
+    write::<JobCancelParams, JobView>("job/cancel"),
+    read::<JobOutputParams, JobOutput>("job/output"),
     write::<ImageBuildParams, ImageView>("image/build"),
     read::<ImageListParams, ImageList>("image/list"),
     read::<ImageRef, ImageDetail>("image/inspect"),
@@ -105,6 +112,7 @@ pub fn discover(version: &str) -> Discovery {
             .collect(),
         event: schema::<Event>(),
         delta: schema::<Delta>(),
+        output: schema::<Output>(),
         gap: schema::<Gap>(),
         error: schema::<ErrorBody>(),
         event_kinds: EVENT_KINDS.iter().map(|kind| (*kind).to_owned()).collect(),

@@ -83,6 +83,9 @@ pub struct SessionDetail {
     #[serde(flatten)]
     pub session: SessionView,
     pub inactive_turns: u64,
+    /// Its jobs that wait or run.
+    #[serde(default)]
+    pub open_jobs: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::events::Event;
 use crate::images::{CapabilityView, NetworkView};
+use crate::jobs::{JobCounts, JobView};
 use crate::sessions::ForkView;
 
 macro_rules! shapes {
@@ -67,6 +68,14 @@ params! {
     /// An agent named by id, name or unique id prefix.
     pub struct AgentRef {
         agent: String,
+        request_id: Option<String>,
+    }
+
+    /// An agent to stop or to restart.
+    pub struct AgentStopParams {
+        agent: String,
+        /// What becomes of its jobs: `cancel` (when absent), or `refuse` to do nothing while one of them runs.
+        jobs: Option<String>,
         request_id: Option<String>,
     }
 
@@ -170,6 +179,7 @@ params! {
     pub struct AttachParams {
         agent: Option<String>,
         session: Option<String>,
+        job: Option<String>,
         all: bool,
         /// Everything after this sequence, then live. Absent: from now on.
         since: Option<u64>,
@@ -334,9 +344,12 @@ shapes! {
         agent: AgentView,
         /// `now` (its runtime is being replaced, or need not be), `after_turns` or `next_start`.
         in_force: String,
-        /// With `after_turns`: those that run on what was before.
+        /// With `after_turns`: those that run on what was before …
         #[serde(default)]
         after_turns: Vec<String>,
+        /// … and the jobs that do. Turns go on meanwhile, on what was before.
+        #[serde(default)]
+        after_jobs: Vec<String>,
     }
 
     /// The identity of an agent's work across processes, restarts and clients.
@@ -455,6 +468,8 @@ shapes! {
         /// Keys only: values may be secrets.
         env_keys: Vec<String>,
         sessions: u64,
+        #[serde(default)]
+        jobs: JobCounts,
         agentfile: String,
     }
 
@@ -607,6 +622,9 @@ shapes! {
         /// user, assistant or tool.
         role: String,
         text: String,
+        /// For a user's message: what the model was told before it by the daemon, such as jobs that ended.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
         calls: Vec<ToolCallView>,
         /// For a tool's message: the call it answers.
         call: Option<String>,
@@ -691,6 +709,9 @@ shapes! {
         agents: Vec<AgentView>,
         /// Turns that are queued or running, with the text so far.
         turns: Vec<TurnView>,
+        /// Jobs that wait or run; attached to one job, that one, however it stands.
+        #[serde(default)]
+        jobs: Vec<JobView>,
     }
 
     pub struct ConfigValue {
@@ -747,6 +768,7 @@ shapes! {
         methods: Vec<MethodSchema>,
         event: Value,
         delta: Value,
+        output: Value,
         gap: Value,
         error: Value,
         event_kinds: Vec<String>,

@@ -2,6 +2,10 @@
 //!
 //! Owns: their names. Never: grants one.
 
+/// Tools that every agent has, so that no program can have their names.
+pub(super) const JOB_TOOLS: [&str; 6] =
+    ["job_submit", "job_list", "job_status", "job_wait", "job_watch", "job_cancel"];
+
 /// Every name that CAPABILITY takes.
 pub const CAPABILITIES: [&str; 30] = [
     "context_list",

@@ -5,7 +5,7 @@
 //! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
 
 use super::bounds::LINE_MAX;
-use super::capability::CAPABILITIES;
+use super::capability::{CAPABILITIES, JOB_TOOLS};
 use super::cursor::{Cursor, Pair, PairValue, Spot};
 use super::document::{
     Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
@@ -141,7 +141,11 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
 
 pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
+    let at = word.at;
     let name = path_name(cursor, word, NameOf::Tool);
+    if JOB_TOOLS.contains(&name.as_str()) {
+        cursor.fault(at, ValueMistake::ReservedTool { found: name.clone() });
+    }
     let word = cursor.word("an image or `host:program`")?;
     let source = bin_source(cursor, word);
     let safe = cursor.flag("safe");

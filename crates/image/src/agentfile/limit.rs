@@ -108,13 +108,13 @@ impl Limit {
     /// Reads the value of a limit.
     pub(super) fn read(key: LimitKey, value: &str) -> Result<Limit, ValueMistake> {
         let limit = match key {
-            LimitKey::Memory => size(value).map(Limit::MemoryBytes),
+            LimitKey::Memory => read_size(value).map(Limit::MemoryBytes),
             LimitKey::Pids => {
                 whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
             }
-            LimitKey::CpuTime => duration(value).map(Limit::CpuTime),
-            LimitKey::Disk => size(value).map(Limit::DiskBytes),
-            LimitKey::Output => size(value).map(Limit::OutputBytes),
+            LimitKey::CpuTime => read_duration(value).map(Limit::CpuTime),
+            LimitKey::Disk => read_size(value).map(Limit::DiskBytes),
+            LimitKey::Output => read_size(value).map(Limit::OutputBytes),
             LimitKey::BudgetUsd => micro_usd(value).map(Limit::BudgetMicroUsd),
             LimitKey::BudgetTokens => tokens(value).map(Limit::BudgetTokens),
             LimitKey::ContextTokens => tokens(value).map(Limit::ContextTokens),
@@ -145,7 +145,8 @@ fn split_unit(value: &str) -> (&str, &str) {
     value.split_at(value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len()))
 }
 
-fn size(value: &str) -> Option<u64> {
+/// A number of bytes above 0, with an optional k, m, g or t (powers of 1024).
+pub fn read_size(value: &str) -> Option<u64> {
     let (number, unit) = split_unit(value);
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -169,7 +170,8 @@ fn tokens(value: &str) -> Option<u64> {
     whole(number)?.checked_mul(factor).filter(|tokens| *tokens > 0)
 }
 
-fn duration(value: &str) -> Option<Duration> {
+/// A duration above 0 with units, such as `90s` or `1h30m`.
+pub fn read_duration(value: &str) -> Option<Duration> {
     let mut rest = value;
     let mut total_ms: u64 = 0;
     while !rest.is_empty() {

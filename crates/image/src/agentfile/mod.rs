@@ -40,7 +40,7 @@ pub use env_key::{EnvKeyError, check_env_key};
 pub(crate) use error::shown;
 pub use error::{Error, Errors};
 pub use keyword::Keyword;
-pub use limit::{Limit, LimitKey, RevivalPolicy, read_limit};
+pub use limit::{Limit, LimitKey, RevivalPolicy, read_duration, read_limit, read_size};
 pub use load::{AddedFile, Builder, ContextText, LoadError, Loaded, load_dir, load_inline};
 pub use merge::merge;
 pub use mistake::{

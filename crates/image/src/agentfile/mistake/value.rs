@@ -3,7 +3,7 @@
 //! Owns: their words. Never: the rules themselves (see `names` and `limit`).
 
 use super::codes;
-use crate::agentfile::capability::CAPABILITIES;
+use crate::agentfile::capability::{CAPABILITIES, JOB_TOOLS};
 use crate::agentfile::error::shown;
 use crate::agentfile::keyword::nearest;
 use crate::agentfile::limit::LimitKey;
@@ -16,6 +16,8 @@ pub enum ValueMistake {
     Name { of: NameOf, found: String },
     #[error("the context name `{}` is reserved", shown(found))]
     ReservedContext { found: String },
+    #[error("`{}` is a tool that every agent has", shown(found))]
+    ReservedTool { found: String },
     #[error("`{}` is not a CONFIG key", shown(found))]
     ConfigKey { found: String },
     #[error("CONFIG `{}` is required and has a default", shown(key))]
@@ -67,6 +69,7 @@ pub enum ValueMistake {
 codes! { ValueMistake:
     Name => "agentfile.bad_name",
     ReservedContext => "agentfile.reserved_context",
+    ReservedTool => "agentfile.reserved_tool",
     ConfigKey => "agentfile.bad_config_key",
     RequiredWithDefault => "agentfile.required_with_default",
     ArgKey => "agentfile.bad_arg_key",
@@ -129,6 +132,7 @@ impl ValueMistake {
                 "a letter or digit, then at most 62 letters, digits, `.`, `_` or `-`".to_owned()
             }
             ValueMistake::ReservedContext { .. } => "any name but AGENT, WORKSPACE and MOUNTS".to_owned(),
+            ValueMistake::ReservedTool { .. } => format!("any name but {}", JOB_TOOLS.join(", ")),
             ValueMistake::ConfigKey { .. } | ValueMistake::ServiceName { .. } => {
                 "lower-case letters, digits and inner `-`, at most 63".to_owned()
             }
@@ -182,6 +186,12 @@ impl ValueMistake {
             ValueMistake::Name { .. } => "the name becomes a file name: choose a plain one".to_owned(),
             ValueMistake::ReservedContext { .. } => {
                 "Lodge writes that section itself: choose another name, such as SOUL".to_owned()
+            }
+            ValueMistake::ReservedTool { found } => {
+                format!(
+                    "remove the line to use Lodge's own, or call this one `my-{}`",
+                    shown(found).replace('_', "-")
+                )
             }
             ValueMistake::ConfigKey { found } | ValueMistake::ServiceName { found } => {
                 rewrite(found, '-', names::dns_label)
@@ -241,6 +251,7 @@ impl ValueMistake {
         match self {
             ValueMistake::Name { found, .. }
             | ValueMistake::ReservedContext { found }
+            | ValueMistake::ReservedTool { found }
             | ValueMistake::ConfigKey { found }
             | ValueMistake::ArgKey { found }
             | ValueMistake::LabelKey { found }
