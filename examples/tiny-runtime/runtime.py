@@ -9,6 +9,20 @@ FORM = 'Arguments are a JSON object such as {"args": ["--help"], "stdin": ""}, a
 SCHEMA = {"type": "object", "additionalProperties": False, "properties": {
     "args": {"type": "array", "items": {"type": "string"}}, "stdin": {"type": "string"}}}
 
+TEXT, JOB_ID = {"type": "string"}, {"job_id": {"type": "string"}}
+STATES = ("pending", "running", "done", "error", "cancelled")
+JOB_TOOLS = {  # programs that run in the background: what the model is told, and the arguments
+    "job_submit": ("Starts a program in the background and returns its job id at once; for whatever takes longer than "
+                   "about 10 seconds. You are told when it has ended.",
+                   {"bin": TEXT, **SCHEMA["properties"], "timeout_s": {"type": "integer"}, "priority": {"type": "integer"},
+                    "labels": {"type": "object", "additionalProperties": TEXT}}),
+    "job_list": ("Lists the jobs of this conversation, the newest first, without their output.",
+                 {"status": {"type": "string", "enum": STATES}, "limit": {"type": "integer"}}),
+    "job_status": ("Shows how a job stands and what it wrote, without waiting. Do not poll: use job_wait.", JOB_ID),
+    "job_wait": ("Waits for the end of a job and returns how it ended and what it wrote. An interrupt cancels the job.", JOB_ID),
+    "job_watch": ("Waits for the end of a job and returns its stdout alone. An interrupt leaves it running.", JOB_ID),
+    "job_cancel": ("Ends a job, with everything it started. What it wrote is kept.", JOB_ID)}
+
 STRATEGIES = ("sliding", "summarize", "handoff")
 SAMPLING = ("temperature", "top-p", "top-k", "presence-penalty", "frequency-penalty")
 CALLS_A_STEP_MAX, ROUNDS_ALIKE_MAX = 64, 4
@@ -76,28 +90,70 @@ def initialize(epoch, root, configs={}, context=[], tools=[], **_):
                 timeout=milliseconds(setting(configs, "tool-timeout", "10m", milliseconds)))
     offered = [{"name": tool["name"], "parameters": SCHEMA, "description": "\n\n## Usage\n\n".join(
         filter(None, (tool.get("description"), tool.get("usage"))))} for tool in tools]
+    for name, (description, properties) in JOB_TOOLS.items():
+        if name not in plan["tools"]:  # a program has its name for itself
+            if "bin" in properties and plan["tools"]:
+                properties = {**properties, "bin": {**TEXT, "enum": plan["tools"]}}
+            offered.append({"name": name, "description": description, "parameters": {
+                "type": "object", "additionalProperties": False, "properties": properties}})
     return {"protocol": 1, "runtime": {"name": "tiny-runtime", "version": "1"}, "tools": offered,
             "context": {"id": plan["context"], "system": system},
             "params": {"max_tokens": setting(configs, "max-tokens", 4096), **sampling(configs)},
             "window": {"max_messages": plan["messages"]}, "turns": [{"turn": turn} for turn in turns]}
 
+def program_words(given):
+    args, stdin = given.get("args") or [], given.get("stdin") or ""
+    texts = [stdin, *args]
+    if type(args) is not list or {*map(type, texts)} != {str}:
+        raise ValueError("`args` is a list of strings and `stdin` a string")
+    if max(map(len, texts)) > ARGUMENT_CHARS_MAX or "\0" in "".join(args):
+        raise ValueError("an argument is too large or contains a NUL character")
+    return {"args": args, "stdin": stdin}
+
+def job_request(name, arguments):
+    """The same for the tools for jobs, which the daemon has."""
+    known = JOB_TOOLS[name][1]
+    try:
+        given = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments or {}
+        if type(given) is not dict or not set(given) <= set(known):
+            raise ValueError("the wrong form")
+        numbers = {key: given.get(key) or default for key, default in (("limit", 20), ("timeout_s", 0), ("priority", 0))}
+        labels = given.get("labels") or {}
+        if {*map(type, numbers.values())} != {int} or {*map(type, labels.values())} - {str}:
+            raise ValueError("`limit`, `timeout_s` and `priority` are whole numbers, `labels` are strings")
+        if name == "job_submit":
+            if given.get("bin") not in plan["tools"]:
+                raise ValueError(f"`bin` is one of: {', '.join(sorted(plan['tools']))}")
+            return "job/submit", {"bin": given["bin"], **program_words(given), "timeout_ms": numbers["timeout_s"] * 1000,
+                                  "priority": numbers["priority"], "labels": labels}
+        if name == "job_list":
+            status = {"status": given["status"]} if given.get("status") else {}
+            if given.get("status") not in (None, *STATES):
+                raise ValueError(f"`status` is one of: {', '.join(STATES)}")
+            return "job/list", {"limit": numbers["limit"], **status}
+        if type(given.get("job_id")) is not str:
+            raise ValueError("`job_id` is what job_submit returned")
+        return name.replace("_", "/"), {"job": given["job_id"]}
+    except (ValueError, TypeError, AttributeError) as why:
+        text = f"Not run: {why}. The arguments are a JSON object with: {', '.join(known)}."
+        return "tool/answer", {"text": text, "error": True}
+
 def tool_request(name, arguments):
     """What a model's tool call becomes: a program to run, or an answer that tells why it was not."""
+    if name in JOB_TOOLS and name not in plan["tools"]:
+        return job_request(name, arguments)
     try:
         if name not in plan["tools"]:
             raise ValueError(f"there is no tool `{name}`; the tools are: {', '.join(plan['tools'])}")
         given = json.loads(arguments) if isinstance(arguments, str) else arguments
-        args, stdin = given.get("args") or [], given.get("stdin") or ""
-        texts = [stdin, *args]
-        if not set(given) <= {"args", "stdin"} or type(args) is not list or {*map(type, texts)} != {str}:
+        words = program_words(given)
+        if not set(given) <= {"args", "stdin"}:
             raise ValueError("the arguments have the wrong form")
-        if texts == [""]:
+        if words == {"args": [], "stdin": ""}:
             raise ValueError("`args` and `stdin` are both empty")
-        if max(map(len, texts)) > ARGUMENT_CHARS_MAX or "\0" in "".join(args):
-            raise ValueError("an argument is too large or contains a NUL character")
     except (ValueError, TypeError, AttributeError) as why:
         return "tool/answer", {"text": f"Not run: {why}. {FORM}", "error": True}
-    return "exec/run", {"bin": name, "args": args, "stdin": stdin, "timeout_ms": plan["timeout"]}
+    return "exec/run", {"bin": name, **words, "timeout_ms": plan["timeout"]}
 
 def call_tools(turn, step, calls):
     for place, call in enumerate(calls):
@@ -161,7 +217,9 @@ def take_answer(id, result=None, error=None, **_):
         elif method == "context/compact":
             turns[turn]["from"] = result["from_turn"]
         elif request["params"]["call"] in turns[turn]["round"]:
-            told = result.get("digest") if method == "exec/run" else request["params"]["text"]
+            told = request["params"]["text"] if method == "tool/answer" else result.get("digest")
+            # To wait again is no sign of going round in circles.
+            told = None if method in ("job/wait", "job/watch") else told
             turns[turn]["round"][request["params"]["call"]][2] = told
         go_on(turn, step)
 

@@ -4,6 +4,7 @@
 //! connection to anything but the two pipes. The protocol is described in `docs/runtime-protocol.md`.
 
 mod config;
+mod jobs;
 mod lines;
 mod log;
 mod memory;

@@ -136,7 +136,7 @@ pub(crate) struct ModelAnswer {
     pub(crate) calls: Vec<Call>,
 }
 
-/// The answer to an `exec/run`: the daemon stored the result itself.
+/// The answer to an `exec/run` or `job/…`: the daemon stored the result itself.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ExecAnswer {
     /// Tells one result from another.
@@ -202,6 +202,35 @@ pub(crate) enum Ask {
         stdin: String,
         timeout_ms: u64,
     },
+    #[serde(rename = "job/submit")]
+    JobSubmit {
+        turn: String,
+        step: u64,
+        call: String,
+        bin: String,
+        args: Vec<String>,
+        stdin: String,
+        timeout_ms: u64,
+        priority: i64,
+        labels: BTreeMap<String, String>,
+    },
+    #[serde(rename = "job/list")]
+    JobList {
+        turn: String,
+        step: u64,
+        call: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        status: Option<String>,
+        limit: u64,
+    },
+    #[serde(rename = "job/status")]
+    JobStatus { turn: String, step: u64, call: String, job: String },
+    #[serde(rename = "job/wait")]
+    JobWait { turn: String, step: u64, call: String, job: String },
+    #[serde(rename = "job/watch")]
+    JobWatch { turn: String, step: u64, call: String, job: String },
+    #[serde(rename = "job/cancel")]
+    JobCancel { turn: String, step: u64, call: String, job: String },
     #[serde(rename = "context/compact")]
     ContextCompact { turn: String, from_turn: u64, strategy: Strategy },
     #[serde(rename = "tool/answer")]
@@ -221,6 +250,12 @@ impl Ask {
         match self {
             Ask::ModelStream { turn, .. }
             | Ask::ExecRun { turn, .. }
+            | Ask::JobSubmit { turn, .. }
+            | Ask::JobList { turn, .. }
+            | Ask::JobStatus { turn, .. }
+            | Ask::JobWait { turn, .. }
+            | Ask::JobWatch { turn, .. }
+            | Ask::JobCancel { turn, .. }
             | Ask::ContextCompact { turn, .. }
             | Ask::ToolAnswer { turn, .. }
             | Ask::TurnFinish { turn, .. } => turn,
@@ -231,9 +266,14 @@ impl Ask {
     pub(crate) fn id(&self) -> String {
         match self {
             Ask::ModelStream { turn, step, .. } => format!("{turn}:m{step}"),
-            Ask::ExecRun { turn, step, call, .. } | Ask::ToolAnswer { turn, step, call, .. } => {
-                format!("{turn}:t{step}.{call}")
-            }
+            Ask::ExecRun { turn, step, call, .. }
+            | Ask::JobSubmit { turn, step, call, .. }
+            | Ask::JobList { turn, step, call, .. }
+            | Ask::JobStatus { turn, step, call, .. }
+            | Ask::JobWait { turn, step, call, .. }
+            | Ask::JobWatch { turn, step, call, .. }
+            | Ask::JobCancel { turn, step, call, .. }
+            | Ask::ToolAnswer { turn, step, call, .. } => format!("{turn}:t{step}.{call}"),
             Ask::ContextCompact { turn, from_turn, .. } => format!("{turn}:e{from_turn}"),
             Ask::TurnFinish { turn, step, .. } => format!("{turn}:f{step}"),
         }

@@ -16,7 +16,7 @@ use crate::log::Event;
 use crate::message::{self, Done, Head, InitializeParams, InitializeReply, Refusal, Request};
 use crate::message::{RuntimeNamed, TurnInterruptParams, TurnRunParams, TurnRunning, Window};
 use crate::turns::{Answered, Plan, Started, TURNS_MAX, Turns};
-use crate::{prompt, tool};
+use crate::{jobs, prompt, tool};
 
 /// Serves until stdin is closed.
 pub(crate) fn serve(root: PathBuf) -> io::Result<()> {
@@ -141,12 +141,15 @@ impl Runtime {
         let prompt = prompt::assemble(root, &params.context).map_err(Refusal::Context)?;
         let settings = Settings::from_configs(&params.configs);
         let schema = tool::parameters();
+        let programs: Vec<String> = params.tools.iter().map(|tool| tool.name.clone()).collect();
+        let job_tools = jobs::schemas(&programs);
+        let offered = params.tools.iter().map(|tool| tool::offered(tool, &schema));
         let running = self.turns.iter().flat_map(Turns::ids);
         let reply = InitializeReply {
             protocol: message::PROTOCOL,
             runtime: RuntimeNamed { name: message::RUNTIME_NAME, version: message::RUNTIME_VERSION },
             context: &prompt,
-            tools: params.tools.iter().map(|tool| tool::offered(tool, &schema)).collect(),
+            tools: offered.chain(job_tools.iter().map(jobs::offered)).collect(),
             params: &settings.params,
             window: Window { max_messages: settings.memory.messages_max },
             turns: running.map(|turn| TurnRunning { turn }).collect(),
@@ -163,7 +166,7 @@ impl Runtime {
             iterations_max: settings.iterations_max,
             memory: settings.memory,
             tool_timeout_ms: settings.tool_timeout_ms,
-            tools: params.tools.into_iter().map(|tool| tool.name).collect(),
+            tools: programs,
         };
         self.settle(params.epoch, &params.agent.id, plan);
         Ok(())

@@ -5,8 +5,9 @@
 
 use std::fmt;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use crate::jobs;
 use crate::message::{Call, ToolDeclared, ToolOffered};
 
 /// Calls of one answer beyond this many are answered without being run.
@@ -50,9 +51,6 @@ impl fmt::Display for CallRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Not run: ")?;
         match self {
-            CallRefused::UnknownTool { name, known } if known.is_empty() => {
-                write!(f, "there is no tool `{name}`; this agent has no tools.")
-            }
             CallRefused::UnknownTool { name, known } => {
                 write!(f, "there is no tool `{name}`. The tools are: {}.", known.join(", "))
             }
@@ -88,7 +86,8 @@ impl fmt::Display for CallRefused {
 pub(crate) fn check(tools: &[String], call: &Call) -> Result<Invocation, CallRefused> {
     if !tools.contains(&call.name) {
         let name = call.name.chars().take(NAME_CHARS_SHOWN_MAX).collect();
-        let known = tools.iter().take(NAMES_SHOWN_MAX).cloned().collect();
+        let known = tools.iter().take(NAMES_SHOWN_MAX).cloned().chain(jobs::names(tools).map(str::to_owned));
+        let known = known.collect();
         return Err(CallRefused::UnknownTool { name, known });
     }
     let invocation = match &call.arguments {
@@ -98,7 +97,7 @@ pub(crate) fn check(tools: &[String], call: &Call) -> Result<Invocation, CallRef
         },
         arguments => invocation(arguments)?,
     };
-    within_limits(&invocation)?;
+    within_limits(&invocation.args, &invocation.stdin)?;
     Ok(invocation)
 }
 
@@ -110,6 +109,16 @@ fn invocation(arguments: &Value) -> Result<Invocation, CallRefused> {
     if fields.keys().any(|key| key != "args" && key != "stdin") {
         return wrong("the arguments have fields other than `args` and `stdin`");
     }
+    let (args, stdin) = words(fields)?;
+    if args.is_empty() && stdin.is_empty() {
+        return Err(CallRefused::Empty);
+    }
+    Ok(Invocation { args, stdin })
+}
+
+/// The arguments and the stdin among the fields of a call.
+pub(crate) fn words(fields: &Map<String, Value>) -> Result<(Vec<String>, String), CallRefused> {
+    let wrong = |what| Err(CallRefused::WrongForm { what });
     let mut args = Vec::new();
     match fields.get("args") {
         None | Some(Value::Null) => {}
@@ -128,29 +137,25 @@ fn invocation(arguments: &Value) -> Result<Invocation, CallRefused> {
         Some(Value::String(stdin)) => stdin.clone(),
         Some(_) => return wrong("`stdin` is not a string"),
     };
-    if args.is_empty() && stdin.is_empty() {
-        return Err(CallRefused::Empty);
-    }
-    Ok(Invocation { args, stdin })
+    Ok((args, stdin))
 }
 
-fn within_limits(invocation: &Invocation) -> Result<(), CallRefused> {
+pub(crate) fn within_limits(args: &[String], stdin: &str) -> Result<(), CallRefused> {
     let at_most = |what, bytes, bytes_max| {
         if bytes > bytes_max { Err(CallRefused::TooLarge { what, bytes, bytes_max }) } else { Ok(()) }
     };
-    let args = invocation.args.len();
-    if args > ARGS_MAX {
-        return Err(CallRefused::TooManyArgs { args });
+    if args.len() > ARGS_MAX {
+        return Err(CallRefused::TooManyArgs { args: args.len() });
     }
-    for arg in &invocation.args {
+    for arg in args {
         if arg.contains('\0') {
             return Err(CallRefused::NulInArgument);
         }
         at_most("one argument", arg.len(), ARG_BYTES_MAX)?;
     }
     // One more each, for the terminator.
-    at_most("`args`", invocation.args.iter().map(|arg| arg.len() + 1).sum(), ARGS_BYTES_MAX)?;
-    at_most("`stdin`", invocation.stdin.len(), STDIN_BYTES_MAX)
+    at_most("`args`", args.iter().map(|arg| arg.len() + 1).sum(), ARGS_BYTES_MAX)?;
+    at_most("`stdin`", stdin.len(), STDIN_BYTES_MAX)
 }
 
 /// The JSON schema of every tool's arguments.
@@ -224,6 +229,20 @@ mod tests {
         refused(json!({"args": vec!["a".repeat(100_000); 11]}), "`args` has 1100011 bytes");
         refused(json!({"args": vec![""; ARGS_MAX + 1]}), "`args` has 4097 arguments, the most is 4096");
         refused(json!({"stdin": "a".repeat(STDIN_BYTES_MAX + 1)}), "`stdin` has");
+    }
+
+    #[test]
+    fn a_model_that_names_no_tool_is_told_all_of_them() {
+        let told = |tools: &[String]| {
+            let call = Call { id: "c".into(), name: "job_output".into(), arguments: json!({}) };
+            check(tools, &call).unwrap_err().to_string()
+        };
+        let jobs = "job_submit, job_list, job_status, job_wait, job_watch, job_cancel.";
+        assert_eq!(
+            told(&["cat".into()]),
+            format!("Not run: there is no tool `job_output`. The tools are: cat, {jobs}")
+        );
+        assert_eq!(told(&[]), format!("Not run: there is no tool `job_output`. The tools are: {jobs}"));
     }
 
     #[test]

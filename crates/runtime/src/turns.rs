@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::jobs::{self, JobTool};
 use crate::memory::Memory;
 use crate::message::{
     Answer, AnswerError, Ask, Call, CompactAnswer, ExecAnswer, FinishStatus, ModelAnswer, TurnRunParams,
@@ -171,10 +172,21 @@ impl Turns {
                 Ok(answer) => self.model_answered(turn, step, answer),
                 Err(failure) => self.fail(turn, step, failure),
             },
-            Ask::ExecRun { turn, step, call, .. } => match outcome::<ExecAnswer>(line) {
+            Ask::ExecRun { turn, step, call, .. }
+            | Ask::JobSubmit { turn, step, call, .. }
+            | Ask::JobList { turn, step, call, .. }
+            | Ask::JobStatus { turn, step, call, .. }
+            | Ask::JobCancel { turn, step, call, .. } => match outcome::<ExecAnswer>(line) {
                 Ok(answer) => self.call_answered(&turn, &call, answer.digest.as_deref()),
                 Err(failure) => self.fail(turn, step, failure),
             },
+            // To wait again is no sign of going round in circles, whatever came of it.
+            Ask::JobWait { turn, step, call, .. } | Ask::JobWatch { turn, step, call, .. } => {
+                match outcome::<IgnoredAny>(line) {
+                    Ok(_) => self.call_answered(&turn, &call, None),
+                    Err(failure) => self.fail(turn, step, failure),
+                }
+            }
             Ask::ToolAnswer { turn, step, call, text, .. } => match outcome::<IgnoredAny>(line) {
                 Ok(_) => self.call_answered(&turn, &call, Some(&text)),
                 Err(failure) => self.fail(turn, step, failure),
@@ -216,24 +228,42 @@ impl Turns {
             if !seen.insert(call.id.clone()) {
                 continue;
             }
-            let checked = if seen.len() <= CALLS_A_STEP_MAX {
-                tool::check(&self.plan.tools, &call)
-            } else {
-                Err(CallRefused::TooMany)
-            };
             if let Some(running) = self.turn(turn) {
                 running.rounds.called(&call);
             }
-            let (turn, timeout_ms) = (turn.to_owned(), self.plan.tool_timeout_ms);
-            self.ask(match checked {
-                Ok(tool::Invocation { args, stdin }) => {
-                    Ask::ExecRun { turn, step, call: call.id, bin: call.name, args, stdin, timeout_ms }
-                }
-                Err(refused) => {
-                    Ask::ToolAnswer { turn, step, call: call.id, text: refused.to_string(), error: true }
-                }
-            });
+            let wanted = if seen.len() <= CALLS_A_STEP_MAX {
+                self.wanted(turn, step, &call)
+            } else {
+                Err(CallRefused::TooMany.to_string())
+            };
+            self.ask(wanted.unwrap_or_else(|text| Ask::ToolAnswer {
+                turn: turn.to_owned(),
+                step,
+                call: call.id,
+                text,
+                error: true,
+            }));
         }
+    }
+
+    /// What a call asks the daemon for, or what to tell the model instead.
+    fn wanted(&self, turn: &str, step: u64, call: &Call) -> Result<Ask, String> {
+        let programs = &self.plan.tools;
+        // A program of the agent has its name for itself.
+        if let Some(job_tool) = JobTool::named(&call.name).filter(|_| !programs.contains(&call.name)) {
+            return jobs::ask(job_tool, programs, turn, step, call).map_err(|refused| refused.to_string());
+        }
+        let tool::Invocation { args, stdin } =
+            tool::check(programs, call).map_err(|refused| refused.to_string())?;
+        Ok(Ask::ExecRun {
+            turn: turn.to_owned(),
+            step,
+            call: call.id.clone(),
+            bin: call.name.clone(),
+            args,
+            stdin,
+            timeout_ms: self.plan.tool_timeout_ms,
+        })
     }
 
     fn turn(&mut self, turn: &str) -> Option<&mut Turn> {

@@ -3,12 +3,14 @@
 //! Another runtime is checked with `LODGE_RUNTIME_COMMAND="python3 mine.py" cargo test -p lodge-runtime --test
 //! conformance stock_or_given`.
 
+mod jobs;
 mod memory;
 mod rounds;
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
 
+use jobs::*;
 use memory::*;
 use rounds::*;
 use serde_json::{Value, json};
@@ -52,6 +54,13 @@ conformance! {
     the_same_calls_with_the_same_results_end_the_turn
     calls_whose_results_differ_or_are_not_told_do_not_end_the_turn
     of_ten_thousand_calls_the_first_are_run_and_each_is_answered
+    every_agent_is_offered_the_tools_for_jobs
+    what_is_wanted_of_jobs_is_asked_of_the_daemon
+    bad_arguments_for_a_job_are_answered_without_asking_for_it
+    a_wait_goes_on_under_the_next_daemon_until_it_is_answered
+    an_interrupted_wait_is_forgotten
+    looking_at_a_job_again_and_again_ends_the_turn_and_waiting_does_not
+    a_program_with_the_name_of_a_tool_for_jobs_is_run
     two_sessions_run_interleaved
     end_of_input_ends_it
     sigterm_ends_it
