@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use lodge_core::job::JobWrite;
 use lodge_core::record::{EventRow, Role, StepKind, Write};
 use lodge_core::turn::StepState;
 use lodge_store::{Unwritten, WriteError, Writer};
@@ -153,6 +154,7 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Resul
                 crash::point(point);
             }
             let (events, after) = committed.into_inner();
+            shell.jobs.recorded(&events);
             shell.hub.publish(events);
             release(after, shell);
             shell.room.tend(now());
@@ -197,7 +199,8 @@ impl Lost {
             | Write::Epoch(_)
             | Write::Message(_)
             | Write::Event(_)
-            | Write::Token(_) => None,
+            | Write::Token(_)
+            | Write::Job(_) => None,
         }));
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
             Out::Reply { ticket, .. } => Some(ticket),
@@ -287,6 +290,10 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             | Write::SessionFork(_)
             | Write::SessionDeleted { .. }
             | Write::Token(_) => Some("after_change"),
+            Write::Job(JobWrite::New { .. }) => Some("after_job_submit"),
+            Write::Job(JobWrite::Progress { progress, .. }) if !progress.state.is_open() => {
+                Some("after_job_end")
+            }
             Write::Image { .. }
             | Write::ImageRef(_)
             | Write::ImageRefGone { .. }
@@ -301,7 +308,8 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             | Write::StepState { .. }
             | Write::Message(_)
             | Write::Event(_)
-            | Write::Request(_) => None,
+            | Write::Request(_)
+            | Write::Job(_) => None,
         })
         .collect();
     points.dedup();
@@ -311,8 +319,8 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
 /// Puts a deliberate bug in, when a test asks a debug build for one.
 fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
     match mutation {
-        // The last one is in the acting, not in what is written.
-        Mutation::None | Mutation::RepeatUnsafe => {}
+        // The last two are in the acting, not in what is written.
+        Mutation::None | Mutation::RepeatUnsafe | Mutation::ForgetBeforeArchive => {}
         // Without its own token the daemon would not even start.
         Mutation::ReplyBeforeCommit if batch.writes.iter().any(|write| matches!(write, Write::Token(_))) => {}
         Mutation::ReplyBeforeCommit => {

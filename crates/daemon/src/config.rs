@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use lodge_core::limits::JOB_OUTPUT_BYTES;
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Thresholds;
 use lodge_core::retry::Backoff;
@@ -269,6 +270,16 @@ impl Config {
         span_of(&self.in_effect().values, name)
     }
 
+    /// A number of bytes; none when it is off.
+    pub fn size(&self, name: &str) -> Option<u64> {
+        values::parse_size(&self.text(name))
+    }
+
+    /// A duration; none when it is off.
+    pub fn span_unless_off(&self, name: &str) -> Option<Duration> {
+        values::parse_span(&self.text(name))
+    }
+
     fn count(&self, name: &str) -> usize {
         let count = value_of(&self.in_effect().values, name).as_u64();
         count.and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
@@ -277,7 +288,13 @@ impl Config {
     /// What the engine is told.
     pub fn settings(&self) -> Settings {
         let backoff = Backoff { base: self.span("backoff-base"), cap: self.span("backoff-cap") };
-        Settings { policy: self.policy(), backoff, max_concurrent: self.count("max-concurrent") }
+        Settings {
+            policy: self.policy(),
+            backoff,
+            max_concurrent: self.count("max-concurrent"),
+            max_jobs: self.count("max-jobs"),
+            job_output: self.size("job-output").unwrap_or(JOB_OUTPUT_BYTES),
+        }
     }
 
     /// What happens to the work of a process that died, where its agent does not say.
@@ -388,6 +405,9 @@ mod tests {
             ("serve:\n  executor: podman\n", "expected system or docker"),
             ("serve:\n  max-jobs: none\n", "a whole number from 1"),
             ("serve:\n  backoff-base: soon\n", "a duration such as"),
+            ("serve:\n  job-output: large\n", "a size such as"),
+            ("serve:\n  job-retention-age: 0s\n", "off, or a duration"),
+            ("serve:\n  job-retention-bytes: 0\n", "off, or a size"),
             ("serve:\n  socket-path:\n", "a plain value"),
             ("serve:\n  heartbeat-stale: 2m\n", "no less than heartbeat-stale, which is 2m"),
             ("serve:\n  allowed-origins: [1, {}]\n", "a plain value"),
@@ -416,6 +436,16 @@ mod tests {
         ] {
             assert!(error.contains(told), "{told} is missing: {error}");
         }
+    }
+
+    #[test]
+    fn sizes_are_powers_of_1024_and_retention_may_be_off() {
+        let yaml = "serve:\n  job-output: 512k\n  job-keep-free: 2g\n  job-retention-age: 30d\n";
+        let config = resolve(&[], &[], Some(yaml)).unwrap();
+        assert_eq!(config.settings().job_output, 512 << 10);
+        assert_eq!(config.size("job-keep-free"), Some(2 << 30));
+        assert_eq!(config.span_unless_off("job-retention-age"), Some(Duration::from_secs(30 * 86_400)));
+        assert_eq!(config.size("job-retention-bytes"), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ const EMPTY_ANSWER: &str = "[empty answer]";
 const BROKEN_OFF: &str = "[the answer was broken off here]";
 const NO_RESULT: &str = "[no result: the turn was broken off before this call had one]";
 const EMPTY_RESULT: &str = "[empty result]";
+const NOTE_HEAD: &str = "[A note of the system, not from the user.]";
 const SUMMARY_HEAD: &str = "[The conversation before this point is left out. What you wrote down of it:]";
 const SUMMARY_READ: &str = "[read]";
 
@@ -28,7 +29,7 @@ pub fn readable(rows: Vec<MessageRow>, number: u32) -> Vec<MessageRow> {
         match row.role {
             Role::User => {
                 read.end_turn(&row);
-                read.rows.push(row);
+                read.rows.push(noted(row));
             }
             Role::Assistant => {
                 let mut results = Vec::new();
@@ -95,6 +96,14 @@ fn instruction(strategy: Strategy) -> &'static str {
              next, in order; open questions. Answer with the document alone, as plain text, and call no tools."
         }
     }
+}
+
+/// A user's message behind what the system has to say first.
+fn noted(mut row: MessageRow) -> MessageRow {
+    if let Some(note) = row.body.note.take() {
+        row.body.text = format!("{NOTE_HEAD}\n{note}\n\n{}", row.body.text);
+    }
+    row
 }
 
 /// A message that nobody wrote, at the place of another.

@@ -27,6 +27,15 @@ pub const POINTS: &[&str] = &[
     "before_summary",
     "after_compaction",
     "after_change",
+    "after_job_submit",
+    "before_job_start",
+    "after_job_start",
+    "before_job_end",
+    "after_job_end",
+    "before_archive",
+    "after_archive",
+    "after_release",
+    "before_job_forget",
     "during_start",
     "during_stop",
 ];
@@ -72,6 +81,8 @@ pub enum Mutation {
     DropIntent,
     /// A program whose outcome nobody knows is run again, safe or not.
     RepeatUnsafe,
+    /// The files of a job that ended go before its output is in the archive.
+    ForgetBeforeArchive,
 }
 
 pub fn mutation() -> Mutation {
@@ -82,6 +93,7 @@ pub fn mutation() -> Mutation {
         Ok("reply-before-commit") => Mutation::ReplyBeforeCommit,
         Ok("drop-intent") => Mutation::DropIntent,
         Ok("repeat-unsafe") => Mutation::RepeatUnsafe,
+        Ok("forget-before-archive") => Mutation::ForgetBeforeArchive,
         Ok(_) | Err(_) => Mutation::None,
     }
 }

@@ -1,4 +1,4 @@
-//! What subscribers read: a ring of the newest events, the head of the log, and live text.
+//! What subscribers read: a ring of the newest events, the head of the log, live text and live output.
 //!
 //! A subscriber is a cursor, not a queue: it is woken by "the log is at N" and reads pages, from the ring or from
 //! the store. Only committed events come here.
@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use lodge_core::record::EventRow;
-use lodge_proto::Delta;
+use lodge_proto::{Delta, Output};
 use lodge_store::{ReadError, Reader};
 use tokio::sync::{broadcast, watch};
 
 /// Events kept in memory for subscribers that keep up.
 const RING_MAX: usize = 512;
-/// Live text a slow client may be behind before it loses some.
-const DELTAS_MAX: usize = 1_024;
+/// Live text and output a slow client may be behind before it loses some.
+const LIVE_MAX: usize = 1_024;
 /// Events read at once.
 pub const PAGE: u32 = 256;
 
@@ -22,7 +22,14 @@ pub const PAGE: u32 = 256;
 pub struct Hub {
     ring: RwLock<VecDeque<Arc<EventRow>>>,
     head: watch::Sender<u64>,
-    deltas: broadcast::Sender<Arc<Delta>>,
+    live: broadcast::Sender<Arc<Live>>,
+}
+
+/// What is told at once, without sequence, and never again.
+#[derive(Debug)]
+pub enum Live {
+    Delta(Delta),
+    Output(Output),
 }
 
 /// Which events somebody wants.
@@ -30,6 +37,7 @@ pub struct Hub {
 pub struct Filter {
     pub stream: Option<String>,
     pub session: Option<String>,
+    pub job: Option<String>,
     pub kind: Option<String>,
 }
 
@@ -37,13 +45,20 @@ impl Filter {
     pub fn takes(&self, event: &EventRow) -> bool {
         self.stream.as_ref().is_none_or(|stream| *stream == event.stream)
             && self.session.as_ref().is_none_or(|session| event.data.session.as_ref() == Some(session))
+            && self.job.as_ref().is_none_or(|job| event.data.job.as_ref() == Some(job))
             && self.kind.as_ref().is_none_or(|kind| event.kind.word() == kind)
     }
 
-    pub fn takes_delta(&self, delta: &Delta) -> bool {
+    pub fn takes_live(&self, live: &Live) -> bool {
+        let (agent, session, job) = match live {
+            Live::Delta(delta) => (&delta.agent, Some(&delta.session), None),
+            Live::Output(output) => (&output.agent, output.session.as_ref(), Some(&output.job)),
+        };
+        let fits = |wanted: &Option<String>, is: Option<&String>| wanted.is_none() || wanted.as_ref() == is;
         self.kind.is_none()
-            && self.stream.as_ref().is_none_or(|stream| *stream == delta.agent)
-            && self.session.as_ref().is_none_or(|session| *session == delta.session)
+            && fits(&self.stream, Some(agent))
+            && fits(&self.session, session)
+            && fits(&self.job, job)
     }
 }
 
@@ -52,7 +67,7 @@ impl Hub {
         Hub {
             ring: RwLock::default(),
             head: watch::Sender::new(head),
-            deltas: broadcast::Sender::new(DELTAS_MAX),
+            live: broadcast::Sender::new(LIVE_MAX),
         }
     }
 
@@ -77,7 +92,17 @@ impl Hub {
 
     pub fn preview(&self, delta: Delta) {
         // Nobody listening is the ordinary case.
-        drop(self.deltas.send(Arc::new(delta)));
+        drop(self.live.send(Arc::new(Live::Delta(delta))));
+    }
+
+    /// Whether anybody is attached.
+    pub fn is_heard(&self) -> bool {
+        self.live.receiver_count() > 0
+    }
+
+    /// A job has written more.
+    pub fn wrote(&self, output: Output) {
+        drop(self.live.send(Arc::new(Live::Output(output))));
     }
 
     pub fn head(&self) -> u64 {
@@ -88,8 +113,8 @@ impl Hub {
         self.head.subscribe()
     }
 
-    pub fn deltas(&self) -> broadcast::Receiver<Arc<Delta>> {
-        self.deltas.subscribe()
+    pub fn live(&self) -> broadcast::Receiver<Arc<Live>> {
+        self.live.subscribe()
     }
 
     /// A page of matching events after `since`, and the cursor after it. An empty page with a moved cursor means

@@ -26,6 +26,11 @@ pub fn output_bytes(row: &AgentRow) -> u64 {
     asked(row).output_bytes.unwrap_or(OUTPUT_BYTES_MAX)
 }
 
+/// Most that a job may write before it is ended; 0: any number. How much of it is kept is another matter.
+pub fn job_output_max(row: &AgentRow) -> u64 {
+    asked(row).output_bytes.unwrap_or(0)
+}
+
 /// Every limit of an agent. Those of a sandbox that lives are the ones that its keeper tells.
 pub fn view(row: &AgentRow, in_force: Option<&[InForce]>) -> Vec<LimitView> {
     let asked = asked(row);
@@ -140,12 +145,13 @@ fn bytes(count: u64) -> String {
     }
 }
 
-fn span(ms: u64) -> String {
+/// A limit of time in words.
+pub fn span(ms: u64) -> String {
     match ms {
         0..1_000 => format!("{ms} ms"),
-        1_000..120_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
-        1_000..120_000 => format!("{:.1} s", ms as f64 / 1_000.0),
-        120_000.. => format!("{} min", ms / 60_000),
+        120_000.. if ms.is_multiple_of(60_000) => format!("{} min", ms / 60_000),
+        1_000.. if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
+        1_000.. => format!("{:.1} s", ms as f64 / 1_000.0),
     }
 }
 
@@ -160,6 +166,7 @@ mod tests {
         assert_eq!(told(Resource::Disk, 3 << 29, 1 << 31), "out of disk space (limit 1.5 GiB, 2 GiB used)");
         assert_eq!(told(Resource::CpuTime, 1_500, 0), "out of processor time (limit 1.5 s)");
         assert_eq!(told(Resource::Time, 600_000, 0), "out of time (limit 10 min)");
+        assert_eq!(told(Resource::Time, 150_000, 0), "out of time (limit 150 s)");
         assert_eq!(told(Resource::Pids, 64, 64), "too many processes (limit 64)");
         assert_eq!(told(Resource::Output, 900, 901), "too much output (limit 900 bytes)");
     }

@@ -47,7 +47,8 @@ impl Needs {
             | Command::StartAgent { .. }
             | Command::RestartAgent { .. }
             | Command::UpdateAgent(_)
-            | Command::SendTurn(_) => Needs::Room,
+            | Command::SendTurn(_)
+            | Command::SubmitJob(_) => Needs::Room,
             Command::ChangeSession(change) => match change.what {
                 SessionWhat::Fork { .. } | SessionWhat::Regenerate(_) => Needs::Room,
                 SessionWhat::Rewind(_) | SessionWhat::Activate { .. } | SessionWhat::Delete => Needs::Record,
@@ -60,6 +61,7 @@ impl Needs {
             | Command::KillAgent { .. }
             | Command::RemoveAgent { .. }
             | Command::InterruptTurn { .. }
+            | Command::CancelJob { .. }
             | Command::IssueToken(_)
             | Command::RemoveImage(_)
             | Command::RevokeToken { .. }
@@ -160,6 +162,30 @@ impl Room {
                     .hint("make room there, or remove an agent with its files (`lodge rm`), then ask again; what runs goes on"))
             }
         }
+    }
+
+    /// Refuses a job when less than `keep_free` is free: its output would have no room.
+    pub fn admit_job(&self, keep_free: u64) -> Result<(), ErrorBody> {
+        let (free, dir) = (self.free_bytes(), self.dir.display());
+        if free >= keep_free {
+            return Ok(());
+        }
+        let because = format!(
+            "{} free on the file system of {dir}; below {} (`job-keep-free`) no job is taken",
+            bytes(free),
+            bytes(keep_free)
+        );
+        Err(ErrorBody::new(
+            "job.disk_low",
+            "there is too little room on the disk for the output of another job",
+        )
+        .because(because)
+        .hint("make room there, or set `job-keep-free` lower; jobs that run go on"))
+    }
+
+    /// Whether so many bytes can be written by somebody who can wait, with enough left for those who cannot.
+    pub fn spares(&self, bytes: u64) -> bool {
+        self.free_bytes() >= LOW_BYTES.saturating_add(bytes)
     }
 
     /// After a commit: makes the reserve anew when it was given back and there is room again.
@@ -360,6 +386,23 @@ mod tests {
             (RESERVE_BYTES, RESERVE_BYTES)
         );
         assert!(Room::of(&room.dir).give_back(), "the next daemon finds it");
+    }
+
+    #[test]
+    fn a_job_is_refused_with_numbers_when_less_is_free_than_is_to_stay_so() {
+        let (_dir, room) = room();
+        room.admit_job(0).unwrap();
+        let refused = room.admit_job(u64::MAX).unwrap_err();
+        assert_eq!(refused.data.code, "job.disk_low");
+        assert!(refused.data.cause.unwrap().contains("MiB free") && refused.data.hint.is_some());
+    }
+
+    #[test]
+    fn whoever_can_wait_leaves_room_for_those_who_cannot() {
+        let (_dir, room) = room();
+        let free = room.free_bytes();
+        assert!(room.spares(0) && room.spares(free / 2));
+        assert!(!room.spares(u64::MAX) && !room.spares(free.saturating_mul(2)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
 use lodge_core::IdSource;
 use lodge_core::token::TokenRow;
@@ -176,6 +176,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
             .spawn(move || commit::run(opened.writer, &committing, &halt, &shell))
             .map_err(|cause| ServeError::Process { cause })?
     };
+    let archive_ended = start_archive(&shell)?;
     bring_down_strays(&shell);
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(decider.run(engine));
@@ -187,12 +188,18 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
     watch_signals(&shell)?;
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
+    shell.spawn(crate::jobs::run_retention(shell.clone()));
     bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() })).await;
     let patience = shell.config.span("shutdown-timeout");
     shell.end.cancel();
     shell.tasks.close();
     if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {
         tracing::warn!(event = "tasks.cut", patience_ms = patience.as_millis());
+    }
+    shell.jobs.stop();
+    // It ends with the process wherever it is; waiting only spares the next daemon to do a part of it again.
+    if archive_ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        tracing::warn!(event = "archive.cut", patience_ms = patience.as_millis());
     }
     // The lock is held to the end; the socket of a daemon that is gone should not look like one.
     drop(std::fs::remove_file(&socket));
@@ -204,6 +211,18 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     tracing::info!(event = "daemon.stopped", epoch);
     drop(home);
     Ok(())
+}
+
+/// Starts the archive's thread. It says nothing; that nobody can any more tells that it ended.
+fn start_archive(shell: &Arc<Shell>) -> Result<Receiver<()>, ServeError> {
+    let (archiving, ended) = sync_channel(1);
+    let shell = shell.clone();
+    let run = move || {
+        let _archiving: SyncSender<()> = archiving;
+        crate::jobs::run_archive(&shell);
+    };
+    let started = std::thread::Builder::new().name("archive".into()).spawn(run);
+    started.map(|_| ended).map_err(|cause| ServeError::Process { cause })
 }
 
 /// Chance from the kernel: for a new database, and for ids.

@@ -19,6 +19,7 @@ use crate::auth::Access;
 use crate::config::Config;
 use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::hub::Hub;
+use crate::jobs::Jobs;
 use crate::log::LogLevel;
 use crate::room::{Needs, Room};
 use crate::view::Living;
@@ -50,6 +51,7 @@ pub struct Shell {
     /// Every task that is not a connection; the daemon ends after they do, or after its patience.
     pub tasks: TaskTracker,
     pub actors: Actors,
+    pub jobs: Jobs,
     /// Held while a file of the operator's is changed on request.
     pub file_changes: tokio::sync::Mutex<()>,
     /// The index for searches, held by the one that is made.
@@ -100,6 +102,7 @@ impl Shell {
         }
         Arc::new(Shell {
             calls: CallContext::new(parts.config.data_dir.clone()),
+            jobs: Jobs::new(&parts.config.data_dir),
             searching: Arc::new(tokio::sync::Mutex::new(Search::new(
                 &parts.config.data_dir.join("search.db"),
                 &parts.log,
@@ -136,6 +139,9 @@ impl Shell {
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
         self.room.admit(Needs::of(&command), now())?;
+        if matches!(command, Command::SubmitJob(_)) {
+            self.admit_job()?;
+        }
         let (ticket, answer) = self.ticket();
         let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
             Ok(()) => None,
@@ -152,6 +158,11 @@ impl Shell {
         answer.await.unwrap_or_else(|_| Err(shutting_down()))
     }
 
+    /// Refuses a job while there is too little room for what it might write.
+    pub fn admit_job(&self) -> Result<(), ErrorBody> {
+        self.room.admit_job(self.config.size("job-keep-free").unwrap_or(0))
+    }
+
     /// A ticket for one answer, which comes when what was decided is durable.
     pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Value, ErrorBody>>) {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
@@ -166,10 +177,17 @@ impl Shell {
         drop(self.inputs.send(Input::Seen(seen)).await);
     }
 
+    /// As `tell`, for a thread of its own.
+    pub fn tell_blocking(&self, seen: Seen) {
+        // As above.
+        drop(self.inputs.blocking_send(Input::Seen(seen)));
+    }
+
     /// Gives back memory that only saves time. Everything the engine decided up to that many requests is readable.
     pub fn rest(&self, requests: u64) {
         self.hub.rest();
         self.reader.rest();
+        self.jobs.rest();
         self.settled(requests, true);
     }
 

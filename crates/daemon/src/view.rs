@@ -1,6 +1,7 @@
 //! From what is recorded to what clients see: the one file that knows both shapes.
 
 mod images;
+mod jobs;
 mod sessions;
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -21,7 +22,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use self::images::{capability, image, image_detail};
-pub use self::sessions::{epoch, exported, hit, message, no_session, session, session_exists};
+pub use self::jobs::{job, no_job};
+pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 use crate::engine::InForce;
 
 /// What is asked from the host about a live sandbox, never stored.
@@ -152,11 +154,13 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
 }
 
 pub(crate) fn updated(agent: AgentView, in_force: &InForce) -> AgentUpdated {
-    let after_turns = match in_force {
-        InForce::Now | InForce::NextStart => Vec::new(),
-        InForce::After(turns) => turns.iter().map(ToString::to_string).collect(),
+    let (after_turns, after_jobs) = match in_force {
+        InForce::Now | InForce::NextStart => (Vec::new(), Vec::new()),
+        InForce::After { turns, jobs } => {
+            (turns.iter().map(ToString::to_string).collect(), jobs.iter().map(ToString::to_string).collect())
+        }
     };
-    AgentUpdated { agent, in_force: in_force.word().to_owned(), after_turns }
+    AgentUpdated { agent, in_force: in_force.word().to_owned(), after_turns, after_jobs }
 }
 
 pub fn lineage(row: &LineageRow, agent_name: &str, policy: Policy, last_turn: Option<TurnId>) -> LineageView {
@@ -329,6 +333,9 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
         replaces,
         origin,
         number,
+        job,
+        stdout_bytes,
+        stderr_bytes,
         cause,
     } = data;
     let mut put = |key: &str, value: Option<Value>| {
@@ -373,5 +380,8 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     put("replaces", word(replaces));
     put("origin", word(origin));
     put("number", number.map(Value::from));
+    put("job", word(job));
+    put("stdout_bytes", stdout_bytes.map(Value::from));
+    put("stderr_bytes", stderr_bytes.map(Value::from));
     map
 }

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::calling::Calling;
+use super::jobs::Outputs;
 use super::pulse::Pulse;
 use super::{Order, root, runtime, tools};
 use crate::auth::derive;
@@ -68,6 +69,9 @@ pub(super) struct Sandbox {
     pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
     /// An earlier runtime that has to end before this one is started.
     pub(super) follows: Option<(String, Start)>,
+    /// Whether its keeper can be asked to start jobs.
+    pub(super) knows_jobs: bool,
+    pub(super) outputs: Outputs,
 }
 
 /// Runs until the daemon ends or the agent is removed.
@@ -108,7 +112,8 @@ impl Actor {
         let probe = self.up.as_ref().and_then(|up| up.probe.as_ref()).and_then(|(_, until)| *until);
         let calling = self.calling.as_ref().map(|calling| calling.next);
         let pulse = self.pulse.as_ref().map(|pulse| pulse.next);
-        [probe, calling, pulse].into_iter().flatten().min()
+        let outputs = self.up.as_ref().and_then(|up| up.outputs.next_due());
+        [probe, calling, pulse, outputs].into_iter().flatten().min()
     }
 
     async fn due(&mut self) {
@@ -123,6 +128,7 @@ impl Actor {
         if self.calling.as_ref().is_some_and(|calling| calling.next <= now) {
             self.call().await;
         }
+        self.tell_outputs().await;
     }
 
     async fn effect(&mut self, effect: Effect) {
@@ -177,7 +183,9 @@ impl Actor {
             | Effect::CancelModel { .. }
             | Effect::ReviveLater { .. }
             | Effect::RetryLater { .. }
-            | Effect::Token(_) => {}
+            | Effect::Token(_)
+            | Effect::RemoveOutput { .. } => {}
+            Effect::Job { what, .. } => self.job(what).await,
         }
     }
 
@@ -203,6 +211,7 @@ impl Actor {
     /// Goes on with a fresh link: the runtime is started unless it runs, and asked whether it is ready.
     pub(super) async fn connected(&mut self, link: Link, row: AgentRow, image: ImageRecord, how: Up) {
         let (welcome, sender, receiver) = link.split();
+        let knows_jobs = welcome.knows_jobs();
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
         let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
         self.shell.set_living(&self.agent, Some(living.clone()));
@@ -238,7 +247,10 @@ impl Actor {
             probes: 0,
             open: HashMap::new(),
             follows: None,
+            knows_jobs,
+            outputs: Outputs::default(),
         });
+        self.jobs_found(&welcome.execs).await;
         if !running_tools.is_empty() || !ended_tools.is_empty() {
             let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
             self.shell.tell(Seen::ExecsFound { agent, running, ended }).await;
@@ -260,6 +272,9 @@ impl Actor {
             output_cap: 0,
             timeout_ms: 0,
             output_max: 0,
+            job_head: 0,
+            job_segment: 0,
+            keep_free: 0,
         };
         match alive {
             None => self.start_runtime(start).await,
@@ -318,9 +333,23 @@ impl Actor {
                     crash::point("during_effect");
                 }
             }
-            Event::Exited { exec, record } => self.exited(&exec, &record).await,
-            Event::Refused { exec, why, .. } => self.refused(&exec, &why).await,
-            Event::Lost { exec } => self.lost(&exec).await,
+            Event::Exited { exec, record } => match exec.parse() {
+                Ok(job) => self.job_exited(job, &record).await,
+                Err(_) => self.exited(&exec, &record).await,
+            },
+            Event::Refused { exec, why, .. } => match exec.parse() {
+                Ok(job) => self.job_refused(job, why).await,
+                Err(_) => self.refused(&exec, &why).await,
+            },
+            Event::Lost { exec } => match exec.parse() {
+                Ok(job) => self.job_lost(job).await,
+                Err(_) => self.lost(&exec).await,
+            },
+            Event::Output { exec, stdout, stderr } => {
+                if let Ok(job) = exec.parse() {
+                    self.job_wrote(&job, stdout, stderr).await;
+                }
+            }
             Event::Pong { .. } => {}
         }
     }
@@ -368,6 +397,7 @@ impl Actor {
                 self.not_started(run, detail).await;
             }
             runtime::Said::Asked { id, ask } => {
+                let ask = self.admitted(ask);
                 self.shell.tell(Seen::Asked { agent: self.agent.clone(), id, ask }).await;
             }
             runtime::Said::Refused { turn, why } => {

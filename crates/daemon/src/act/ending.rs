@@ -85,7 +85,9 @@ impl Actor {
 
     /// A sandbox that ended as asked leaves nothing open: its directory can go.
     fn remove_run(&self, sandbox: &str) {
-        if self.shell.reader.has_live_turn(&self.agent).unwrap_or(true) {
+        let reader = &self.shell.reader;
+        let needed = [reader.has_live_turn(&self.agent), reader.has_unarchived_job(&self.agent)];
+        if needed.into_iter().any(|needed| needed.unwrap_or(true)) {
             return;
         }
         if let Err(error) = self.shell.host.remove(sandbox) {
@@ -101,6 +103,8 @@ impl Actor {
             Ok(None) => return,
             Err(error) => return self.not_cleared(chain(&error)).await,
         };
+        // Where the output of jobs was in the way when it was ended.
+        self.remove_run(found.row.sandbox.as_str());
         let data_dir = self.shell.config.data_dir.clone();
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
         let detail = match removed {

@@ -6,6 +6,7 @@ mod actor;
 mod calling;
 mod ending;
 mod history;
+mod jobs;
 mod model;
 mod notes;
 mod prune;
@@ -96,6 +97,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             });
         }
         Effect::Token(row) => shell.access.put(*row),
+        Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
         Effect::RetryLater { agent, run, delay_ms } => {
             let teller = shell.clone();
             shell.spawn(async move {
@@ -115,6 +117,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
         | Effect::StartExec { ref agent, .. }
         | Effect::KillExec { ref agent, .. }
         | Effect::ForgetExec { ref agent, .. } => to_agent(shell, &agent.clone(), effect),
+        Effect::Job { agent, what } => jobs::act(shell, &agent, what),
     }
 }
 

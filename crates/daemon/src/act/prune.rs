@@ -61,6 +61,12 @@ impl Actor {
             Ok(true) => return Pruning::Needed,
             Err(error) => return Pruning::Failed { detail: chain(&error) },
         }
+        match self.shell.reader.has_unarchived_job(&self.agent) {
+            Ok(false) => {}
+            // So is the output of its jobs that is not in the archive, and how they ended.
+            Ok(true) => return Pruning::Needed,
+            Err(error) => return Pruning::Failed { detail: chain(&error) },
+        }
         match self.shell.host.remove(sandbox) {
             Ok(()) => Pruning::Pruned,
             Err(error) => Pruning::Failed { detail: chain(&error) },

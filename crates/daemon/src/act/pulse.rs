@@ -2,6 +2,8 @@
 //!
 //! Silence is told to the engine, which decides; nobody is killed here.
 
+use std::time::Duration;
+
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_exec::Command;
 use tokio::time::Instant;
@@ -9,6 +11,10 @@ use tokio::time::Instant;
 use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
 use super::runtime;
 use crate::engine::{Part, Seen};
+use crate::shell;
+
+/// So many moments of a pause are those at which looks are made.
+const MOMENTS: u32 = 10;
 
 /// The silence of a runtime and of its keeper, while they have something to do.
 #[derive(Debug)]
@@ -26,7 +32,7 @@ impl Pulse {
     fn new(thresholds: Thresholds) -> Self {
         let now = Instant::now();
         Pulse {
-            next: now + thresholds.pause(),
+            next: first_look(now, thresholds.pause()),
             last: now,
             runtime: Silence::default(),
             keeper: Silence::default(),
@@ -34,6 +40,15 @@ impl Pulse {
             dying_until: None,
         }
     }
+}
+
+/// A pause from now, or a little later: the looks at all agents come together, so that a machine that does nothing else is
+/// woken for them once.
+fn first_look(now: Instant, pause: Duration) -> Instant {
+    let moment = (pause / MOMENTS).max(Duration::from_millis(1));
+    let wall = Duration::from_millis(shell::now().ms().unsigned_abs());
+    let past = Duration::from_nanos_u128(wall.as_nanos() % moment.as_nanos());
+    now + pause + moment - past
 }
 
 impl Actor {
@@ -71,7 +86,10 @@ impl Actor {
         let Some(pulse) = &mut self.pulse else { return };
         let now = Instant::now();
         let since = now - pulse.last;
-        (pulse.last, pulse.next) = (now, now + thresholds.pause());
+        (pulse.last, pulse.next) = (now, pulse.next + thresholds.pause());
+        if pulse.next <= now {
+            pulse.next = first_look(now, thresholds.pause());
+        }
         let level = pulse.runtime.look(since, thresholds);
         let keeper = pulse.keeper.look(since, thresholds);
         let (was, dying_until) = (pulse.level, pulse.dying_until);

@@ -3,6 +3,7 @@
 use lodge_exec::{Captured, Ended, ExitRecord, Stream};
 
 use crate::engine::{ExecEnd, ExecHow};
+use crate::excerpt::both_ends;
 use crate::limits;
 
 /// Told with the output of a program that ended before the machine was restarted.
@@ -102,21 +103,13 @@ pub(super) fn refused(why: &str) -> ExecEnd {
 }
 
 fn text(captured: &Captured, seen: u64, kept: impl Fn() -> String) -> String {
-    let left_out = seen.saturating_sub((captured.head.len() + captured.tail.len()) as u64);
-    let head = String::from_utf8_lossy(&captured.head);
-    if left_out == 0 {
-        let mut all = head.into_owned();
-        all.push_str(&String::from_utf8_lossy(&captured.tail));
-        return all;
-    }
-    let tail = String::from_utf8_lossy(&captured.tail);
-    let total = captured.total;
-    let whole = if total <= (captured.head.len() + captured.tail.len()) as u64 {
+    let (head, tail, total) = (&captured.head, &captured.tail, captured.total);
+    let whole = if total <= (head.len() + tail.len()) as u64 {
         String::new()
     } else if total >= seen {
         format!("; all of it is in {}", kept())
     } else {
         format!("; the first {total} bytes are in {}", kept())
     };
-    format!("{head}\n[… {left_out} bytes left out{whole} …]\n{tail}")
+    both_ends(head, tail, seen, &whole)
 }

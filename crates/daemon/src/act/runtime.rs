@@ -1,15 +1,22 @@
 //! The runtime protocol, as the daemon speaks it: newline-delimited JSON-RPC through the keeper.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use lodge_core::TurnId;
 use lodge_core::epoch::{EpochWeight, Strategy};
+use lodge_core::job::JobState;
 use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
+use lodge_core::{JobId, TurnId};
 use lodge_model::{Params, Tool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::engine::Ask;
+use crate::engine::jobs::{JobWish, JobWork};
+
+/// Jobs that a model is shown at a time: where it does not say, and at most.
+const JOBS_LISTED: u32 = 20;
+const JOBS_LISTED_MAX: u32 = 100;
 
 /// What a runtime said about itself when it got ready.
 #[derive(Debug)]
@@ -134,6 +141,79 @@ struct ExecAsk {
     stdin: Option<String>,
     #[serde(default)]
     timeout_ms: u64,
+}
+
+/// What can be asked of jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JobMethod {
+    Submit,
+    List,
+    Status,
+    Wait,
+    Watch,
+    Cancel,
+}
+
+impl JobMethod {
+    const ALL: [JobMethod; 6] = [
+        JobMethod::Submit,
+        JobMethod::List,
+        JobMethod::Status,
+        JobMethod::Wait,
+        JobMethod::Watch,
+        JobMethod::Cancel,
+    ];
+
+    fn word(self) -> &'static str {
+        match self {
+            JobMethod::Submit => "job/submit",
+            JobMethod::List => "job/list",
+            JobMethod::Status => "job/status",
+            JobMethod::Wait => "job/wait",
+            JobMethod::Watch => "job/watch",
+            JobMethod::Cancel => "job/cancel",
+        }
+    }
+
+    fn from_word(word: &str) -> Option<JobMethod> {
+        JobMethod::ALL.into_iter().find(|method| method.word() == word)
+    }
+}
+
+/// What is asked of jobs. Which fields there are depends on what it is.
+#[derive(Deserialize)]
+struct JobAsk {
+    turn: String,
+    step: u32,
+    call: String,
+    #[serde(flatten)]
+    wish: Value,
+}
+
+#[derive(Deserialize)]
+struct SubmitWish {
+    bin: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    stdin: Option<String>,
+    #[serde(default)]
+    timeout_ms: u64,
+    #[serde(default)]
+    priority: i32,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct ListWish {
+    status: Option<String>,
+    limit: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct OneWish {
+    job: String,
 }
 
 #[derive(Deserialize)]
@@ -368,6 +448,61 @@ fn ask(method: &str, params: Value) -> Result<Ask, String> {
             let ask: FinishAsk = serde_json::from_value(params).map_err(bad)?;
             Ok(Ask::Finish { turn: turn(ask.turn)?, code: ask.code, message: ask.message })
         }
-        other => Err(format!("there is no method `{other}`")),
+        other => {
+            let method = JobMethod::from_word(other);
+            let method = method.ok_or_else(|| format!("there is no method `{other}`"))?;
+            let ask: JobAsk = serde_json::from_value(params).map_err(bad)?;
+            let (turn, step, call) = (turn(ask.turn)?, ask.step, ask.call);
+            Ok(match job_wish(method, ask.wish).map_err(bad)? {
+                Ok(wish) => Ask::Job { turn, step, call, wish },
+                // A model wrote it, and can do better.
+                Err(text) => Ask::Answer { turn, step, call, text, error: true },
+            })
+        }
     }
 }
+
+/// What a model wants of jobs, or what it is told instead.
+fn job_wish(method: JobMethod, wish: Value) -> serde_json::Result<Result<JobWish, String>> {
+    let one = |wish: Value, ask: fn(JobId) -> JobWish| {
+        let OneWish { job } = serde_json::from_value(wish)?;
+        Ok(job.parse().map(ask).map_err(|_| {
+            format!("async job not found: {job}; ids are what job_submit returned, and job_list shows them")
+        }))
+    };
+    match method {
+        JobMethod::Submit => Ok(Ok(JobWish::Submit(job_work(serde_json::from_value(wish)?)))),
+        JobMethod::List => Ok(job_list(serde_json::from_value(wish)?)),
+        JobMethod::Status => one(wish, |job| JobWish::Status { job }),
+        JobMethod::Wait => one(wish, |job| JobWish::Wait { job }),
+        JobMethod::Watch => one(wish, |job| JobWish::Watch { job }),
+        JobMethod::Cancel => one(wish, |job| JobWish::Cancel { job }),
+    }
+}
+
+fn job_work(wish: SubmitWish) -> JobWork {
+    JobWork {
+        bin: wish.bin,
+        args: wish.args,
+        stdin: wish.stdin.unwrap_or_default().into_bytes(),
+        timeout_ms: wish.timeout_ms,
+        priority: wish.priority,
+        output_bytes: 0,
+        labels: wish.labels,
+    }
+}
+
+fn job_list(wish: ListWish) -> Result<JobWish, String> {
+    let limit = wish.limit.unwrap_or(JOBS_LISTED).clamp(1, JOBS_LISTED_MAX);
+    let Some(word) = wish.status else { return Ok(JobWish::List { status: None, limit }) };
+    match JobState::from_word(&word) {
+        Some(state) => Ok(JobWish::List { status: Some(state), limit }),
+        None => {
+            let words: Vec<&str> = JobState::ALL.into_iter().map(JobState::word).collect();
+            Err(format!("there is no status `{word}`; `status` is one of: {}", words.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -42,6 +42,9 @@ impl Actor {
             output_cap: limits::output_bytes(&up.row),
             timeout_ms: request.timeout_ms,
             output_max: limits::output_bytes(&up.row),
+            job_head: 0,
+            job_segment: 0,
+            keep_free: 0,
         };
         let other_boot = request.boot != self.shell.host.boot_id();
         let sandbox = up.row.sandbox.as_str().to_owned();

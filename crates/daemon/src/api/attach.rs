@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use lodge_proto::{AttachParams, AttachState, Attached, ErrorBody};
+use lodge_core::job::JobState;
+use lodge_core::{AgentId, SessionId};
+use lodge_proto::{AttachParams, AttachState, Attached, ErrorBody, JobView};
+use lodge_store::{JobFilter, JobSummary};
 
-use super::{methods, scope};
+use super::{agents, jobs, methods, scope};
 use crate::auth::Who;
 use crate::hub::Filter;
 use crate::shell::Shell;
@@ -12,6 +15,8 @@ use crate::view;
 
 /// Turns that an attach shows at most; the rest can be listed.
 const STATE_TURNS_MAX: u32 = 256;
+/// Jobs that an attach shows at most; the rest can be listed.
+const STATE_JOBS_MAX: u32 = 256;
 
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
 pub(super) fn attach(
@@ -21,10 +26,10 @@ pub(super) fn attach(
     given: AttachParams,
 ) -> Result<(Attached, Filter), ErrorBody> {
     let given = scope::attach(shell, who, given)?;
-    let targets =
-        usize::from(given.agent.is_some()) + usize::from(given.session.is_some()) + usize::from(given.all);
-    if targets != 1 {
-        return Err(ErrorBody::new("attach.bad_target", "attach names exactly one of agent, session or all"));
+    let named = [given.agent.is_some(), given.session.is_some(), given.job.is_some(), given.all];
+    if named.into_iter().filter(|named| *named).count() != 1 {
+        let message = "attach names exactly one of agent, session, job or all";
+        return Err(ErrorBody::new("attach.bad_target", message));
     }
     if given.log.as_ref().is_some_and(|log| *log != shell.log) {
         return Err(ErrorBody::new("cursor.other_log", "that cursor is of another log")
@@ -32,25 +37,56 @@ pub(super) fn attach(
     }
     // Before the state is read: what happens in between is told again, and never missed.
     let head = shell.hub.head();
-    let agent = given.agent.as_deref().map(|agent| methods::one_agent(shell, agent)).transpose()?;
-    let session = given.session.as_deref().map(methods::session_id).transpose()?;
     let seq = given.since.unwrap_or(head);
     if seq > head {
         return Err(methods::future(seq, head));
     }
+    let (state, filter) = match &given.job {
+        Some(job) => one_job(shell, job)?,
+        None => everything(shell, &given)?,
+    };
+    let attached = Attached { attachment, epoch: shell.epoch, log: shell.log.clone(), seq, state };
+    Ok((attached, scope::events(who, filter)))
+}
+
+fn one_job(shell: &Shell, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
+    let found = jobs::one(shell, &jobs::find(shell, given, None)?)?;
+    let state =
+        AttachState { agents: Vec::new(), turns: Vec::new(), jobs: vec![jobs::job_view(shell, &found)] };
+    let JobSummary { row, .. } = found;
+    // Its events are all in its agent's stream, which is read the faster.
+    let (stream, job) = (Some(row.agent.to_string()), Some(row.id.to_string()));
+    Ok((state, Filter { stream, session: None, job, kind: None }))
+}
+
+/// Of an agent, of a session, or all there is.
+fn everything(shell: &Shell, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
+    let agent = given.agent.as_deref().map(|agent| methods::one_agent(shell, agent)).transpose()?;
+    let session = given.session.as_deref().map(methods::session_id).transpose()?;
     let id = agent.as_ref().map(|found| found.row.id.clone());
     let turns =
         shell.reader.live_turns(id.as_ref(), session.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
     let agents = match (&agent, given.all) {
-        (Some(found), _) => vec![methods::agent_view(shell, found)],
+        (Some(found), _) => vec![agents::agent_view(shell, found)],
         (None, true) => {
             let all = shell.reader.agents(None, lodge_proto::PAGE_MAX).map_err(methods::internal)?;
-            all.iter().map(|found| methods::agent_view(shell, found)).collect()
+            all.iter().map(|found| agents::agent_view(shell, found)).collect()
         }
         (None, false) => Vec::new(),
     };
-    let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect() };
+    let jobs = open_jobs(shell, id.as_ref(), session.as_ref())?;
+    let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect(), jobs };
     let (stream, session) = (id.map(|id| id.to_string()), session.map(|session| session.to_string()));
-    let filter = scope::events(who, Filter { stream, session, kind: None });
-    Ok((Attached { attachment, epoch: shell.epoch, log: shell.log.clone(), seq, state }, filter))
+    Ok((state, Filter { stream, session, job: None, kind: None }))
+}
+
+fn open_jobs(
+    shell: &Shell,
+    agent: Option<&AgentId>,
+    session: Option<&SessionId>,
+) -> Result<Vec<JobView>, ErrorBody> {
+    let (labels, states) = (Default::default(), [JobState::Pending, JobState::Running]);
+    let filter = JobFilter { agent, session, states: &states, labels: &labels, before: None };
+    let open = shell.reader.newest_jobs(filter, STATE_JOBS_MAX).map_err(methods::internal)?;
+    Ok(open.iter().map(|open| jobs::job_view(shell, open)).collect())
 }

@@ -1,21 +1,30 @@
 //! `event/list`: the log in pages, forwards from a cursor or backwards from a place.
 
 use lodge_proto::{ErrorBody, Event, EventList, EventListParams};
+use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, future, internal, page};
-use super::scope;
+use super::methods::{Answer, find_agent_ever, future, internal, no_method, page};
+use super::{params, scope};
 use crate::auth::Who;
 use crate::hub::{Filter, PAGE};
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
+pub(super) fn call(shell: &Shell, who: &Who, method: &str, given: Value) -> Answer {
+    match method {
+        "event/list" => list(shell, who, &params(method, given)?),
+        _other => Err(no_method(method)),
+    }
+}
+
+fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
     let filter = scope::events(
         who,
         Filter {
             stream: agent.map(|agent| agent.to_string()),
             session: given.session.clone(),
+            job: None,
             kind: given.kind.clone(),
         },
     );

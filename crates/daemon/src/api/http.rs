@@ -12,7 +12,7 @@ use axum::routing::get;
 use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
 use serde_json::{Value, json};
 
-use super::{Api, envelope, methods, socket, sse};
+use super::{Api, envelope, jobs, methods, socket, sse};
 use crate::auth::{self, Who};
 
 /// Through which door a request came.
@@ -27,6 +27,7 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
     let behind = Router::new()
         .route("/v1/rpc", get(socket::upgrade).post(post))
         .route("/v1/events", get(sse::events))
+        .route("/v1/jobs/{job}/{stream}", get(jobs::raw::get))
         .layer(middleware::from_fn_with_state(api.clone(), authenticate));
     Router::new()
         .route("/healthz", get(healthz))

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use lodge_core::record::ImageRecord;
 use lodge_image::{Reference, Tagged};
 use lodge_proto::{ErrorBody, ImageBuildParams, ImageList, ImageListParams, ImageRef};
+use serde_json::Value;
 
 use super::create::{Built, Source, build};
-use super::methods::{Answer, ask_prepared, internal, page};
+use super::methods::{Answer, ask_prepared, internal, no_method, page};
+use super::params;
 use crate::engine::images::no_image;
 use crate::engine::{Command, ImageGiven, NewImage, RequestKey};
 use crate::shell::Shell;
@@ -25,11 +27,17 @@ pub(in crate::api) struct Found {
     pub record: ImageRecord,
 }
 
-pub(super) async fn build_image(
-    shell: &Arc<Shell>,
-    key: Option<RequestKey>,
-    given: ImageBuildParams,
-) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "image/build" => build_image(shell, key, params(method, given)?).await,
+        "image/list" => list(shell, &params(method, given)?),
+        "image/inspect" => inspect(shell, &params(method, given)?),
+        "image/remove" => remove(shell, key, params(method, given)?).await,
+        _other => Err(no_method(method)),
+    }
+}
+
+async fn build_image(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageBuildParams) -> Answer {
     let prepare = move |shell: &Shell| Ok(Command::BuildImage(Box::new(prepare(shell, &given)?)));
     ask_prepared(shell, key, prepare).await
 }
@@ -62,7 +70,7 @@ fn prepare(shell: &Shell, given: &ImageBuildParams) -> Result<NewImage, ErrorBod
     Ok(NewImage { digest, record, bytes, tags })
 }
 
-pub(super) fn list(shell: &Shell, given: &ImageListParams) -> Answer {
+fn list(shell: &Shell, given: &ImageListParams) -> Answer {
     let limit = page(given.limit);
     let found = shell.reader.images(given.after.as_deref(), limit).map_err(internal)?;
     let next =
@@ -70,7 +78,7 @@ pub(super) fn list(shell: &Shell, given: &ImageListParams) -> Answer {
     Ok(view::json(&ImageList { images: found.into_iter().map(view::image).collect(), next }))
 }
 
-pub(super) fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
+fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
     let found = find(shell, &given.image)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| *no_image(&given.image))?;
@@ -78,7 +86,7 @@ pub(super) fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
     Ok(view::json(&view::image_detail(summary, found.record, used_by)))
 }
 
-pub(super) async fn remove(shell: &Shell, key: Option<RequestKey>, given: ImageRef) -> Answer {
+async fn remove(shell: &Shell, key: Option<RequestKey>, given: ImageRef) -> Answer {
     let wanted = match locate(shell, &given.image)? {
         Located::Ref { reference, .. } => ImageGiven::Ref(reference),
         Located::Digest(digest) => ImageGiven::Digest(digest),

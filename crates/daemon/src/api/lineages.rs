@@ -7,8 +7,10 @@ use lodge_proto::{
     ErrorBody, LineageDetail, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView,
 };
 use lodge_store::{LineageFilter, LineageSummary};
+use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, internal, one_agent, page};
+use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
+use super::{params, snapshots};
 use crate::engine::{Command, RequestKey, Settlement};
 use crate::shell::Shell;
 use crate::view;
@@ -28,7 +30,18 @@ const STATES: [LineageState; 5] = [
     LineageState::Ended(lodge_core::lineage::EndReason::Killed),
 ];
 
-pub(super) fn list(shell: &Shell, given: &LineageListParams) -> Answer {
+pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "lineage/list" => list(shell, &params(method, given)?),
+        "lineage/get" => get(shell, &params(method, given)?),
+        "lineage/resolve" => resolve(shell, key, params(method, given)?).await,
+        "lineage/snapshot" => snapshots::snapshot(shell, &params(method, given)?),
+        "lineage/messages" => snapshots::messages(shell, &params(method, given)?),
+        _other => Err(no_method(method)),
+    }
+}
+
+fn list(shell: &Shell, given: &LineageListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
     let state = given.status.as_deref().map(state_code).transpose()?;
     let limit = page(given.limit);
@@ -39,7 +52,7 @@ pub(super) fn list(shell: &Shell, given: &LineageListParams) -> Answer {
     Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(shell, one)).collect(), next }))
 }
 
-pub(super) fn get(shell: &Shell, given: &LineageRef) -> Answer {
+fn get(shell: &Shell, given: &LineageRef) -> Answer {
     let found = one(shell, &given.lineage)?;
     let (agent, state) = (found.row.agent.clone(), found.row.state);
     let stuck = match state {
@@ -62,7 +75,7 @@ pub(super) fn get(shell: &Shell, given: &LineageRef) -> Answer {
     }))
 }
 
-pub(super) async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
+async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
     let policy = match Policy::from_word(&given.decision) {
         Some(policy @ (Policy::Revive | Policy::Reap)) => policy,
         Some(Policy::Ask) | None => {

@@ -1,10 +1,13 @@
 //! The API's edge: listeners, authentication, and the one dispatch behind all transports.
 
+mod agents;
 mod attach;
 mod create;
+mod daemon;
 mod events;
 mod http;
 mod images;
+mod jobs;
 mod lineages;
 mod listen;
 mod methods;
@@ -16,6 +19,7 @@ mod snapshots;
 mod socket;
 mod sse;
 mod tokens;
+mod turns;
 mod update;
 
 pub use listen::{ListenError, bind, bind_tcp};

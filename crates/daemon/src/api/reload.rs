@@ -48,6 +48,7 @@ async fn put_into_effect(shell: &Shell, reread: Reread) {
     shell.config.swap(reread);
     shell.level.set(&shell.config.text("log-level"));
     shell.tell(Seen::Configured(shell.config.settings())).await;
+    shell.jobs.look_now();
     // Whoever edits the settings may have edited the providers too.
     shell.tell(Seen::ProvidersChanged).await;
 }

@@ -4,6 +4,7 @@ use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_proto::{AttachParams, ErrorBody};
 use serde_json::Value;
 
+use super::jobs;
 use super::methods::{self, internal};
 use crate::auth::Who;
 use crate::auth::rights::{self, Reach};
@@ -22,6 +23,7 @@ pub(super) fn narrow(shell: &Shell, who: &Who, method: &str, mut given: Value) -
         }
         Reach::Session => own_session(shell, own, given.get("session").and_then(Value::as_str))?,
         Reach::Turn => own_turn(shell, own, given.get("turn").and_then(Value::as_str))?,
+        Reach::Job => own_job(shell, own, &mut given)?,
     }
     Ok(given)
 }
@@ -34,8 +36,11 @@ pub(super) fn attach(shell: &Shell, who: &Who, mut given: AttachParams) -> Resul
         given.agent = Some(own_agent(shell, own, agent)?);
     }
     own_session(shell, own, given.session.as_deref())?;
+    if let Some(job) = &given.job {
+        given.job = Some(jobs::find(shell, job, Some(own))?.to_string());
+    }
     if std::mem::take(&mut given.all) {
-        if given.agent.is_some() || given.session.is_some() {
+        if given.agent.is_some() || given.session.is_some() || given.job.is_some() {
             given.all = true;
         } else {
             given.agent = Some(own.to_string());
@@ -86,6 +91,16 @@ fn own_session(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), 
         Some(found) if found.row.agent != *own => Err(crate::view::no_session(&id)),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Puts the whole id in place of what the caller names a job of its agent with.
+fn own_job(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let Some(fields) = given.as_object_mut() else { return Ok(()) };
+    // Without one, or with something else, the method says what is wrong.
+    let Some(job) = fields.get("job").and_then(Value::as_str) else { return Ok(()) };
+    let id = jobs::find(shell, job, Some(own))?;
+    fields.insert("job".to_owned(), id.to_string().into());
+    Ok(())
 }
 
 fn own_turn(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {

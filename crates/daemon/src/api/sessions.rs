@@ -1,5 +1,6 @@
 //! Sessions: listed, read, searched, exported; changed through the engine on what was read of them at one moment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::{SessionId, Timestamp, TurnId};
@@ -8,8 +9,10 @@ use lodge_store::{
     NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionPlace, Standing, Told, TurnCursor,
     TurnPick, Which,
 };
+use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, internal, page, session_id};
+use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
+use super::params;
 use crate::chain;
 use crate::engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
 use crate::room::Needs;
@@ -26,7 +29,38 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long a search waits for others: they are made one after the other.
 const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
-pub(super) fn list(shell: &Shell, given: &SessionListParams) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "session/list" => list(shell, &params(method, given)?),
+        "session/get" => get(shell, &params(method, given)?),
+        "session/messages" => messages(shell, &params(method, given)?),
+        "session/search" => search(shell, params(method, given)?).await,
+        "session/export" => export(shell, &params(method, given)?),
+        "session/fork" => {
+            let SessionForkParams { session, turn, to, .. } = params(method, given)?;
+            change(shell, key, &session, Change::Fork { turn, to }).await
+        }
+        "session/rewind" => {
+            let SessionRewindParams { session, turn, .. } = params(method, given)?;
+            change(shell, key, &session, Change::Rewind { turn }).await
+        }
+        "session/regenerate" => {
+            let SessionRegenerateParams { session, turn, .. } = params(method, given)?;
+            change(shell, key, &session, Change::Regenerate { turn }).await
+        }
+        "session/branches/activate" => {
+            let SessionActivateParams { session, turn, .. } = params(method, given)?;
+            change(shell, key, &session, Change::Activate { turn }).await
+        }
+        "session/delete" => {
+            let SessionDeleteParams { session, .. } = params(method, given)?;
+            change(shell, key, &session, Change::Delete).await
+        }
+        _other => Err(no_method(method)),
+    }
+}
+
+fn list(shell: &Shell, given: &SessionListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
     let limit = page(given.limit);
     let before = given.after.as_deref().map(place).transpose()?;
@@ -49,14 +83,15 @@ fn bad_cursor() -> ErrorBody {
     ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
 }
 
-pub(super) fn get(shell: &Shell, given: &SessionRef) -> Answer {
+fn get(shell: &Shell, given: &SessionRef) -> Answer {
     let id = session_id(&given.session)?;
     let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let inactive_turns = shell.reader.inactive_turns(&id).map_err(internal)?;
-    Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns }))
+    let open_jobs = shell.reader.open_jobs_of_session(&id).map_err(internal)?;
+    Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns, open_jobs }))
 }
 
-pub(super) fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
+fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
     let id = known(shell, &given.session)?;
     let limit = page(given.limit);
     let found = shell.reader.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
@@ -106,7 +141,7 @@ fn known(shell: &Shell, given: &str) -> Result<SessionId, ErrorBody> {
     }
 }
 
-pub(super) fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
+fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
     let id = session_id(&given.session)?;
     let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let mut lines = Vec::new();
@@ -122,7 +157,7 @@ pub(super) fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
     Ok(view::json(&SessionExport { lines, next }))
 }
 
-pub(super) async fn search(shell: &std::sync::Arc<Shell>, given: SessionSearchParams) -> Answer {
+async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
     let query = Query::parse(&given.query)
         .map_err(|bad| ErrorBody::new("search.bad_query", bad.to_string()).hint(bad.hint()))?;
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
@@ -167,7 +202,7 @@ fn search_failed(error: &SearchError) -> ErrorBody {
 
 /// What a change is about.
 #[derive(Debug)]
-pub(super) enum Change {
+enum Change {
     Fork { turn: Option<String>, to: Option<String> },
     Rewind { turn: String },
     Regenerate { turn: Option<String> },
@@ -176,7 +211,7 @@ pub(super) enum Change {
 }
 
 /// Reads what a change is decided on and has it decided; again, when the session moved on in between.
-pub(super) async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
+async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
     let id = session_id(session)?;
     let mut tries = 0;
     loop {
@@ -269,6 +304,7 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
                         turn: repeat.turn,
                         text: repeat.body.text,
                         schema: repeat.body.schema,
+                        note: repeat.body.note,
                         plan: repeat.plan,
                     };
                     Ok((standing, SessionWhat::Regenerate(Box::new(again))))

@@ -10,7 +10,7 @@ use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
-    AttachParams, DetachParams, Done, ErrorBody, Gap, Notification, REQUEST_BYTES_MAX, Response,
+    AttachParams, DetachParams, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX, Response,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Api, attach, envelope, methods, params};
 use crate::auth::Who;
-use crate::hub::Filter;
+use crate::hub::{Filter, Live};
 use crate::view;
 
 /// Messages that may wait for a slow client: then its followers wait, as cursors, and its calls do.
@@ -195,8 +195,17 @@ impl Connection {
                     (self.api.clone(), self.who.clone(), self.outbox.clone(), self.closing.clone());
                 tokio::spawn(async move {
                     let call = methods::call(&api, &who, &request.method, request.params);
-                    // A change that was asked for goes on when its client leaves; only the answer is dropped.
-                    let answer = match call.await {
+                    // A change that was asked for goes on when its client leaves, and only the answer is dropped; what
+                    // would only have been told, perhaps after a long wait, is not looked for any more.
+                    let told = if changes(&request.method) {
+                        call.await
+                    } else {
+                        tokio::select! {
+                            () = closing.cancelled() => return,
+                            told = call => told,
+                        }
+                    };
+                    let answer = match told {
                         Ok(result) => Response::ok(request.id, result),
                         Err(error) => Response::err(request.id, error),
                     };
@@ -241,7 +250,7 @@ impl Connection {
                 self.attachments.insert(attachment, token.clone());
                 let since = attached.seq;
                 // Before the answer: text that streams from here on is not missed.
-                let deltas = self.api.shell.hub.deltas();
+                let live = self.api.shell.hub.live();
                 send(&self.outbox, &Response::ok(id, view::json(&attached))).await;
                 let follower = Follower {
                     api: self.api.clone(),
@@ -253,7 +262,7 @@ impl Connection {
                 tokio::spawn(async move {
                     tokio::select! {
                         () = token.cancelled() => {}
-                        () = follower.run(deltas) => {}
+                        () = follower.run(live) => {}
                     }
                 });
             }
@@ -285,7 +294,7 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, mut deltas: tokio::sync::broadcast::Receiver<Arc<lodge_proto::Delta>>) {
+    async fn run(mut self, mut live: tokio::sync::broadcast::Receiver<Arc<Live>>) {
         let shell = self.api.shell.clone();
         let mut head = shell.hub.watch();
         let mut dropped = 0;
@@ -313,8 +322,8 @@ impl Follower {
                     room.send(text(&gap(std::mem::take(&mut dropped))));
                 }
                 changed = head.changed() => if changed.is_err() { return },
-                delta = deltas.recv() => match delta {
-                    Ok(delta) if self.filter.takes_delta(&delta) => self.preview(&delta, &mut dropped),
+                news = live.recv() => match news {
+                    Ok(news) if self.filter.takes_live(&news) => self.preview(&news, &mut dropped),
                     Ok(_) => {}
                     Err(RecvError::Lagged(missed)) => dropped += missed,
                     Err(RecvError::Closed) => return,
@@ -323,8 +332,8 @@ impl Follower {
         }
     }
 
-    /// Live text goes out when there is room; a slow client loses some and is told how much.
-    fn preview(&self, delta: &lodge_proto::Delta, dropped: &mut u64) {
+    /// Live text and output go out when there is room; a slow client loses some and is told how much.
+    fn preview(&self, live: &Live, dropped: &mut u64) {
         if *dropped > 0 {
             if self.outbox.try_send(text(&gap(*dropped))).is_err() {
                 *dropped += 1;
@@ -332,10 +341,18 @@ impl Follower {
             }
             *dropped = 0;
         }
-        if self.outbox.try_send(text(&Notification::new("delta", view::json(delta)))).is_err() {
+        let note = match live {
+            Live::Delta(delta) => Notification::new("delta", view::json(delta)),
+            Live::Output(output) => Notification::new("output", view::json(output)),
+        };
+        if self.outbox.try_send(text(&note)).is_err() {
             *dropped += 1;
         }
     }
+}
+
+fn changes(method: &str) -> bool {
+    METHODS.iter().any(|doc| doc.name == method && doc.mutates)
 }
 
 fn gap(dropped: u64) -> Notification {

@@ -84,7 +84,7 @@ fn follow(
     let given: EventListParams = params("event/list", scope::narrow(&api.shell, &who, "event/list", given)?)?;
     let agent = given.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
     let stream = agent.map(|agent| agent.to_string());
-    let filter = scope::events(&who, Filter { stream, session: given.session, kind: wanted.kind });
+    let filter = scope::events(&who, Filter { stream, session: given.session, job: None, kind: wanted.kind });
     let watch = api.shell.hub.watch();
     Ok(Follow { api, who, filter, cursor, head: watch, page: VecDeque::new() })
 }

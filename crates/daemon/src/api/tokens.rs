@@ -11,8 +11,8 @@ use lodge_proto::{
 use lodge_store::TokenFilter;
 use serde_json::Value;
 
-use super::Api;
-use super::methods::{Answer, find_agent, internal, page};
+use super::methods::{Answer, find_agent, internal, no_method, page};
+use super::{Api, params};
 use crate::auth::DAY_MS;
 use crate::engine::{Command, NewToken, RequestKey, TokenFor};
 use crate::shell::{Shell, now};
@@ -21,7 +21,16 @@ use crate::view;
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
 
-pub(super) async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Answer {
+pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "token/issue" => issue(api, key, params(method, given)?).await,
+        "token/list" => list(&api.shell, &params(method, given)?),
+        "token/revoke" => revoke(&api.shell, key, params(method, given)?).await,
+        _other => Err(no_method(method)),
+    }
+}
+
+async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Answer {
     let shell = &api.shell;
     let holder = match given.agent.as_deref() {
         None => TokenFor::Operator,
@@ -50,7 +59,7 @@ pub(super) fn issued(api: &Api, answer: Value) -> Answer {
     Ok(view::json(&TokenIssued { view, token }))
 }
 
-pub(super) fn list(shell: &Shell, given: &TokenListParams) -> Answer {
+fn list(shell: &Shell, given: &TokenListParams) -> Answer {
     let (limit, now) = (page(given.limit), now());
     let live_at = (!given.all).then_some(now);
     let filter = TokenFilter { after: given.after.as_deref(), live_at };
@@ -59,7 +68,7 @@ pub(super) fn list(shell: &Shell, given: &TokenListParams) -> Answer {
     Ok(view::json(&TokenList { tokens: rows.iter().map(|row| view::token(row, now)).collect(), next }))
 }
 
-pub(super) async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
+async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
     let row = one(shell, &given.token)?;
     shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
 }

@@ -18,9 +18,11 @@ pub enum Reach {
     Session,
     /// `turn`.
     Turn,
+    /// `job`.
+    Job,
 }
 
-/// What a token of an agent may call: reads and turns of that agent.
+/// What a token of an agent may call: reads, turns and jobs of that agent.
 pub const AGENT: &[(&str, Reach)] = &[
     ("rpc/discover", Reach::Nobodys),
     // It lists the caller's agent alone.
@@ -35,6 +37,12 @@ pub const AGENT: &[(&str, Reach)] = &[
     ("session/messages", Reach::Session),
     ("session/export", Reach::Session),
     ("session/search", Reach::AgentAndSession),
+    ("job/submit", Reach::AgentAndSession),
+    ("job/list", Reach::Agent),
+    ("job/get", Reach::Job),
+    ("job/wait", Reach::Job),
+    ("job/cancel", Reach::Job),
+    ("job/output", Reach::Job),
     ("event/list", Reach::AgentAndSession),
     ("client/attach", Reach::AgentAndSession),
     ("client/detach", Reach::Nobodys),

@@ -1,5 +1,7 @@
 //! Every setting of `lodged serve`, in one table: flags, variables, keys of the file and defaults are made from it.
 
+use lodge_core::limits::{JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN};
+
 /// One setting of `lodged serve`.
 pub(super) struct Setting {
     /// The flag without dashes, and the YAML key below `serve:`.
@@ -26,6 +28,13 @@ pub(super) enum Shape {
     Flag,
     Count,
     Span,
+    /// A duration, or `off`.
+    SpanOrOff,
+    /// A number of bytes.
+    Size,
+    /// A number of bytes, from the first to the second.
+    SizeWithin(u64, u64),
+    SizeOrOff,
     OneOf(&'static [&'static str]),
     List,
     LogFilter,
@@ -79,7 +88,35 @@ pub(super) const SETTINGS: &[Setting] = &[
         default: "10",
         shape: Shape::Count,
         change: Change::Reload,
-        help: "jobs at the same time (not used yet)",
+        help: "jobs that run at the same time",
+    },
+    Setting {
+        name: "job-output",
+        default: "64m",
+        shape: Shape::SizeWithin(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
+        change: Change::Reload,
+        help: "what is kept of each stream of a job: most of it from the start, the rest from the end",
+    },
+    Setting {
+        name: "job-keep-free",
+        default: "256m",
+        shape: Shape::Size,
+        change: Change::Reload,
+        help: "free disk below which no job is taken and no more output of jobs is kept",
+    },
+    Setting {
+        name: "job-retention-age",
+        default: "off",
+        shape: Shape::SpanOrOff,
+        change: Change::Reload,
+        help: "jobs that ended longer ago are removed, with their output",
+    },
+    Setting {
+        name: "job-retention-bytes",
+        default: "off",
+        shape: Shape::SizeOrOff,
+        change: Change::Reload,
+        help: "beyond so much output of ended jobs the oldest is removed",
     },
     Setting {
         name: "backoff-base",
@@ -175,6 +212,10 @@ pub fn command() -> clap::Command {
             | Shape::Path
             | Shape::Count
             | Shape::Span
+            | Shape::SpanOrOff
+            | Shape::Size
+            | Shape::SizeWithin(..)
+            | Shape::SizeOrOff
             | Shape::OneOf(_)
             | Shape::List
             | Shape::LogFilter => arg.num_args(1),

@@ -44,6 +44,20 @@ pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> R
             Some(_) => Ok(Value::from(text)),
             None => Err(bad("a duration such as 500ms, 5s or 2m".to_owned())),
         },
+        Shape::SpanOrOff if text == OFF || parse_span(&text).is_some_and(|span| !span.is_zero()) => {
+            Ok(Value::from(text))
+        }
+        Shape::SpanOrOff => Err(bad("off, or a duration such as 90m, 12h or 30d".to_owned())),
+        Shape::Size if parse_size(&text).is_some() => Ok(Value::from(text)),
+        Shape::Size => Err(bad("a size such as 512k, 64m or 2g".to_owned())),
+        Shape::SizeWithin(least, most) => match parse_size(&text) {
+            Some(size) if (least..=most).contains(&size) => Ok(Value::from(text)),
+            Some(_) | None => Err(bad(format!("a size such as 64m, from {least} to {most} bytes"))),
+        },
+        Shape::SizeOrOff if text == OFF || parse_size(&text).is_some_and(|size| size > 0) => {
+            Ok(Value::from(text))
+        }
+        Shape::SizeOrOff => Err(bad("off, or a size such as 512m or 10g".to_owned())),
         Shape::OneOf(words) => {
             if words.contains(&text.as_str()) {
                 Ok(Value::from(text))
@@ -69,7 +83,10 @@ pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> R
     }
 }
 
-/// `500ms`, `5s`, `2m`, `1h`.
+/// The value of a setting that asks for nothing.
+const OFF: &str = "off";
+
+/// `500ms`, `5s`, `2m`, `1h`, `30d`.
 pub(super) fn parse_span(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
@@ -79,7 +96,23 @@ pub(super) fn parse_span(text: &str) -> Option<Duration> {
         "s" => number.checked_mul(1_000)?,
         "m" => number.checked_mul(60_000)?,
         "h" => number.checked_mul(3_600_000)?,
+        "d" => number.checked_mul(86_400_000)?,
         _ => return None,
     };
     Some(Duration::from_millis(ms))
+}
+
+/// A number of bytes, with an optional k, m, g or t (powers of 1024).
+pub(super) fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _unknown => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }

@@ -209,3 +209,22 @@ fn whatever_became_of_the_turns_before_the_strictest_provider_takes_the_request(
         }
     }
 }
+
+#[test]
+fn a_note_stands_before_what_the_user_said_and_is_told_apart_from_it() {
+    let body =
+        MessageBody { text: "go on".into(), note: Some("job_1 is done".into()), ..MessageBody::default() };
+    let noted = row(2, Role::User, body);
+    let weight = noted.body.weight();
+    let rows = vec![text(1, Role::User, "a"), text(1, Role::Assistant, "b"), noted];
+    let read = readable(rows, 2);
+    assert_eq!(
+        words(&read),
+        ["a", "b", "[A note of the system, not from the user.]\njob_1 is done\n\ngo on"]
+    );
+    strict(&read).unwrap();
+    assert!(
+        weight > text(2, Role::User, "go on").body.weight() + 10,
+        "a note counts for what a conversation weighs"
+    );
+}

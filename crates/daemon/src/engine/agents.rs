@@ -7,10 +7,11 @@ use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp}
 use lodge_proto::ErrorBody;
 
 use super::ends::BreakOff;
+use super::jobs::Which;
 use super::lineages::{ask_pending, new_lineage};
 use super::retries::counted;
 use super::state::Agent;
-use super::{Batch, Caller, Effect, Engine, NewAgent, Refusal};
+use super::{Batch, Caller, Effect, Engine, NewAgent, Refusal, RunningJobs};
 use crate::view;
 
 impl Engine {
@@ -90,11 +91,14 @@ impl Engine {
         batch: &mut Batch,
         caller: Caller,
         id: &AgentId,
+        jobs: RunningJobs,
         now: Timestamp,
     ) -> Result<(), Refusal> {
+        self.spare_jobs(id, jobs)?;
         let agent = self.unasked(id)?;
         if agent.row.state == AgentState::Stopped {
             // Asked twice, or while the first stop is under way: all hear of its end, and nothing is taken for granted.
+            self.cancel_jobs(batch, id, Which::All, "its agent was stopped", now);
             self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
             self.answer_when_done(batch, caller, id, AgentState::Stopped, now);
             self.down(batch, id);
@@ -107,6 +111,7 @@ impl Engine {
             .map_err(|refused| wrong_state(&agent.row, refused.state))?;
         self.take_next(batch, id);
         self.move_lineage(batch, id, LineageEvent::Stopped, now);
+        self.cancel_jobs(batch, id, Which::All, "its agent was stopped", now);
         self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
         self.set_state(batch, id, next, None, now);
         self.answer_when_done(batch, caller, id, next, now);
@@ -132,6 +137,7 @@ impl Engine {
         let moved = next != agent.row.state;
         self.take_next(batch, id);
         self.move_lineage(batch, id, LineageEvent::Killed, now);
+        self.cancel_jobs(batch, id, Which::All, "its agent was killed", now);
         self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
         if moved {
             self.set_state(batch, id, next, None, now);
@@ -159,15 +165,15 @@ impl Engine {
             }
             refusal
         })?;
-        let sandbox = agent.row.sandbox.clone();
         self.take_next(batch, id);
         self.move_lineage(batch, id, LineageEvent::Removed, now);
         self.revoke_tokens_of(batch, id, now);
+        self.cancel_jobs(batch, id, Which::All, "its agent was removed", now);
         self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
         self.set_state(batch, id, next, None, now);
         self.answer_when_done(batch, caller, id, AgentState::Removed, now);
         self.down(batch, id);
-        batch.act(Effect::Clear { agent: id.clone(), sandbox });
+        self.clear_due(batch, id);
         Ok(())
     }
 

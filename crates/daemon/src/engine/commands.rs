@@ -6,8 +6,10 @@ use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord, SessionFact};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
+use lodge_core::{AgentId, JobId, LineageId, SessionId, Timestamp, TurnId};
 use serde_json::Value;
+
+use super::jobs::NewJob;
 
 /// What a client asks for.
 #[derive(Debug)]
@@ -19,10 +21,12 @@ pub enum Command {
     /// A new process in place of whatever there is; turns in flight are broken off.
     RestartAgent {
         id: AgentId,
+        jobs: RunningJobs,
     },
     UpdateAgent(Box<Update>),
     StopAgent {
         id: AgentId,
+        jobs: RunningJobs,
     },
     /// Ends the agent and its lineage with it: its work is never taken up again.
     KillAgent {
@@ -43,6 +47,10 @@ pub enum Command {
         /// As the store has it.
         row: Box<TokenRow>,
     },
+    SubmitJob(Box<NewJob>),
+    CancelJob {
+        id: JobId,
+    },
     BuildImage(Box<NewImage>),
     RemoveImage(ImageGiven),
     /// A request that was decided before, with its recorded answer: its caller hears that now, or when what was decided
@@ -59,6 +67,14 @@ pub enum Command {
     Keep {
         answer: Value,
     },
+}
+
+/// What becomes of a request that would end jobs which run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunningJobs {
+    Cancel,
+    /// It is refused.
+    Refuse,
 }
 
 /// A change of a session, and what it is decided on.
@@ -95,6 +111,8 @@ pub struct TurnAgain {
     pub turn: TurnId,
     pub text: String,
     pub schema: Option<String>,
+    /// What the model was told before it.
+    pub note: Option<String>,
     /// The path without it.
     pub plan: PathPlan,
 }

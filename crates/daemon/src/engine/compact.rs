@@ -1,4 +1,5 @@
-//! Compaction: a new epoch of a session, recorded before anything is read by it.
+//! Compaction: a new epoch of a session. A summary is recorded before anything is read by it, a window that slides no later
+//! than the answer.
 //!
 //! The messages stay as they are. An epoch begins before the first model call of a turn, so that a conversation is never
 //! changed in the middle of one. The call that writes a summary is a step of that turn, step 0, and like any other: safe
@@ -237,10 +238,16 @@ impl Engine {
             message: why.map(|why| why.message),
             ..EventData::default()
         };
-        batch.write(Write::Epoch(row));
+        let answer = Effect::Answer { agent, id: waiter, answer: Ok(json!({"from_turn": from_turn})) };
+        // A window alone is chosen again at no cost. It rides, and is recorded no later than an answer that was read by it.
+        if row.summary == Summary::Nothing {
+            batch.now.push(answer);
+        } else {
+            batch.urgent = true;
+            batch.act(answer);
+        }
+        batch.writes.push(Write::Epoch(row));
         self.turn_event(batch, id, EventKind::SessionCompacted, data, now);
-        let answer = Ok(json!({"from_turn": from_turn}));
-        batch.act(Effect::Answer { agent, id: waiter, answer });
     }
 }
 

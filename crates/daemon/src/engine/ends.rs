@@ -47,6 +47,9 @@ impl Engine {
 
     /// The sandbox is gone: whoever asked for that hears of it.
     pub(super) fn agent_down(&mut self, batch: &mut Batch, id: &AgentId, run: u32, now: Timestamp) {
+        if self.current(id, run).is_some_and(|agent| !agent.row.state.takes_turns()) {
+            self.settle_jobs(batch, id);
+        }
         if self.agents.get(id).is_some_and(|agent| agent.row.state != AgentState::Removing) {
             self.tell_waiting(batch, id, run, now);
         }
@@ -58,6 +61,7 @@ impl Engine {
         let run = agent.row.runs;
         self.tell_waiting(batch, id, run, now);
         self.set_state(batch, id, next, None, now);
+        self.sessions_over(batch, id);
         if let Some(agent) = self.agents.remove(id) {
             self.names.remove(&agent.row.name);
             self.image_left(batch, &agent.row.image_digest);

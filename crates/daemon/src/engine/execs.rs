@@ -3,7 +3,7 @@
 use lodge_core::limits::PREVIEW_BYTES_MAX;
 use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, Write};
 use lodge_core::turn::{StepEvent, StepState};
-use lodge_core::{AgentId, EventData, EventKind, ExecId, StepId, Timestamp, TurnId};
+use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, StepId, Timestamp, TurnId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -20,6 +20,15 @@ pub(super) struct Wanted {
     pub args: Vec<String>,
     pub stdin: Vec<u8>,
     pub timeout_ms: u64,
+}
+
+/// A call of a tool that begins.
+#[derive(Debug)]
+pub(super) struct Started<'a> {
+    pub turn: &'a TurnId,
+    pub step: u32,
+    pub call: &'a str,
+    pub name: &'a str,
 }
 
 impl Engine {
@@ -62,39 +71,29 @@ impl Engine {
             timeout_ms: wanted.timeout_ms,
         };
         let row = StepRow {
-            id: StepId::new(ids, now),
-            turn: wanted.turn.clone(),
-            step: wanted.step,
-            ordinal,
-            kind: StepKind::Tool,
             name: wanted.bin.clone(),
-            state: StepState::Intent,
-            attempt: 1,
-            call: Some(wanted.call.clone()),
             exec: Some(exec.clone()),
             request: Some(request.clone()),
-            exit_code: None,
-            signal: None,
-            cause: None,
-            started_at: now,
             ended_at: None,
+            ..call_step(ids, (&wanted.turn, wanted.step, ordinal), call, StepState::Intent, now)
         };
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
         batch.write(Write::Step(row));
-        self.tool_started(batch, wanted, now);
+        let Wanted { turn, step, call, bin, .. } = wanted;
+        self.tool_started(batch, &Started { turn, step: *step, call, name: bin }, now);
         batch.act(Effect::StartExec { agent, exec, request, safe, resumed: false });
     }
 
-    fn tool_started(&mut self, batch: &mut Batch, wanted: &Wanted, now: Timestamp) {
+    pub(super) fn tool_started(&mut self, batch: &mut Batch, started: &Started<'_>, now: Timestamp) {
         let data = EventData {
-            step: Some(wanted.step),
+            step: Some(started.step),
             kind: Some(StepKind::Tool.word().to_owned()),
-            name: Some(wanted.bin.clone()),
-            call: Some(wanted.call.clone()),
+            name: Some(started.name.to_owned()),
+            call: Some(started.call.to_owned()),
             ..EventData::default()
         };
-        self.turn_event(batch, &wanted.turn, EventKind::TurnStepStarted, data, now);
+        self.turn_event(batch, started.turn, EventKind::TurnStepStarted, data, now);
     }
 
     /// After a reconnect: every call whose intent is recorded and whose outcome is not is asked for again. The
@@ -115,6 +114,7 @@ impl Engine {
                 resumed: true,
             });
         }
+        self.resume_waits(batch, id);
     }
 
     /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Stores what the model is told of a call, and says so.
-    fn tool_result(
+    pub(super) fn tool_result(
         &mut self,
         batch: &mut Batch,
         id: &TurnId,
@@ -235,24 +235,8 @@ impl Engine {
             return;
         };
         if open.result.is_none() && open.step.is_none() {
-            let row = StepRow {
-                id: StepId::new(ids, now),
-                turn: turn.clone(),
-                step,
-                ordinal,
-                kind: StepKind::Tool,
-                name: open.record.name.clone(),
-                state: if error { StepState::Failed } else { StepState::Done },
-                attempt: 1,
-                call: Some(call.to_owned()),
-                exec: None,
-                request: None,
-                exit_code: None,
-                signal: None,
-                cause: None,
-                started_at: now,
-                ended_at: Some(now),
-            };
+            let state = if error { StepState::Failed } else { StepState::Done };
+            let row = call_step(ids, (turn, step, ordinal), open, state, now);
             open.step = Some(row.clone());
             open.result = Some(json!({}));
             batch.write(Write::Step(row.clone()));
@@ -279,6 +263,8 @@ impl Engine {
                     if let Some(exec) = &row.exec {
                         self.execs.remove(exec);
                         batch.act(Effect::KillExec { agent: agent.clone(), exec: exec.clone() });
+                    } else if state == StepState::Interrupted {
+                        self.wait_cut(batch, &row, now);
                     }
                     row.state = state;
                     batch.write(Write::StepState {
@@ -326,8 +312,36 @@ impl Engine {
     }
 }
 
+/// The step of a call, at this place of an answer: without a program, over as it begins.
+pub(super) fn call_step(
+    ids: &mut IdSource,
+    (turn, step, ordinal): (&TurnId, u32, u32),
+    call: &Call,
+    state: StepState,
+    now: Timestamp,
+) -> StepRow {
+    StepRow {
+        id: StepId::new(ids, now),
+        turn: turn.clone(),
+        step,
+        ordinal,
+        kind: StepKind::Tool,
+        name: call.record.name.clone(),
+        state,
+        attempt: 1,
+        call: Some(call.record.id.clone()),
+        exec: None,
+        request: None,
+        exit_code: None,
+        signal: None,
+        cause: None,
+        started_at: now,
+        ended_at: Some(now),
+    }
+}
+
 /// The named call of the newest answer, with its place in it.
-fn open_call<'t>(
+pub(super) fn open_call<'t>(
     turn: Option<&'t mut super::state::Turn>,
     step: u32,
     call: &str,
@@ -352,7 +366,7 @@ pub(super) fn result_of(step: Option<&StepRow>) -> Value {
 }
 
 /// Tells one result from another, for a runtime that never sees them.
-fn digest(text: &str) -> String {
+pub(super) fn digest(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::Epoch;
+use lodge_core::job::JobRow;
 use lodge_core::record::{AgentRow, ImageRefRow, LineageRow, SessionFact, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
-use lodge_core::{AgentId, ExecId, SessionId, TokenId, TurnId};
+use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId};
 
 use super::Engine;
 use super::compact::SUMMARY_STEP;
@@ -24,11 +25,26 @@ pub struct Sizes {
     pub idle_sessions: usize,
     pub turns: usize,
     pub execs: usize,
+    pub jobs: JobSizes,
     pub requests: usize,
     pub streams: usize,
     /// Agents that work, of so many that may.
     pub working: usize,
     pub max_concurrent: usize,
+}
+
+/// How many jobs an engine holds: pending, running, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobSizes {
+    pub held: usize,
+    pub pending: usize,
+    pub running: usize,
+    /// Jobs that may run.
+    pub max: usize,
+    /// Ended, and not in the archive.
+    pub unarchived: usize,
+    /// Ended, and their sessions have not heard of it.
+    pub untold: usize,
 }
 
 /// Everything that a restart has to find again, normalised: what a crash forgets on purpose is left out.
@@ -43,6 +59,8 @@ pub struct Facts {
     pub turns: BTreeMap<TurnId, TurnFacts>,
     /// Tool calls without an outcome, with the turn that waits for them.
     pub execs: BTreeMap<ExecId, TurnId>,
+    /// Those that are open, not archived or not told of.
+    pub jobs: BTreeMap<JobId, JobRow>,
     pub last_uid: Option<u32>,
     /// Those that nobody revoked and whose time may not be over.
     pub tokens: BTreeMap<TokenId, TokenRow>,
@@ -88,10 +106,22 @@ impl Engine {
             idle_sessions: self.idle_sessions.len(),
             turns: self.turns.len(),
             execs: self.execs.len(),
+            jobs: self.job_sizes(),
             requests: self.recent.len().max(self.recent_order.len()),
             streams: self.streams.len(),
             working: self.working,
             max_concurrent: self.host.settings.max_concurrent,
+        }
+    }
+
+    fn job_sizes(&self) -> JobSizes {
+        JobSizes {
+            held: self.jobs.len(),
+            pending: self.jobs.pending(),
+            running: self.jobs.running(),
+            max: self.host.settings.max_jobs,
+            unarchived: self.jobs.unarchived(),
+            untold: self.jobs.untold(),
         }
     }
 
@@ -134,6 +164,7 @@ impl Engine {
             sessions: sessions.collect(),
             turns: self.turns.iter().map(|(id, turn)| (id.clone(), turn_facts(turn))).collect(),
             execs: self.execs.iter().map(|(exec, turn)| (exec.clone(), turn.clone())).collect(),
+            jobs: self.jobs.all().map(|row| (row.id.clone(), row.clone())).collect(),
             last_uid: self.last_uid,
             tokens: self.tokens.clone(),
             image_refs: self.image_refs.clone(),

@@ -6,10 +6,11 @@ use lodge_core::record::{
     AgentRow, CallRecord, EventRow, ExecRequest, FailureRecord, ReasoningRecord, Usage, Write,
 };
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, Cause, ExecId, SandboxId, SessionId, TurnId};
+use lodge_core::{AgentId, Cause, ExecId, JobId, SandboxId, SessionId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
+use super::jobs::{JobEffect, JobSeen, JobWish};
 use super::{Command, Settings};
 
 /// Names a caller that waits for an answer.
@@ -166,6 +167,7 @@ pub enum Seen {
         attempt: u32,
         failure: ModelFailure,
     },
+    Job(JobSeen),
     /// So many requests of this daemon's are on disk. `rest`: for a while, and nothing came since.
     Settled {
         requests: u64,
@@ -221,6 +223,13 @@ pub enum Ask {
         code: String,
         message: String,
     },
+    /// One of the six tools for jobs.
+    Job {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        wish: JobWish,
+    },
 }
 
 impl Ask {
@@ -230,7 +239,8 @@ impl Ask {
             | Ask::Exec { turn, .. }
             | Ask::Compact { turn, .. }
             | Ask::Answer { turn, .. }
-            | Ask::Finish { turn, .. } => turn,
+            | Ask::Finish { turn, .. }
+            | Ask::Job { turn, .. } => turn,
         }
     }
 }
@@ -364,6 +374,14 @@ pub enum Effect {
     },
     /// Let a token open the doors, or close them where it did.
     Token(Box<TokenRow>),
+    Job {
+        agent: AgentId,
+        what: JobEffect,
+    },
+    /// The output of these jobs is not to be kept any longer: remove it from the archive.
+    RemoveOutput {
+        jobs: Vec<JobId>,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -442,7 +460,8 @@ impl Batch {
             | Write::Epoch(_)
             | Write::Message(_)
             | Write::Request(_)
-            | Write::Token(_) => None,
+            | Write::Token(_)
+            | Write::Job(_) => None,
         })
     }
 

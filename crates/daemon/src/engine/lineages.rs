@@ -12,6 +12,7 @@ use lodge_core::{AgentId, EventData, EventKind, LineageId, Timestamp};
 use lodge_proto::ErrorBody;
 
 use super::ends::BreakOff;
+use super::jobs::Which;
 use super::{Batch, Caller, Effect, Engine, Part, Refusal, Settlement, failure};
 use crate::view;
 
@@ -48,6 +49,9 @@ impl Engine {
             agent.row.incarnation += 1;
         }
         let (policy, deaths) = (agent.row.spec.policy(daemon), agent.lineage.deaths);
+        if part == Part::Sandbox {
+            self.jobs.orphan(id);
+        }
         self.move_lineage(batch, id, LineageEvent::Died, now);
         match policy {
             Policy::Revive => match retry::revival(deaths, backoff) {
@@ -85,7 +89,9 @@ impl Engine {
         let mut failed = failure("agent.oom", &detail);
         failed.hint = Some("raise `LIMIT memory`, then `lodge start` the agent".to_owned());
         let how = BreakOff::Fail(failed);
+        let why = format!("its agent ended: {detail}");
         self.set_state(batch, id, next, Some(detail), now);
+        self.cancel_jobs(batch, id, Which::All, &why, now);
         self.break_off_turns(batch, id, &how, now);
         self.down(batch, id);
     }
@@ -153,7 +159,13 @@ impl Engine {
     fn agent_lost(&mut self, batch: &mut Batch, id: &AgentId, detail: String, how: BreakOff, now: Timestamp) {
         let Some(agent) = self.agents.get(id) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::Exited { clean: false }) else { return };
+        let why = format!("its agent died: {detail}");
         self.set_state(batch, id, next, Some(detail), now);
+        match how {
+            BreakOff::Park => {}
+            BreakOff::Interrupt | BreakOff::Fail(_) => self.cancel_pending(batch, id, &why, now),
+        }
+        self.cancel_jobs(batch, id, Which::Alive, &why, now);
         self.break_off_turns(batch, id, &how, now);
         self.down(batch, id);
     }
@@ -218,6 +230,7 @@ impl Engine {
             }
             Policy::Reap => {
                 self.move_lineage(batch, &id, LineageEvent::Reaped, now);
+                self.cancel_pending(batch, &id, "the work of its agent was dropped", now);
                 self.break_off_turns(batch, &id, &BreakOff::Interrupt, now);
             }
             Policy::Ask => return Err(settled(&lineage, "asked about already")),

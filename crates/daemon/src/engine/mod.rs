@@ -11,6 +11,7 @@ mod execs;
 mod facts;
 pub(crate) mod images;
 mod io;
+pub mod jobs;
 mod lineages;
 mod misfits;
 mod models;
@@ -71,6 +72,10 @@ pub struct Settings {
     pub backoff: Backoff,
     /// Agents that work at the same time.
     pub max_concurrent: usize,
+    /// Jobs that run at the same time.
+    pub max_jobs: usize,
+    /// Most bytes that are kept of each stream of a job that does not say.
+    pub job_output: u64,
 }
 
 #[derive(Debug)]
@@ -87,6 +92,7 @@ pub struct Engine {
     /// Agents with a turn that runs.
     working: usize,
     execs: HashMap<ExecId, TurnId>,
+    jobs: jobs::Jobs,
     recent: HashMap<Arc<(String, String)>, Recent>,
     /// With the number of the request, counted from the start of the daemon.
     recent_order: VecDeque<(u64, Arc<(String, String)>)>,
@@ -147,6 +153,7 @@ impl Engine {
             turns: HashMap::new(),
             working: 0,
             execs: HashMap::new(),
+            jobs: jobs::Jobs::default(),
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
             requests: 0,
@@ -171,6 +178,9 @@ impl Engine {
         }
         for live in loaded.turns {
             engine.take_over(live);
+        }
+        for row in loaded.jobs {
+            engine.jobs.insert(row, 0);
         }
         engine
     }
@@ -206,9 +216,9 @@ impl Engine {
         let refused = match command {
             Command::CreateAgent(new) => self.create_agent(batch, caller, *new, now),
             Command::StartAgent { id } => self.start_agent(batch, caller, &id, now),
-            Command::RestartAgent { id } => self.restart_agent(batch, caller, &id, now),
+            Command::RestartAgent { id, jobs } => self.restart_agent(batch, caller, &id, jobs, now),
             Command::UpdateAgent(update) => self.update_agent(batch, caller, *update, now),
-            Command::StopAgent { id } => self.stop_agent(batch, caller, &id, now),
+            Command::StopAgent { id, jobs } => self.stop_agent(batch, caller, &id, jobs, now),
             Command::KillAgent { id } => self.kill_agent(batch, caller, &id, now),
             Command::RemoveAgent { id, force } => self.remove_agent(batch, caller, &id, force, now),
             Command::SendTurn(new) => self.send_turn(batch, caller, *new, now),
@@ -218,6 +228,8 @@ impl Engine {
             Command::IssueToken(new) => self.issue_token(batch, caller, *new, now),
             Command::BuildImage(new) => self.build_image(batch, caller, *new, now),
             Command::RemoveImage(given) => self.remove_image(batch, caller, given, now),
+            Command::SubmitJob(new) => self.submit_job(batch, caller, *new, now),
+            Command::CancelJob { id } => self.cancel_job(batch, caller, &id, now),
             Command::RevokeToken { row } => {
                 self.revoke_token(batch, caller, *row, now);
                 Ok(())
@@ -262,6 +274,8 @@ impl Engine {
             | Command::BuildImage(_)
             | Command::RemoveImage(_)
             | Command::RevokeToken { .. }
+            | Command::SubmitJob(_)
+            | Command::CancelJob { .. }
             | Command::Keep { .. } => {
                 batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
             }
@@ -320,6 +334,7 @@ impl Engine {
             Seen::ModelFailed { turn, step, attempt, failure } => {
                 self.model_failed(batch, &turn, (step, attempt), failure, now);
             }
+            Seen::Job(seen) => self.job_seen(batch, seen, now),
             Seen::Settled { requests, rest } => self.settled(requests, rest),
         }
     }
@@ -345,6 +360,9 @@ impl Engine {
             }
             Ask::Answer { turn, step, call, text, error } => {
                 self.tool_answered(batch, id, &turn, step, &call, text, error, now);
+            }
+            Ask::Job { turn, step, call, wish } => {
+                self.ask_job(batch, id, &jobs::Asked { turn, step, call }, wish, now);
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(batch, &turn, failure(&code, &message), now);

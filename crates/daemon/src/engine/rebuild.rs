@@ -109,7 +109,8 @@ mod tests {
 
     use super::*;
     use crate::engine::{
-        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, SessionChoice, Settings, Up,
+        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, RunningJobs, SessionChoice,
+        Settings, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -123,7 +124,13 @@ mod tests {
     impl World {
         fn new() -> World {
             let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
-            let settings = Settings { policy: Policy::Revive, backoff, max_concurrent: 10 };
+            let settings = Settings {
+                policy: Policy::Revive,
+                backoff,
+                max_concurrent: 10,
+                max_jobs: 10,
+                job_output: 1 << 20,
+            };
             let host = Host { boot: "boot-1".into(), own_uids: false, settings };
             let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
             World { engine, loaded: Loaded::default() }
@@ -202,9 +209,9 @@ mod tests {
     fn who_waits_for_a_recorded_end_waits_on_and_who_waits_for_one_that_is_not_is_refused() {
         let mut world = World::new();
         let (ended, alive) = (world.create("a"), world.create("b"));
-        world.ask(7, "c", Command::StopAgent { id: ended.clone() });
+        world.ask(7, "c", Command::StopAgent { id: ended.clone(), jobs: RunningJobs::Cancel });
         world.record();
-        world.ask(8, "d", Command::StopAgent { id: alive });
+        world.ask(8, "d", Command::StopAgent { id: alive, jobs: RunningJobs::Cancel });
         let (mut world, batch) = world.rebuilt(&["d"]);
         assert_eq!(refused(&batch), [8]);
         assert!(

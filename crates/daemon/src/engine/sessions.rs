@@ -61,6 +61,7 @@ impl Engine {
             SessionWhat::Delete => {
                 self.session_event(batch, &id, EventKind::SessionDeleted, EventData::default(), now);
                 batch.write(Write::SessionDeleted { id: id.clone() });
+                self.session_gone(batch, &id);
                 if let Some(session) = self.sessions.get_mut(&id) {
                     session.gone = true;
                 }
@@ -194,7 +195,7 @@ impl Engine {
         }
         self.cut_path(batch, id, again.plan, now);
         let place = TurnPlace { replaces: Some(again.turn), ..TurnPlace::default() };
-        let turn = self.accept(batch, id, &new, place, now);
+        let turn = self.accept(batch, id, &new, place, again.note, now);
         self.begin(batch, caller, &turn, id, now);
         Ok(())
     }

@@ -15,16 +15,15 @@ impl Engine {
     pub(super) fn configured(&mut self, batch: &mut Batch, settings: Settings, now: Timestamp) {
         self.host.settings = settings;
         self.hand_out_slots(batch, now);
+        self.hand_out_jobs(batch, now);
     }
 
     /// Whether a turn of this agent may start now.
     pub(super) fn may_work(&self, agent: &Agent) -> bool {
         let has_slot = agent.running > 0 || self.working < self.host.settings.max_concurrent;
-        // One that is to become another first finishes what runs.
-        agent.row.state == AgentState::Ready
-            && agent.row.next.is_none()
-            && agent.running < AGENT_TURNS_MAX
-            && has_slot
+        // One that is to become another first finishes what runs. A job may run for days: nobody waits for that.
+        let stays = agent.row.next.is_none() || self.jobs.running_of(&agent.row.id) > 0;
+        agent.row.state == AgentState::Ready && stays && agent.running < AGENT_TURNS_MAX && has_slot
     }
 
     /// What stands around a turn that waits, as the store would tell it.

@@ -6,6 +6,7 @@ use lodge_core::liveness::Liveness;
 use lodge_core::{AgentId, EventData, EventKind, Timestamp, TurnId};
 
 use super::ends::BreakOff;
+use super::jobs::Which;
 use super::{Batch, Effect, Engine, Lack, Part, Up};
 
 /// What becomes of pauses before a start when memory is rebuilt.
@@ -34,9 +35,8 @@ impl Engine {
                     batch.act(Effect::Up { row: Box::new(agent.row.clone()), how: Up::Adopt })
                 }
                 AgentState::Removing => {
-                    let sandbox = agent.row.sandbox.clone();
                     self.down(batch, &id);
-                    batch.act(Effect::Clear { agent: id, sandbox });
+                    self.clear_due(batch, &id);
                 }
                 AgentState::Failed(_) => self.take_up_retry(batch, &id, pauses, now),
                 // Nothing of them should live; the host reports what does.
@@ -45,6 +45,7 @@ impl Engine {
         }
         // There may be more slots than there were, and whoever came first is still the first.
         self.hand_out_slots(batch, now);
+        self.adopt_jobs(batch, now);
     }
 
     /// The image is in the store, so a pull ends as it begins.
@@ -85,7 +86,9 @@ impl Engine {
         }
         self.set_liveness(batch, id, Liveness::Active, now);
         batch.urgent = true;
+        self.resume_jobs(batch, id);
         self.resume_turns(batch, id, running, now);
+        self.hand_out_jobs(batch, now);
     }
 
     pub(super) fn agent_failed(
@@ -99,7 +102,9 @@ impl Engine {
     ) {
         let Some(agent) = self.current(id, run) else { return };
         let Ok(next) = agent.row.state.next(event) else { return };
+        let why = format!("its agent ended: {detail}");
         self.set_state(batch, id, next, Some(detail), now);
+        self.cancel_jobs(batch, id, Which::Alive, &why, now);
         self.break_off_turns(batch, id, &BreakOff::Park, now);
         self.down(batch, id);
     }

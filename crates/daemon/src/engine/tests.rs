@@ -2,6 +2,7 @@
 
 mod compact;
 mod images;
+mod jobs;
 mod lineages;
 mod misfits;
 mod restarts;
@@ -34,7 +35,7 @@ struct World {
 
 fn settings(max_concurrent: usize) -> Settings {
     let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
-    Settings { policy: Policy::Revive, backoff, max_concurrent }
+    Settings { policy: Policy::Revive, backoff, max_concurrent, max_jobs: 10, job_output: 1 << 20 }
 }
 
 fn host() -> Host {
@@ -323,7 +324,7 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
     world.ask_model(&agent, &turn, 1);
     world.answer(&turn, 1, 1, "", &[("c1", "sh"), ("c2", "date")]);
     world.exec(&agent, &turn, "c1", "sh");
-    let batch = world.ask(None, Command::StopAgent { id: agent.clone() });
+    let batch = world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     assert_eq!([&turn, &queued].map(|turn| world.state(turn)), [TurnState::Interrupted; 2]);
     let results = batch
         .writes
@@ -398,7 +399,7 @@ fn a_session_of_another_agent_is_refused_and_nothing_changes() {
 fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone() });
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
     world.see(Seen::Down { agent: agent.clone(), run: 1 });
     world.ask(None, Command::StartAgent { id: agent.clone() });
@@ -412,7 +413,7 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
 fn what_an_earlier_process_reports_is_ignored() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone() });
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     world.see(Seen::Down { agent: agent.clone(), run: 1 });
     world.ask(None, Command::StartAgent { id: agent.clone() });
     let stale = Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "old".into() };

@@ -118,7 +118,13 @@ mod tests {
 
     fn engine(tokens: Vec<TokenRow>) -> Engine {
         let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
-        let settings = Settings { policy: Policy::Revive, backoff, max_concurrent: 10 };
+        let settings = Settings {
+            policy: Policy::Revive,
+            backoff,
+            max_concurrent: 10,
+            max_jobs: 10,
+            job_output: 1 << 20,
+        };
         let host = Host { boot: "boot".into(), own_uids: false, settings };
         let loaded = Loaded { tokens, ..Loaded::default() };
         Engine::boot(loaded, host, IdSource::new(3), "0", NOW).0

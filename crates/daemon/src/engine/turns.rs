@@ -15,7 +15,7 @@ use lodge_store::TurnFull;
 
 use super::agents::no_agent;
 use super::lineages::ask_pending;
-use super::state::{Phase, Session, Turn};
+use super::state::{Agent, Phase, Session, Turn};
 use super::{Batch, Caller, Effect, Engine, NewTurn, Refusal, SessionChoice};
 use crate::view;
 
@@ -29,7 +29,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         self.admit(&new)?;
         let session = self.open_session(batch, &new, now)?;
-        let turn = self.accept(batch, &session, &new, TurnPlace::default(), now);
+        let turn = self.accept(batch, &session, &new, TurnPlace::default(), None, now);
         self.begin(batch, caller, &turn, &session, now);
         Ok(())
     }
@@ -67,19 +67,7 @@ impl Engine {
                 .hint("put large material into the agent's workspace and name the file"),
             ));
         }
-        if !agent.row.state.takes_turns() {
-            if agent.lineage.state == LineageState::AskPending {
-                return Err(ask_pending(&agent.lineage, &agent.row.name));
-            }
-            let (name, word) = (&agent.row.name, agent.row.state.word());
-            let hint = match agent.row.retry.at {
-                Some(at) => format!("it is tried again at {at}; `lodge start {name}` tries now"),
-                None => format!("start it with `lodge start {name}`"),
-            };
-            return Err(Box::new(
-                ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}")).hint(hint),
-            ));
-        }
+        self.takes_work(agent)?;
         if self.turns.len() >= LIVE_TURNS_MAX {
             return Err(Box::new(
                 ErrorBody::new("daemon.busy", format!("{LIVE_TURNS_MAX} turns are in flight"))
@@ -87,6 +75,22 @@ impl Engine {
             ));
         }
         Ok(())
+    }
+
+    /// Whether new turns and jobs of an agent are taken, be it that they wait for it to come up.
+    pub(super) fn takes_work(&self, agent: &Agent) -> Result<(), Refusal> {
+        if agent.row.state.takes_turns() {
+            return Ok(());
+        }
+        if agent.lineage.state == LineageState::AskPending {
+            return Err(ask_pending(&agent.lineage, &agent.row.name));
+        }
+        let (name, word) = (&agent.row.name, agent.row.state.word());
+        let hint = match agent.row.retry.at {
+            Some(at) => format!("it is tried again at {at}; `lodge start {name}` tries now"),
+            None => format!("start it with `lodge start {name}`"),
+        };
+        Err(Box::new(ErrorBody::new("agent.not_running", format!("agent `{name}` is {word}")).hint(hint)))
     }
 
     /// The session a turn goes to, created when it is new.
@@ -112,11 +116,7 @@ impl Engine {
         };
         if let Some(session) = self.sessions.get(&id) {
             if session.row.agent != new.agent {
-                let refused = ErrorBody::new(
-                    "session.other_agent",
-                    format!("session `{id}` belongs to {}", session.row.agent),
-                )
-                .hint("name that agent, or choose another session id");
+                let refused = view::other_agent(&id, &session.row.agent);
                 // It may be in memory only since it was asked for.
                 self.rest_session(&id);
                 return Err(Box::new(refused));
@@ -146,20 +146,27 @@ impl Engine {
         Ok(id)
     }
 
-    /// Records a turn at the end of its session's path, which is where `place` has its parent.
+    /// Records a turn at the end of its session's path, which is where `place` has its parent. `told` is what the turn was
+    /// told that it replaces.
     pub(super) fn accept(
         &mut self,
         batch: &mut Batch,
         id: &SessionId,
         new: &NewTurn,
         mut place: TurnPlace,
+        told: Option<String>,
         now: Timestamp,
     ) -> TurnId {
         let turn = TurnId::new(&mut self.ids, now);
         let replaces = place.replaces.as_ref().map(ToString::to_string);
         let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
-        let body =
-            MessageBody { text: new.text.clone(), schema: new.schema.clone(), ..MessageBody::default() };
+        let notes: Vec<String> = told.into_iter().chain(self.job_note(batch, &new.agent, id)).collect();
+        let body = MessageBody {
+            text: new.text.clone(),
+            schema: new.schema.clone(),
+            note: (!notes.is_empty()).then(|| notes.join("\n")),
+            ..MessageBody::default()
+        };
         let (mut number, mut first_message) = (1, 1);
         if let Some(session) = self.sessions.get_mut(id) {
             session.turns += 1;

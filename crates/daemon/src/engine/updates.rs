@@ -1,17 +1,21 @@
 //! Agents that become another while they keep their name, their sessions and their files.
 //!
-//! Turns that run finish on what they began with; then the runtime is replaced, and what waited goes on with it.
+//! Turns that run finish on what they began with; then the runtime is replaced, and what waited goes on with it. Not while
+//! jobs run: turns go on with what was before until those are over.
 
 use std::collections::BTreeMap;
 
 use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
 use lodge_core::record::{AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, Write};
-use lodge_core::{AgentId, EventData, EventKind, Timestamp};
+use lodge_core::{AgentId, EventData, EventKind, JobId, Timestamp};
 
 use super::agents::wrong_state;
 use super::ends::BreakOff;
-use super::{Batch, Caller, Change, Engine, ImageChange, NewImage, Refusal, Update};
+use super::jobs::Which;
+use super::state::Agent;
+use super::{Batch, Caller, Change, Engine, ImageChange, NewImage, Refusal, RunningJobs, Update};
 use crate::view;
 
 /// From when on an update counts.
@@ -20,7 +24,10 @@ pub(crate) enum InForce {
     Now,
     NextStart,
     /// After these, which run on what was before.
-    After(Vec<lodge_core::TurnId>),
+    After {
+        turns: Vec<lodge_core::TurnId>,
+        jobs: Vec<JobId>,
+    },
 }
 
 impl InForce {
@@ -28,7 +35,7 @@ impl InForce {
         match self {
             InForce::Now => "now",
             InForce::NextStart => "next_start",
-            InForce::After(_) => "after_turns",
+            InForce::After { .. } => "after_turns",
         }
     }
 }
@@ -41,8 +48,10 @@ impl Engine {
         batch: &mut Batch,
         caller: Caller,
         id: &AgentId,
+        jobs: RunningJobs,
         now: Timestamp,
     ) -> Result<(), Refusal> {
+        self.spare_jobs(id, jobs)?;
         let agent = self.unasked(id)?;
         agent
             .row
@@ -50,6 +59,7 @@ impl Engine {
             .next(AgentEvent::RestartAsked)
             .map_err(|refused| wrong_state(&agent.row, refused.state))?;
         self.take_next(batch, id);
+        self.cancel_jobs(batch, id, Which::Running, "its agent was restarted", now);
         self.break_off_turns(batch, id, &BreakOff::Interrupt, now);
         if let Some(agent) = self.agents.get_mut(id) {
             agent.row.retry = Retry::default();
@@ -72,6 +82,7 @@ impl Engine {
         if let Some(image) = &image {
             self.check_refs(&image.tags)?;
         }
+        let has_jobs = self.jobs.running_of(&id) > 0;
         let agent = self.agent_mut(&id)?;
         match agent.row.state {
             AgentState::Removing | AgentState::Removed => {
@@ -85,7 +96,8 @@ impl Engine {
         }
         let next = changed(current(&agent.row), change);
         let waits = agent.row.next.is_some();
-        let (state, works, retries) = (agent.row.state, agent.running > 0, agent.row.retry.at.is_some());
+        let (state, retries) = (agent.row.state, agent.row.retry.at.is_some());
+        let works = agent.running > 0 || has_jobs;
         let replaces = waits || needs_runtime(&current(&agent.row), &next);
         let superseded = agent.row.next.replace(next);
         let mut named = None;
@@ -97,7 +109,10 @@ impl Engine {
         let in_force = match (replaces, works) {
             (true, true) => {
                 self.write_spec(batch, &id);
-                InForce::After(self.running_turns(&id))
+                InForce::After {
+                    turns: self.running_turns(&id),
+                    jobs: self.jobs.in_state(&id, JobState::Running),
+                }
             }
             (true, false) | (false, true | false) => {
                 self.take_next(batch, &id);
@@ -123,9 +138,11 @@ impl Engine {
         Ok(())
     }
 
-    /// The last running turn of an agent is over: what it is to become counts from here on.
+    /// Once the last turn and the last job of an agent that ran are over, what it is to become counts.
     pub(super) fn update_due(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
-        let Some(agent) = self.agents.get(id).filter(|agent| agent.row.next.is_some()) else { return };
+        let rests = |agent: &&Agent| agent.running == 0 && self.jobs.running_of(id) == 0;
+        let waits = self.agents.get(id).filter(|agent| agent.row.next.is_some());
+        let Some(agent) = waits.filter(rests) else { return };
         let lives = agent.row.state.takes_turns();
         self.take_next(batch, id);
         if lives {

@@ -7,7 +7,7 @@ use lodge_proto::ErrorBody;
 use serde_json::Value;
 
 use super::state::{Agent, Waiting};
-use super::{Batch, Caller, Effect, Engine, Out};
+use super::{Batch, Caller, Engine, Out};
 use crate::view;
 
 impl Engine {
@@ -55,12 +55,10 @@ impl Engine {
         };
         match agent.row.state {
             AgentState::Stopped | AgentState::Removing => {
-                let AgentRow { id, sandbox, runs: run, state, .. } = agent.row.clone();
+                let AgentRow { id, runs: run, .. } = agent.row.clone();
                 agent.stopping.push(Waiting { caller, run, seq, answer });
                 self.down(batch, &id);
-                if state == AgentState::Removing {
-                    batch.act(Effect::Clear { agent: id, sandbox });
-                }
+                self.clear_due(batch, &id);
             }
             AgentState::Pulling
             | AgentState::Starting

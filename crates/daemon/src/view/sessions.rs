@@ -2,7 +2,7 @@
 
 use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
-use lodge_core::{SessionId, TurnId};
+use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
@@ -41,6 +41,12 @@ pub fn no_session(id: &SessionId) -> ErrorBody {
         .hint("`lodge session ls` lists all sessions")
 }
 
+/// The refusal of another agent's session.
+pub fn other_agent(id: &SessionId, owner: &AgentId) -> ErrorBody {
+    ErrorBody::new("session.other_agent", format!("session `{id}` belongs to {owner}"))
+        .hint("name that agent, or choose another session id")
+}
+
 pub fn session_exists(id: &SessionId) -> ErrorBody {
     ErrorBody::new("session.exists", format!("there is a session `{id}` already")).hint("choose another id")
 }
@@ -53,6 +59,7 @@ pub fn message(Told { row, active }: Told) -> MessageView {
         active,
         role: row.role.word().to_owned(),
         text: row.body.text,
+        note: row.body.note,
         calls: row.body.calls.into_iter().map(call).collect(),
         call: row.body.call,
         partial: row.body.partial,

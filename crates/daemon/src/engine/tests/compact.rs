@@ -1,4 +1,4 @@
-//! Compaction: an epoch is recorded before it is used, once, and a failed summary is no failed turn.
+//! Compaction: an epoch is recorded once, a summary before it is used, and a failed summary is no failed turn.
 
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::Role;
@@ -62,13 +62,14 @@ fn told(batch: &Batch) -> Result<Value, String> {
 }
 
 #[test]
-fn a_window_that_slides_is_recorded_before_the_runtime_hears_of_it() {
+fn a_window_that_slides_is_recorded_with_the_answer_that_was_read_by_it_and_waits_for_no_commit() {
     let (mut world, agent, turn) = talk();
     let batch = world.compact(&agent, &turn, 3, Strategy::Sliding);
-    assert!(batch.urgent && batch.now.is_empty(), "there is no model call");
+    assert!(!batch.urgent && batch.after.is_empty(), "it rides");
     let [epoch] = &epochs(&batch)[..] else { panic!("one epoch") };
     assert_eq!((epoch.number, epoch.turn, epoch.from_turn, &epoch.summary), (2, 3, 3, &Summary::Nothing));
-    assert_eq!(told(&batch), Ok(json!({"from_turn": 3})));
+    let [Effect::Answer { answer: Ok(answer), .. }] = &batch.now[..] else { panic!("{:?}", batch.now) };
+    assert_eq!(*answer, json!({"from_turn": 3}));
     assert_eq!(kinds(&batch), [EventKind::SessionCompacted]);
     let again = world.compact(&agent, &turn, 3, Strategy::Sliding);
     assert!(again.writes.is_empty(), "asked for again it is the same epoch");

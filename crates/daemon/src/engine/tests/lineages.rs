@@ -173,7 +173,7 @@ fn under_the_policy_ask_nothing_happens_to_the_agent_before_somebody_decided() {
     assert_eq!(world.state(&turn), TurnState::Waiting, "its work waits");
     for command in [
         Command::StartAgent { id: agent.clone() },
-        Command::StopAgent { id: agent.clone() },
+        Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel },
         Command::RemoveAgent { id: agent.clone(), force: false },
     ] {
         assert_eq!(refusal(&world.ask(None, command)), "lineage.ask_pending");
@@ -228,7 +228,7 @@ fn a_stop_during_the_pause_before_a_revival_ends_the_pause() {
     let run = world.engine.agents[&agent].row.runs;
     world.die(&agent, Part::Runtime);
     assert_eq!(world.lineage(&agent).state, LineageState::Orphaned);
-    world.ask(None, Command::StopAgent { id: agent.clone() });
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     assert!(ups(&world.see(Seen::RevivalDue { agent: agent.clone(), run })).is_empty());
     assert_eq!(
         (world.agent_state(&agent), world.lineage(&agent).state),

@@ -14,7 +14,7 @@ fn ups(batch: &Batch) -> Vec<(u32, u32)> {
 }
 
 fn restart(world: &mut World, agent: &AgentId) -> Batch {
-    world.ask(None, Command::RestartAgent { id: agent.clone() })
+    world.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel })
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn what_the_old_process_does_after_a_restart_means_nothing() {
 fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone() });
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     let run = world.engine.agents[&agent].row.runs;
     world.see(Seen::ProbeTimedOut { agent: agent.clone(), run });

@@ -8,7 +8,7 @@ use super::*;
 impl World {
     fn new_agent(&mut self) -> AgentId {
         let agent = self.agent();
-        self.ask(None, Command::StopAgent { id: agent.clone() });
+        self.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
         self.ask(None, Command::StartAgent { id: agent.clone() });
         agent
     }
@@ -121,7 +121,7 @@ fn a_failure_is_one_line_of_the_log_in_the_promised_form() {
 #[test]
 fn a_stop_a_kill_and_a_removal_cancel_a_pending_retry_at_once() {
     for command in [
-        (|id| Command::StopAgent { id }) as fn(AgentId) -> Command,
+        (|id| Command::StopAgent { id, jobs: RunningJobs::Cancel }) as fn(AgentId) -> Command,
         |id| Command::KillAgent { id },
         |id| Command::RemoveAgent { id, force: false },
     ] {

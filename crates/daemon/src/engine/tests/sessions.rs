@@ -195,7 +195,8 @@ fn a_turn_that_is_done_again_takes_the_place_of_the_old_one_in_one_batch() {
     let mut world = World::new();
     let agent = world.agent();
     let rows: Vec<TurnRow> = (0..2).map(|_| world.say(&agent, "s", "hi")).collect();
-    let again = |plan| TurnAgain { turn: rows[1].id.clone(), text: "hi".into(), schema: None, plan };
+    let again =
+        |plan| TurnAgain { turn: rows[1].id.clone(), text: "hi".into(), schema: None, note: None, plan };
     let fact = world.fact("s");
     let batch = world.change(fact, SessionWhat::Regenerate(Box::new(again(cut(1, Some(&rows[0]))))));
     let row = accepted(&batch);
@@ -206,7 +207,7 @@ fn a_turn_that_is_done_again_takes_the_place_of_the_old_one_in_one_batch() {
     // Refused, the path is as it was.
     world.ask_model(&agent, &row.id, 1);
     world.answer(&row.id, 1, 1, "ok", &[]);
-    world.ask(None, Command::StopAgent { id: agent });
+    world.ask(None, Command::StopAgent { id: agent, jobs: RunningJobs::Cancel });
     let (fact, plan) = (world.fact("s"), cut(1, Some(&rows[0])));
     let refused = world.change(fact.clone(), SessionWhat::Regenerate(Box::new(again(plan))));
     assert_eq!((refusal(&refused), refused.writes.len()), ("agent.not_running", 0));

@@ -29,10 +29,14 @@ impl World {
                 let ask = Ask::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
                 self.see(Seen::Asked { agent: agent.clone(), id: json!(1), ask });
             }
-            "stop" => drop(self.ask(None, Command::StopAgent { id: agent.clone() })),
+            "stop" => {
+                drop(self.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel }))
+            }
             "kill" => drop(self.ask(None, Command::KillAgent { id: agent.clone() })),
             "remove" => drop(self.ask(None, Command::RemoveAgent { id: agent.clone(), force: true })),
-            "restart" => drop(self.ask(None, Command::RestartAgent { id: agent.clone() })),
+            "restart" => {
+                drop(self.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel }))
+            }
             "death" => {
                 if let Some(agent) = self.engine.agents.get_mut(agent) {
                     agent.row.spec.revival_policy = Some(Policy::Ask.code());
@@ -168,7 +172,7 @@ fn a_turn_says_what_it_waits_for() {
     assert_eq!(of(&world.send(&one, "s", "1")), None);
     assert_eq!(of(&world.send(&one, "s", "2")).as_deref(), Some("session"));
     assert_eq!(of(&world.send(&two, "t", "1")).as_deref(), Some("slot"));
-    world.ask(None, Command::RestartAgent { id: two.clone() });
+    world.ask(None, Command::RestartAgent { id: two.clone(), jobs: RunningJobs::Cancel });
     assert_eq!(of(&world.send(&two, "u", "1")).as_deref(), Some("agent"));
 }
 

@@ -78,7 +78,7 @@ fn running_turns_finish_on_the_old_settings_and_then_the_runtime_is_replaced() {
 fn a_stopped_agent_gets_it_at_its_next_start() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone() });
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!(reply(&batch)["in_force"], "next_start");
     assert!(ups(&batch).is_empty());
@@ -90,7 +90,7 @@ fn a_stopped_agent_gets_it_at_its_next_start() {
 fn one_that_waits_for_its_retry_is_tried_at_once_with_what_is_new() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::RestartAgent { id: agent.clone() });
+    world.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
     let lacks = Seen::Lacks { agent: agent.clone(), run: 2, lack: Lack::Model, detail: "x".into() };
     world.see(lacks);
     let batch = world.update(&agent, to_model("p/new"));
@@ -106,8 +106,8 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
         let turn = turn_of(&world.send(&agent, "s", "1"));
         world.update(&agent, to_model("p/new"));
         let command = match how {
-            "stop" => Some(Command::StopAgent { id: agent.clone() }),
-            "restart" => Some(Command::RestartAgent { id: agent.clone() }),
+            "stop" => Some(Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel }),
+            "restart" => Some(Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel }),
             _ => None,
         };
         match command {

@@ -1,0 +1,301 @@
+//! Jobs of one agent: started, ended, forgotten; how they stand when nobody is there to ask.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lodge_core::job::JobStream;
+use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
+use lodge_core::{AgentId, JobId};
+use lodge_exec::{Command, Ended, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start};
+use tokio::time::Instant;
+
+use super::actor::{Actor, Sandbox};
+use super::{root, to_agent};
+use crate::chain;
+use crate::crash;
+use crate::engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish, words_of};
+use crate::engine::{Ask, Effect, ExecHow, Seen};
+use crate::jobs::{self, Layout, Whose};
+use crate::limits;
+use crate::shell::Shell;
+
+/// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
+const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
+/// The keeper was started by a release that knew no jobs.
+const OLD_KEEPER: &str =
+    "its agent was started by an earlier release, which knew no jobs: restart the agent (`lodge restart`)";
+
+/// Does what is to be done about a job, or hands it to the task of its agent.
+pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
+    match what {
+        JobEffect::Start { .. } | JobEffect::Kill { .. } => {
+            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+        }
+        JobEffect::Forget { .. } => {
+            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+            jobs::settled(shell);
+        }
+        JobEffect::Archive { job } => shell.jobs.archive(&job),
+        JobEffect::Read { asked, session, wish } => {
+            let (teller, whose) = (shell.clone(), Whose { agent: agent.clone(), session });
+            shell.spawn(async move {
+                let answer = jobs::answer(teller.clone(), whose, wish).await;
+                teller.tell(Seen::Job(JobSeen::Read { asked, answer })).await;
+            });
+        }
+    }
+}
+
+/// What the engine was told of the output of the jobs that run.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    jobs: HashMap<JobId, Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    /// When it may be told next.
+    next: Instant,
+    untold: Option<(u64, u64)>,
+}
+
+impl Outputs {
+    /// When something that was held back has to be told.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.jobs.values().filter(|told| told.untold.is_some()).map(|told| told.next).min()
+    }
+}
+
+impl Actor {
+    pub(super) async fn job(&mut self, what: JobEffect) {
+        match what {
+            JobEffect::Start { job, resumed } => self.start_job(job, resumed).await,
+            JobEffect::Kill { job } => self.kill_job(job).await,
+            JobEffect::Forget { job } => self.forget_job(&job).await,
+            // These need no keeper.
+            JobEffect::Archive { .. } | JobEffect::Read { .. } => {}
+        }
+    }
+
+    /// What is asked, unless it is a job and the disk has too little room for one: then the model is told so, and its turn
+    /// goes on. A call that has its result keeps that.
+    pub(super) fn admitted(&self, ask: Ask) -> Ask {
+        let Ask::Job { turn, step, call, wish: wish @ JobWish::Submit(_) } = ask else { return ask };
+        match self.shell.admit_job() {
+            Ok(()) => Ask::Job { turn, step, call, wish },
+            Err(refused) => Ask::Answer { turn, step, call, text: words_of(&refused), error: true },
+        }
+    }
+
+    /// Has the keeper start a job, or say how it stands. Without a keeper it is asked for again when there is one.
+    async fn start_job(&mut self, job: JobId, resumed: bool) {
+        let Some(up) = &self.up else { return };
+        if !up.knows_jobs {
+            return self.job_refused(job, OLD_KEEPER.to_owned()).await;
+        }
+        let (row, stdin) = match self.shell.reader.job_to_start(&job) {
+            Ok(Some(found)) => found,
+            // Removed meanwhile, which needs its end.
+            Ok(None) => return,
+            Err(error) => {
+                let why = format!("what it is to run could not be read: {}", chain(&error));
+                return self.job_refused(job, why).await;
+            }
+        };
+        let other_boot = row.progress.boot.as_deref() != Some(self.shell.host.boot_id());
+        let evidence = || self.shell.host.evidence(up.row.sandbox.as_str(), job.as_str());
+        if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
+            // The machine was restarted since: that nothing is there proves nothing.
+            let why = "the machine was restarted while it ran, and nothing of it is left";
+            return self.tell_job_end(job, lost(why, [JobStream::default(); 2])).await;
+        }
+        let layout = Layout::of(&row);
+        let start = Start {
+            exec: job.as_str().to_owned(),
+            kind: ExecKind::Job,
+            argv: std::iter::once(up.root.join("usr/bin").join(&row.request.bin).into_os_string())
+                .chain(row.request.args.iter().map(Into::into))
+                .collect(),
+            env: root::environment(&up.root, &up.row, &up.image),
+            cwd: up.root.join("workspace"),
+            stdin,
+            output_cap: row.request.output_bytes,
+            timeout_ms: row.request.timeout_ms,
+            output_max: limits::job_output_max(&up.row),
+            job_head: layout.head,
+            job_segment: layout.segment,
+            keep_free: self.shell.config.size("job-keep-free").unwrap_or(0),
+        };
+        crash::point("before_job_start");
+        self.send(Command::Start(start)).await;
+        crash::point("after_job_start");
+    }
+
+    /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
+    async fn kill_job(&mut self, job: JobId) {
+        if self.up.is_some() {
+            return self.send(Command::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
+        }
+        let Some(sandbox) = self.sandbox() else { return };
+        // Whoever connects to a keeper that lives is told of it again.
+        if self.calling.is_some() || self.shell.host.is_held(&sandbox) {
+            return;
+        }
+        match self.shell.host.evidence(&sandbox, job.as_str()) {
+            Evidence::Exited(record) => self.job_exited(job, &record).await,
+            Evidence::NoClaim => self.job_refused(job, "it was never started".to_owned()).await,
+            Evidence::Claimed => self.job_lost(job).await,
+            Evidence::Unreadable(error) => {
+                let why = format!("what it left could not be read: {}", chain(&error));
+                self.tell_job_end(job, lost(&why, [JobStream::default(); 2])).await;
+            }
+        }
+    }
+
+    /// Its files go: everything of it is recorded elsewhere.
+    async fn forget_job(&mut self, job: &JobId) {
+        crash::point("before_job_forget");
+        if self.up.is_some() {
+            return self.send(Command::Forget { exec: job.as_str().to_owned() }).await;
+        }
+        let Some(sandbox) = self.sandbox() else { return };
+        let (host, job) = (self.shell.host.clone(), job.clone());
+        // A keeper that is connected later tells of it, and is asked to forget it then.
+        let forgotten = tokio::task::spawn_blocking(move || host.forget(&sandbox, job.as_str())).await;
+        if let Ok(Err(error)) = forgotten {
+            tracing::debug!(event = "job.not_forgotten", agent = %self.agent, error = chain(&error));
+        }
+    }
+
+    pub(super) async fn job_exited(&mut self, job: JobId, record: &ExitRecord) {
+        crash::point("before_job_end");
+        let how = match &record.ended {
+            Ended::Code(code) => ExecHow::Exited { code: *code },
+            Ended::Signal(signal) => ExecHow::Killed { signal: *signal },
+            Ended::NotStarted { .. } => ExecHow::NotStarted,
+        };
+        let why = match &record.ended {
+            Ended::NotStarted { why, .. } => Some(why.clone()),
+            Ended::Code(_) | Ended::Signal(_) => None,
+        };
+        let cause = record.cause.as_ref().map(limits::words);
+        let note = Some(record.note.clone()).filter(|note| !note.is_empty());
+        let detail: Vec<String> = [why, cause, note].into_iter().flatten().collect();
+        let stream = |counted: lodge_exec::Counted| JobStream { seen: counted.seen, kept: counted.kept };
+        let end = JobEnd {
+            how,
+            cause: record.cause.as_ref().map(limits::recorded),
+            detail: Some(detail.join("; ")).filter(|detail| !detail.is_empty()),
+            stdout: stream(record.stdout),
+            stderr: stream(record.stderr),
+        };
+        self.tell_job_end(job, end).await;
+    }
+
+    /// Nothing of it ran.
+    pub(super) async fn job_refused(&mut self, job: JobId, why: String) {
+        let nothing = JobStream::default();
+        let end = JobEnd {
+            how: ExecHow::NotStarted,
+            cause: None,
+            detail: Some(why),
+            stdout: nothing,
+            stderr: nothing,
+        };
+        self.tell_job_end(job, end).await;
+    }
+
+    /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
+    pub(super) async fn job_lost(&mut self, job: JobId) {
+        let Some(sandbox) = self.sandbox() else { return };
+        let streams = match self.shell.host.job_totals(&sandbox, job.as_str()) {
+            Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStream {
+                seen: stream.end,
+                kept: stream.end.saturating_sub(stream.dropped()),
+            }),
+            Err(error) => {
+                tracing::warn!(event = "job.output_unread", %job, error = chain(&error));
+                [JobStream::default(); 2]
+            }
+        };
+        let why = "its sandbox died while it ran; what it wrote before that is kept";
+        self.tell_job_end(job, lost(why, streams)).await;
+    }
+
+    async fn tell_job_end(&mut self, job: JobId, end: JobEnd) {
+        if let Some(up) = &mut self.up {
+            up.outputs.jobs.remove(&job);
+        }
+        self.shell.tell(Seen::Job(JobSeen::Ended { job, end })).await;
+    }
+
+    /// A job wrote so much by now: whoever waits for it hears so at once, the engine now and then.
+    pub(super) async fn job_wrote(&mut self, job: &JobId, stdout: u64, stderr: u64) {
+        self.shell.job_wrote(&self.agent, job, stdout, stderr);
+        let Some(up) = &mut self.up else { return };
+        let now = Instant::now();
+        let told = up.outputs.jobs.entry(job.clone()).or_insert_with(|| Told { next: now, untold: None });
+        told.untold = Some((stdout, stderr));
+        if told.next <= now {
+            self.tell_outputs().await;
+        }
+    }
+
+    /// Tells the engine of output whose time is.
+    pub(super) async fn tell_outputs(&mut self) {
+        let Some(up) = &mut self.up else { return };
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (job, told) in up.outputs.jobs.iter_mut().filter(|(_, told)| told.next <= now) {
+            if let Some((stdout, stderr)) = told.untold.take() {
+                told.next = now + TELL_EVERY;
+                due.push(JobSeen::Output { job: job.clone(), stdout, stderr });
+            }
+        }
+        for seen in due {
+            self.shell.tell(Seen::Job(seen)).await;
+        }
+    }
+
+    /// What a keeper that was just connected knows of jobs. What they wrote meanwhile is in their files.
+    pub(super) async fn jobs_found(&mut self, execs: &[KnownExec]) {
+        let (mut running, mut ended) = (Vec::new(), Vec::new());
+        for known in execs {
+            let Ok(job) = known.exec.parse::<JobId>() else { continue };
+            match &known.state {
+                ExecState::Running { .. } => running.push(job),
+                ExecState::Exited(_) | ExecState::Lost => ended.push(job),
+            }
+        }
+        if running.is_empty() && ended.is_empty() {
+            return;
+        }
+        if let Some(sandbox) = self.sandbox() {
+            for job in &running {
+                if let Ok(totals) = self.shell.host.job_totals(&sandbox, job.as_str()) {
+                    self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
+                }
+            }
+        }
+        let agent = self.agent.clone();
+        self.shell.tell(Seen::Job(JobSeen::Found { agent, running, ended })).await;
+    }
+
+    fn sandbox(&self) -> Option<String> {
+        if let Some(Sandbox { row, .. }) = &self.up {
+            return Some(row.sandbox.to_string());
+        }
+        match self.shell.reader.agent(&self.agent) {
+            Ok(found) => found.map(|found| found.row.sandbox.to_string()),
+            Err(error) => {
+                tracing::error!(event = "agent.unreadable", agent = %self.agent, error = chain(&error));
+                None
+            }
+        }
+    }
+}
+
+fn lost(why: &str, [stdout, stderr]: [JobStream; 2]) -> JobEnd {
+    JobEnd { how: ExecHow::Lost, cause: None, detail: Some(why.to_owned()), stdout, stderr }
+}

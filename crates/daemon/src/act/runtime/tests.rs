@@ -1,0 +1,79 @@
+//! What a runtime says, and what the daemon makes of it.
+
+use super::*;
+
+fn asked(method: &str, fields: Value) -> Result<Ask, String> {
+    let mut params = json!({"turn": "trn_1", "step": 2, "call": "c1"});
+    let own = params.as_object_mut().unwrap();
+    own.extend(fields.as_object().unwrap().clone());
+    let line = json!({"jsonrpc": "2.0", "id": "x", "method": method, "params": params});
+    match read(line.to_string().as_bytes(), None) {
+        Said::Asked { ask, .. } => Ok(ask),
+        Said::Nonsense { why, .. } => Err(why),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wish(method: &str, fields: Value) -> JobWish {
+    match asked(method, fields).unwrap() {
+        Ask::Job { turn, step: 2, call, wish } => {
+            assert_eq!((turn.as_str(), call.as_str()), ("trn_1", "c1"));
+            wish
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_asked_of_jobs_becomes_a_wish() {
+    let job: JobId = "job_1".parse().unwrap();
+    let one = json!({"job": "job_1"});
+    assert_eq!(wish("job/status", one.clone()), JobWish::Status { job: job.clone() });
+    assert_eq!(wish("job/wait", one.clone()), JobWish::Wait { job: job.clone() });
+    assert_eq!(wish("job/watch", one.clone()), JobWish::Watch { job: job.clone() });
+    assert_eq!(wish("job/cancel", one), JobWish::Cancel { job });
+    assert_eq!(wish("job/list", json!({})), JobWish::List { status: None, limit: 20 });
+    let running = Some(JobState::Running);
+    assert_eq!(
+        wish("job/list", json!({"status": "running", "limit": 5_000})),
+        JobWish::List { status: running, limit: 100 }
+    );
+    let full = json!({"bin": "make", "args": ["all"], "stdin": "x", "timeout_ms": 9, "priority": -1, "labels": {"a": "b"}});
+    let mut work = JobWork {
+        bin: "make".into(),
+        args: vec!["all".into()],
+        stdin: b"x".to_vec(),
+        timeout_ms: 9,
+        priority: -1,
+        output_bytes: 0,
+        labels: BTreeMap::from([("a".into(), "b".into())]),
+    };
+    assert_eq!(wish("job/submit", full), JobWish::Submit(work.clone()));
+    (work.args, work.stdin, work.labels) = Default::default();
+    (work.timeout_ms, work.priority) = (0, 0);
+    assert_eq!(wish("job/submit", json!({"bin": "make"})), JobWish::Submit(work.clone()));
+    // Whether it may be so is not for this to say, nor to change.
+    work.timeout_ms = u64::MAX;
+    assert_eq!(wish("job/submit", json!({"bin": "make", "timeout_ms": u64::MAX})), JobWish::Submit(work));
+}
+
+#[test]
+fn what_a_model_wrote_wrongly_is_told_to_it_and_does_not_fail_its_turn() {
+    for (method, fields, words) in [
+        ("job/wait", json!({"job": "job_does_not_exist"}), "job_list shows them"),
+        ("job/status", json!({"job": "trn_1"}), "async job not found: trn_1"),
+        ("job/list", json!({"status": "over"}), "pending, running, done, error, cancelled"),
+    ] {
+        match asked(method, fields).unwrap() {
+            Ask::Answer { text, error: true, step: 2, .. } => assert!(text.contains(words), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_a_runtime_got_wrong_is_told_to_the_runtime() {
+    assert!(asked("job/wait", json!({})).unwrap_err().contains("job"));
+    assert!(asked("job/submit", json!({"args": []})).unwrap_err().contains("bin"));
+    assert!(asked("job/peek", json!({})).unwrap_err().contains("no method `job/peek`"));
+}

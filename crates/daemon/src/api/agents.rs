@@ -1,0 +1,156 @@
+//! Agents: listed, read, started and ended.
+
+use std::sync::Arc;
+
+use lodge_proto::*;
+use lodge_store::AgentSummary;
+use serde_json::Value;
+
+use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
+use super::{create, params, update};
+use crate::auth::Who;
+use crate::engine::{Command, RequestKey, RunningJobs};
+use crate::shell::Shell;
+use crate::view;
+
+const LOG_LINES_DEFAULT: u32 = 200;
+/// The longest piece of a log that one answer carries.
+const LOG_BYTES_MAX: u64 = 1024 * 1024;
+
+pub(super) async fn call(
+    shell: &Arc<Shell>,
+    who: &Who,
+    key: Option<RequestKey>,
+    method: &str,
+    given: Value,
+) -> Answer {
+    match method {
+        "agent/create" => create::create(shell, key, params(method, given)?).await,
+        "agent/list" => agent_list(shell, who, &params(method, given)?),
+        "agent/get" => agent_get(shell, &params(method, given)?),
+        "agent/start" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::StartAgent { id }).await
+        }
+        "agent/restart" => {
+            let given: AgentStopParams = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+        }
+        "agent/update" => update::update(shell, key, params(method, given)?).await,
+        "agent/stop" => {
+            let given: AgentStopParams = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::StopAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+        }
+        "agent/kill" => {
+            let given: AgentRef = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::KillAgent { id }).await
+        }
+        "agent/remove" => {
+            let given: AgentRemoveParams = params(method, given)?;
+            let id = find_agent(shell, &given.agent)?;
+            shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
+        }
+        "agent/logs" => agent_logs(shell, &params(method, given)?),
+        _other => Err(no_method(method)),
+    }
+}
+
+fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
+    match given {
+        None | Some("cancel") => Ok(RunningJobs::Cancel),
+        Some("refuse") => Ok(RunningJobs::Refuse),
+        Some(other) => {
+            Err(ErrorBody::new("params.invalid", format!("`{other}` cannot be done with running jobs"))
+                .hint("`jobs` is `cancel` or `refuse`"))
+        }
+    }
+}
+
+fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
+    let limit = page(given.limit);
+    let rows = match who.agent() {
+        None => shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?,
+        Some(own) => {
+            let own = shell.reader.agent(own).map_err(internal)?;
+            own.into_iter().filter(|own| given.after.as_deref() < Some(own.row.id.as_str())).collect()
+        }
+    };
+    let next =
+        (rows.len() == limit as usize).then(|| rows.last().map(|last| last.row.id.to_string())).flatten();
+    let agents = rows.iter().filter(|found| {
+        let labels = &found.row.spec.labels;
+        (given.all
+            || found.row.state.takes_turns()
+            || found.row.state == lodge_core::agent::AgentState::Removing)
+            && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    });
+    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(shell, found)).collect(), next }))
+}
+
+pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
+    let living = shell.living(&found.row.id);
+    view::agent(&found.row, found.working, living.as_deref())
+}
+
+fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
+    let found = one_agent(shell, &given.agent)?;
+    let image = shell.reader.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
+    let jobs = shell.reader.open_jobs(&found.row.id).map_err(internal)?;
+    let mut env_keys: Vec<String> = image.env.iter().map(|var| var.key.clone()).collect();
+    env_keys.extend(found.row.spec.env.keys().cloned());
+    env_keys.sort();
+    env_keys.dedup();
+    Ok(view::json(&AgentDetail {
+        agent: agent_view(shell, &found),
+        root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
+        incarnation: found.row.incarnation,
+        runs: found.row.runs,
+        runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
+        revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
+        context_window: context_window(shell, &found.row.spec.model),
+        uid: found.row.uid,
+        tools: view::tools(&found.row),
+        configs: image.configs.into_iter().chain(found.row.spec.configs.clone()).collect(),
+        env_keys,
+        sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
+        jobs: JobCounts { pending: jobs.pending, running: jobs.running },
+        agentfile: String::from_utf8_lossy(&image.agentfile).into_owned(),
+    }))
+}
+
+fn context_window(shell: &Shell, model: &str) -> Option<u64> {
+    let resolved = shell.providers.resolve(model).ok()?;
+    resolved.provider.context_window(&resolved.model)
+}
+
+fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
+    use std::io::{Read, Seek, SeekFrom};
+    let id = find_agent(shell, &given.agent)?;
+    let path = shell.config.data_dir.join("logs").join(format!("{id}.log"));
+    let mut bytes = Vec::new();
+    let mut end = 0;
+    if let Ok(mut file) = std::fs::File::open(&path) {
+        let length = file.metadata().map_or(0, |meta| meta.len());
+        let from = given.after.unwrap_or(0).max(length.saturating_sub(LOG_BYTES_MAX)).min(length);
+        let read =
+            file.seek(SeekFrom::Start(from)).and_then(|_| file.take(LOG_BYTES_MAX).read_to_end(&mut bytes));
+        let read = read.map_err(|error| {
+            ErrorBody::new("daemon.internal", "the log could not be read").because(error.to_string())
+        })?;
+        end = from + read as u64;
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let text = match given.after {
+        Some(_) => text.into_owned(),
+        None => {
+            let lines: Vec<&str> = text.lines().collect();
+            let keep = given.lines.unwrap_or(LOG_LINES_DEFAULT) as usize;
+            lines[lines.len().saturating_sub(keep)..].iter().map(|line| format!("{line}\n")).collect()
+        }
+    };
+    Ok(view::json(&AgentLogs { path: path.display().to_string(), text, end }))
+}

@@ -1,0 +1,113 @@
+//! The daemon itself: what it is, its settings, its sweep and its end.
+
+use std::sync::Arc;
+
+use lodge_proto::*;
+use serde_json::Value;
+
+use super::methods::{Answer, internal, no_method};
+use super::{lineages, params, reload};
+use crate::engine::{Command, RequestKey, RunningJobs};
+use crate::shell::{Shell, now};
+use crate::view;
+
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "info" => {
+            let Empty {} = params(method, given)?;
+            info(shell).await
+        }
+        "rpc/discover" => {
+            let Empty {} = params(method, given)?;
+            Ok(view::json(&discover(env!("CARGO_PKG_VERSION"))))
+        }
+        "daemon/reload" => {
+            let ReloadParams { .. } = params(method, given)?;
+            reload(shell, key).await
+        }
+        "daemon/reap" => reap(shell, key, &params(method, given)?).await,
+        "daemon/shutdown" => shutdown(shell, key, &params(method, given)?).await,
+        _other => Err(no_method(method)),
+    }
+}
+
+async fn info(shell: &Shell) -> Answer {
+    let (total, running, working) = shell.reader.agent_counts().map_err(internal)?;
+    let layers = shell
+        .layers
+        .get_or_init(|| async {
+            let layers = shell.host.probe().await.into_iter();
+            layers.map(view::layer).collect()
+        })
+        .await;
+    let mut warnings: Vec<String> = layers
+        .iter()
+        .filter(|layer| !layer.in_force)
+        .map(|layer| {
+            format!("isolation: {} is missing: {}", layer.name, layer.why.as_deref().unwrap_or("unknown"))
+        })
+        .collect();
+    let storage = shell.room.view(now());
+    warnings.extend(shell.room.warning());
+    warnings.extend(shell.config.warnings());
+    warnings.extend(shell.jobs.warnings());
+    warnings.extend(lineages::waiting(shell)?);
+    warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
+    Ok(view::json(&Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: shell.epoch,
+        log: shell.log.clone(),
+        executor: shell.config.text("executor"),
+        socket: shell.config.path("socket-path").display().to_string(),
+        http_addr: shell.http_addr(),
+        data_dir: shell.config.data_dir.display().to_string(),
+        config_file: shell.config.file().map(|file| file.display().to_string()),
+        pid: std::process::id(),
+        started_at: shell.started_at.to_string(),
+        agents: AgentCounts { total, running, working },
+        storage,
+        isolation: layers.clone(),
+        config: shell.config.shown(),
+        warnings,
+    }))
+}
+
+async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Answer {
+    let answer = view::json(&crate::reap::reap(shell).await.map_err(internal)?);
+    if key.is_some() {
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+            Ok(_) => {}
+            // Sweeping twice harms nobody, and makes room where there is none.
+            Err(error) if error.data.code == "daemon.disk_full" => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(answer)
+}
+
+async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {
+    if given.agents {
+        let agents = shell.reader.agents(None, u32::MAX).map_err(internal)?;
+        let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
+            let shell = shell.clone();
+            async move {
+                shell.ask(None, Command::StopAgent { id: found.row.id, jobs: RunningJobs::Cancel }).await
+            }
+        });
+        for stopped in futures_util::future::join_all(stops).await {
+            stopped?;
+        }
+    }
+    let answer = view::json(&Done { done: true });
+    if key.is_some() {
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+            Ok(_) => {}
+            // Asked twice it ends once, so a daemon that can record nothing can still be ended.
+            Err(error) if error.data.code == "daemon.disk_full" => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // Requests that were taken, this one among them, are still answered.
+    shell.stop.cancel();
+    Ok(answer)
+}

@@ -1,0 +1,175 @@
+//! `job/…`: submitted, listed, read, waited for, cancelled.
+
+mod output;
+mod range;
+pub(super) mod raw;
+mod submit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lodge_core::job::JobState;
+use lodge_core::{AgentId, JobId};
+use lodge_proto::{
+    ErrorBody, JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
+};
+use lodge_store::{JobFilter, JobSummary};
+use serde_json::Value;
+
+use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
+use super::params;
+use crate::auth::{Who, rights};
+use crate::engine::{Command, RequestKey};
+use crate::shell::Shell;
+use crate::view;
+
+const WAIT_DEFAULT_MS: u64 = 30_000;
+const WAIT_MAX_MS: u64 = 60_000;
+/// How long a cancelled job is waited for: everything of it gets SIGKILL.
+const CANCEL_WITHIN: Duration = Duration::from_secs(10);
+
+pub(super) async fn call(
+    shell: &Arc<Shell>,
+    who: &Who,
+    key: Option<RequestKey>,
+    method: &str,
+    given: Value,
+) -> Answer {
+    match method {
+        "job/submit" => {
+            let given: JobSubmitParams = params(method, given)?;
+            let new = submit::read(shell, who, given)?;
+            shell.ask(key, Command::SubmitJob(Box::new(new))).await
+        }
+        "job/list" => list(shell, &params(method, given)?),
+        "job/get" => {
+            let given: JobRef = params(method, given)?;
+            Ok(shown(shell, &one(shell, &find(shell, &given.job, None)?)?))
+        }
+        "job/wait" => wait(shell, who, &params(method, given)?).await,
+        "job/cancel" => {
+            let given: JobCancelParams = params(method, given)?;
+            let id = find(shell, &given.job, None)?;
+            let answer = shell.ask(key, Command::CancelJob { id }).await?;
+            cancelled(shell, answer).await
+        }
+        "job/output" => output::output(shell, who, params(method, given)?).await,
+        _other => Err(no_method(method)),
+    }
+}
+
+fn list(shell: &Shell, given: &JobListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+    let session = given.session.as_deref().map(session_id).transpose()?;
+    let state = given.status.as_deref().map(state).transpose()?;
+    let before = given.before.as_deref().map(place).transpose()?;
+    let filter = JobFilter {
+        agent: agent.as_ref(),
+        session: session.as_ref(),
+        states: state.as_slice(),
+        labels: &given.labels,
+        before: before.as_ref().map(JobId::as_str),
+    };
+    let found = shell.reader.jobs(filter, page(given.limit)).map_err(internal)?;
+    let jobs = found.jobs.iter().map(|found| job_view(shell, found)).collect();
+    Ok(view::json(&JobList { jobs, next: found.next }))
+}
+
+fn state(word: &str) -> Result<JobState, ErrorBody> {
+    JobState::from_word(word).ok_or_else(|| {
+        let words = JobState::ALL.map(JobState::word).join(", ");
+        ErrorBody::new("params.invalid", format!("`{word}` is not the status of a job"))
+            .hint(format!("those are {words}"))
+    })
+}
+
+fn place(given: &str) -> Result<JobId, ErrorBody> {
+    given.parse().map_err(|_| {
+        ErrorBody::new("params.invalid", format!("`{given}` is no place in a listing of jobs"))
+            .hint("`before` is the `next` of the page before, or a job's id; without it the newest come")
+    })
+}
+
+async fn wait(shell: &Arc<Shell>, who: &Who, given: &JobWaitParams) -> Answer {
+    let id = find(shell, &given.job, None)?;
+    let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
+    tokio::select! {
+        over = until_over(shell, &id, within) => Ok(shown(shell, &over?)),
+        _ = who.over() => Err(refused(who, "job/wait")),
+    }
+}
+
+/// The answer to a cancellation that was recorded: the job as it stands once it is over, which is soon.
+pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Value) -> Answer {
+    let Some(id) = answer.get("id").and_then(Value::as_str).and_then(|id| id.parse().ok()) else {
+        return Ok(answer);
+    };
+    match until_over(shell, &id, CANCEL_WITHIN).await {
+        Ok(over) => Ok(shown(shell, &over)),
+        // Its time was over meanwhile, and it was forgotten.
+        Err(error) if error.data.code == "job.not_found" => Ok(answer),
+        Err(error) => Err(error),
+    }
+}
+
+/// The job as it is when it is over, when the time is, or when the daemon is about to stop.
+async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<JobSummary, ErrorBody> {
+    // Before the row is read: an end that is recorded in between is not missed.
+    let mut changed = shell.job_changed(id);
+    let found = one(shell, id)?;
+    if !found.row.progress.state.is_open() {
+        return Ok(found);
+    }
+    tokio::select! {
+        _over_or_gone = changed.wait_for(|written| written.ended) => {}
+        () = tokio::time::sleep(within) => {}
+        () = shell.stop.cancelled() => {}
+    }
+    one(shell, id)
+}
+
+/// Why a caller whose token was good when it came is sent away now.
+fn refused(who: &Who, method: &str) -> ErrorBody {
+    match rights::admit(who, method) {
+        Err(error) => error,
+        Ok(_) => ErrorBody::new("auth.revoked", "the token was revoked"),
+    }
+}
+
+/// The job that an id or a unique beginning of one means, of this agent or of any.
+pub(super) fn find(shell: &Shell, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
+    let prefixed =
+        given.strip_prefix(JobId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
+    let found = if prefixed { shell.reader.find_job(given, agent).map_err(internal)? } else { Vec::new() };
+    match found.as_slice() {
+        [] => Err(view::no_job(given)),
+        [one] => Ok(one.clone()),
+        several => match several.iter().find(|id| id.as_str() == given) {
+            Some(exactly) => Ok(exactly.clone()),
+            None => {
+                let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
+                Err(ErrorBody::new("job.ambiguous", format!("several jobs start with `{given}`"))
+                    .hint(format!("give more of the id: {}", ids.join(", "))))
+            }
+        },
+    }
+}
+
+pub(super) fn one(shell: &Shell, id: &JobId) -> Result<JobSummary, ErrorBody> {
+    shell.reader.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
+}
+
+/// A job as it stands. What one that runs has written is asked of its files: its row has that from its end on.
+pub(super) fn job_view(shell: &Shell, found: &JobSummary) -> JobView {
+    let mut view = view::job(&found.row, &found.agent_name);
+    if found.row.progress.state == JobState::Running
+        && let Ok(written) = shell.host.job_totals(found.sandbox.as_str(), found.row.id.as_str())
+    {
+        (view.stdout_bytes, view.stderr_bytes) = (written.stdout.end, written.stderr.end);
+    }
+    view
+}
+
+fn shown(shell: &Shell, found: &JobSummary) -> Value {
+    view::json(&job_view(shell, found))
+}

@@ -1,0 +1,254 @@
+//! `GET /v1/jobs/{id}/stdout|stderr|merged`: what a job wrote, as it wrote it.
+//!
+//! A body is made piece by piece, when the client has taken the piece before: however long the output and however slow
+//! the client, one piece is in memory. One that is cut, by the end of the daemon or of the token, is not ended in order,
+//! so that nobody takes a part for the whole.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use lodge_core::job::{JobRow, JobStream};
+use lodge_proto::{ErrorBody, JobOutputParams};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::{Api, http, params, scope};
+use super::find;
+use super::output::{Reading, pick};
+use super::range::{Range, wanted_range};
+use crate::auth::Who;
+use crate::jobs::{Pick, Piece};
+use crate::view;
+
+/// Bytes that are read at once.
+const PIECE: usize = 128 * 1024;
+/// Tells where in the stream the body begins.
+const OFFSET: HeaderName = HeaderName::from_static("lodge-offset");
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in super::super) struct Asked {
+    offset: Option<u64>,
+    follow: Option<String>,
+}
+
+/// Whether a body ends with what there is, or with the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    CaughtUp,
+    Over,
+}
+
+pub(in super::super) async fn get(
+    State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
+    Path((job, stream)): Path<(String, String)>,
+    asked: Result<Query<Asked>, QueryRejection>,
+    headers: HeaderMap,
+) -> HttpResponse {
+    match answer(api, who, &job, &stream, asked, &headers).await {
+        Ok(response) => response,
+        Err(error) => http::failed(Value::Null, error),
+    }
+}
+
+async fn answer(
+    api: Arc<Api>,
+    who: Who,
+    job: &str,
+    stream: &str,
+    asked: Result<Query<Asked>, QueryRejection>,
+    headers: &HeaderMap,
+) -> Result<HttpResponse, ErrorBody> {
+    let Query(asked) = asked.map_err(|error| {
+        ErrorBody::new("params.invalid", "the query does not fit")
+            .because(error.body_text())
+            .hint("offset and follow are known")
+    })?;
+    let until = follow(asked.follow.as_deref())?;
+    let pick = pick(stream)?;
+    // What may be read with a call may be read here, and nothing else.
+    let given = view::json(&JobOutputParams { job: job.to_owned(), ..JobOutputParams::default() });
+    let given = scope::narrow(&api.shell, &who, "job/output", given)?;
+    let given: JobOutputParams = params("job/output", given)?;
+    let id = find(&api.shell, &given.job, None)?;
+    let mut reading = Reading::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
+    let row = reading.row()?;
+    let mut whole = whole(&row, pick);
+    let mut range = match (whole, asked.offset, headers.get(header::RANGE)) {
+        (Some(length), None, Some(range)) => wanted_range(range.to_str().unwrap_or_default(), length)?,
+        // Where the end is not known, or something is missing, the header is as if it were not there.
+        (None, _, _) | (_, Some(_), _) | (_, _, None) => None,
+    };
+    if let Some(range) = &range {
+        reading.offset = range.first;
+    }
+    let mut first = reading.read().await?;
+    if whole.is_some() && first.offset > reading.offset {
+        // It was all kept, and the archive is another since: nobody is promised a length that does not come.
+        (whole, range) = (None, None);
+        reading.offset = asked.offset.unwrap_or(0);
+        first = reading.read().await?;
+    }
+    let mut response = Response { whole, range, first: &first, offset: reading.offset }.head();
+    let left = range.map(|range| range.last - range.first + 1);
+    *response.body_mut() = Body::from_stream(futures_util::stream::unfold(
+        Some(Following { api, who, reading, until, left, first: Some(first) }),
+        next,
+    ));
+    Ok(response)
+}
+
+fn follow(given: Option<&str>) -> Result<Until, ErrorBody> {
+    match given {
+        None | Some("0" | "false") => Ok(Until::CaughtUp),
+        Some("1" | "true") => Ok(Until::Over),
+        Some(other) => Err(ErrorBody::new("params.invalid", format!("`follow` cannot be `{other}`"))
+            .hint("`follow=1` waits for what comes, until the job is over")),
+    }
+}
+
+/// How long the output is, once that is known and nothing of it is missing.
+fn whole(row: &JobRow, pick: Pick) -> Option<u64> {
+    let (stdout, stderr) = (row.progress.stdout, row.progress.stderr);
+    let length = |stream: JobStream| (stream.seen == stream.kept).then_some(stream.seen);
+    if row.progress.state.is_open() {
+        return None;
+    }
+    match pick {
+        Pick::Stdout => length(stdout),
+        Pick::Stderr => length(stderr),
+        Pick::Merged => length(stdout)?.checked_add(length(stderr)?),
+    }
+}
+
+struct Response<'a> {
+    whole: Option<u64>,
+    range: Option<Range>,
+    first: &'a Piece,
+    /// From where on it is read.
+    offset: u64,
+}
+
+impl Response<'_> {
+    /// Everything but the body.
+    fn head(&self) -> HttpResponse {
+        let status = if self.range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+        let mut response = status.into_response();
+        let headers = response.headers_mut();
+        // A program's output is shown by no browser as anything but text, and kept by none.
+        let fixed = [
+            (header::CONTENT_TYPE, kind(&self.first.bytes)),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::CACHE_CONTROL, "no-store"),
+        ];
+        for (name, value) in fixed {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        headers.insert(OFFSET, HeaderValue::from(self.first.offset));
+        if let Some(whole) = self.whole {
+            headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+            let length = match self.range {
+                Some(range) => range.last - range.first + 1,
+                None => whole.saturating_sub(self.offset),
+            };
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            if let Some(range) = self.range
+                && let Ok(value) = HeaderValue::from_str(&range.told(whole))
+            {
+                headers.insert(header::CONTENT_RANGE, value);
+            }
+        }
+        response
+    }
+}
+
+/// By what it begins with: nothing yet counts as text.
+fn kind(bytes: &[u8]) -> &'static str {
+    let text = match std::str::from_utf8(bytes) {
+        Ok(_) => true,
+        // A letter that is cut by the end of the piece.
+        Err(error) => error.error_len().is_none(),
+    };
+    if text && !bytes.contains(&0) { "text/plain; charset=utf-8" } else { "application/octet-stream" }
+}
+
+struct Following {
+    api: Arc<Api>,
+    who: Who,
+    reading: Reading,
+    until: Until,
+    /// Bytes that may still be sent, when they were counted.
+    left: Option<u64>,
+    /// The piece that was read for the head.
+    first: Option<Piece>,
+}
+
+async fn next(following: Option<Following>) -> Option<(io::Result<Bytes>, Option<Following>)> {
+    let mut following = following?;
+    match following.piece().await {
+        Ok(Some(bytes)) => Some((Ok(bytes), Some(following))),
+        Ok(None) => None,
+        Err(error) => Some((Err(error), None)),
+    }
+}
+
+impl Following {
+    /// The next bytes of the body; none when it is whole.
+    async fn piece(&mut self) -> io::Result<Option<Bytes>> {
+        if self.left == Some(0) {
+            return Ok(None);
+        }
+        let mut waited = true;
+        loop {
+            if self.who.is_over() {
+                return Err(io::Error::other("the token is over"));
+            }
+            let piece = match self.first.take() {
+                Some(piece) => piece,
+                None => self.reading.read().await.map_err(|error| io::Error::other(error.message))?,
+            };
+            if let Some(bytes) = self.take(piece.offset, piece.bytes) {
+                return Ok(Some(bytes));
+            }
+            if piece.end || self.until == Until::CaughtUp || !waited {
+                return Ok(None);
+            }
+            let shell = self.api.shell.clone();
+            tokio::select! {
+                () = shell.stop.cancelled() => return Err(io::Error::other("the daemon is shutting down")),
+                _ = self.who.over() => return Err(io::Error::other("the token is over")),
+                more = self.reading.more() => waited = more,
+            }
+        }
+    }
+
+    /// What goes out of a piece, if anything does.
+    fn take(&mut self, offset: u64, mut bytes: Vec<u8>) -> Option<Bytes> {
+        let most = self.left.map_or(usize::MAX, |left| usize::try_from(left).unwrap_or(usize::MAX));
+        bytes.truncate(most);
+        self.reading.offset = offset + bytes.len() as u64;
+        self.left = self.left.map(|left| left - bytes.len() as u64);
+        (!bytes.is_empty()).then(|| Bytes::from(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_begins_like_text_is_sent_as_text() {
+        for text in [&b""[..], b"hi\n", "\u{e4}".as_bytes(), &"a\u{e4}".as_bytes()[..2]] {
+            assert_eq!(kind(text), "text/plain; charset=utf-8", "{text:?}");
+        }
+        for other in [&b"a\0"[..], b"\xff\xfe", b"\x7fELF\x02\x01\x01\0"] {
+            assert_eq!(kind(other), "application/octet-stream", "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Turns: sent, read, interrupted.
+
+use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_model::schema::Schema;
+use lodge_proto::*;
+use serde_json::Value;
+
+use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
+use super::{params, sessions};
+use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
+use crate::shell::Shell;
+use crate::view;
+
+pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    match method {
+        "turn/send" => turn_send(shell, key, params(method, given)?).await,
+        "turn/get" => turn_get(shell, &params(method, given)?),
+        "turn/list" => sessions::turns(shell, &params(method, given)?),
+        "turn/interrupt" => {
+            let given: TurnInterruptParams = params(method, given)?;
+            let id = turn_id(&given.turn)?;
+            if shell.reader.turn(&id).map_err(internal)?.is_none() {
+                return Err(no_turn(&id));
+            }
+            shell.ask(key, Command::InterruptTurn { id }).await
+        }
+        _other => Err(no_method(method)),
+    }
+}
+
+async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
+    let agent = find_agent(shell, &given.agent)?;
+    let session = match (&given.session, &given.sender) {
+        (Some(_), Some(_)) => {
+            return Err(ErrorBody::new("params.invalid", "name a session or a sender, not both"));
+        }
+        (Some(session), None) => {
+            let id = session_id(session)?;
+            let fact = shell.reader.session_fact(&id).map_err(internal)?;
+            SessionChoice::Named { id, fact }
+        }
+        (None, Some(sender)) => {
+            // A sender's session has an id of its own, so that two first messages at once are one session.
+            let mut fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
+            let id = match &fact {
+                Some(fact) => fact.row.id.clone(),
+                None => sender_session(&shell.state_key.0, &agent, sender)?,
+            };
+            if fact.is_none() {
+                // Somebody may have made a session of that very id by name.
+                fact = shell.reader.session_fact(&id).map_err(internal)?;
+            }
+            SessionChoice::Named { id, fact }
+        }
+        (None, None) => SessionChoice::Fresh,
+    };
+    let schema = given.schema.map(checked_schema).transpose()?;
+    let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
+    shell.ask(key, Command::SendTurn(Box::new(new))).await
+}
+
+/// A schema that answers can be checked against, as text.
+fn checked_schema(given: Value) -> Result<String, ErrorBody> {
+    let schema = Schema::new(given).map_err(|error| {
+        let mut body = ErrorBody::new("turn.bad_schema", error.to_string());
+        body.data.hint = error.hint();
+        body
+    })?;
+    Ok(schema.value().to_string())
+}
+
+/// The id of the session of an agent with a sender: the same for everybody who asks, and known to nobody before, so that
+/// whoever may begin sessions of another agent cannot take it.
+fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
+    if sender.is_empty() || sender.len() > 256 {
+        return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));
+    }
+    let digest = crate::auth::derive(key, &["sender", agent.as_str(), sender]);
+    let short: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    session_id(&format!("ses_{short}"))
+}
+
+fn turn_get(shell: &Shell, given: &TurnRef) -> Answer {
+    let id = turn_id(&given.turn)?;
+    let found = shell.reader.turn(&id).map_err(internal)?;
+    let found = found.ok_or_else(|| no_turn(&id))?;
+    Ok(view::json(&view::full_turn(found)))
+}
+
+fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {
+    given.parse().map_err(|_| {
+        ErrorBody::new("turn.not_found", format!("no turn `{given}`"))
+            .hint("`lodge session show` lists turns")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_session_of_a_sender_is_one_and_cannot_be_foretold_without_the_key() {
+        let agent: AgentId = "agt_1".parse().unwrap();
+        let of = |key: u8, sender: &str| sender_session(&[key; 32], &agent, sender).unwrap();
+        assert_eq!(of(1, "ann"), of(1, "ann"));
+        assert_ne!(of(1, "ann"), of(1, "bob"));
+        assert_ne!(of(1, "ann"), of(2, "ann"));
+        assert_eq!(sender_session(&[1; 32], &agent, "").unwrap_err().data.code, "params.invalid");
+    }
+}

@@ -1,0 +1,87 @@
+//! What a session is told of its jobs that ended, without having asked: once, before its next turn.
+
+use lodge_core::job::{JobRow, JobState, JobWrite};
+use lodge_core::limits::NOTE_JOBS_MAX;
+use lodge_core::record::Write;
+use lodge_core::{AgentId, JobId, SessionId};
+
+use crate::engine::{Batch, Engine};
+
+impl Engine {
+    /// What a turn of the session begins with, if there is something to tell. It is told by that.
+    pub(in crate::engine) fn job_note(
+        &mut self,
+        batch: &mut Batch,
+        agent: &AgentId,
+        session: &SessionId,
+    ) -> Option<String> {
+        // Another agent's session of the same name may have had jobs before; and a call that waits for a job is about to
+        // tell of it.
+        let awaited = self.awaited(session);
+        let is_theirs =
+            |id: &JobId| self.jobs.get(id).is_some_and(|row| row.agent == *agent) && !awaited.contains(id);
+        let ended: Vec<JobId> = self.jobs.untold_of(session).into_iter().filter(is_theirs).collect();
+        if ended.is_empty() {
+            return None;
+        }
+        let mut lines = vec!["[Jobs of this session that ended since its last turn:".to_owned()];
+        let shown = ended.iter().take(NOTE_JOBS_MAX).filter_map(|id| self.jobs.get(id));
+        lines.extend(shown.map(line));
+        if ended.len() > NOTE_JOBS_MAX {
+            lines.push(format!("and {} more; job_list has them", ended.len() - NOTE_JOBS_MAX));
+        }
+        lines.push("job_status shows what one of them wrote.]".to_owned());
+        for id in &ended {
+            self.tell_job(batch, id);
+        }
+        Some(lines.join("\n"))
+    }
+
+    /// The session of a job that ended has heard of it.
+    pub(super) fn tell_job(&mut self, batch: &mut Batch, id: &JobId) {
+        let is_news = |row: &JobRow| !row.progress.state.is_open() && !row.told && row.session.is_some();
+        if self.jobs.get(id).is_some_and(is_news) {
+            batch.writes.push(Write::Job(JobWrite::Told { id: id.clone() }));
+            self.jobs.change(id, |row| row.told = true);
+        }
+    }
+
+    /// Nobody will go on with this session: there is nobody to tell, neither now nor when the others end.
+    pub(in crate::engine) fn session_gone(&mut self, batch: &mut Batch, session: &SessionId) {
+        let theirs = self.jobs.all().filter(|row| row.session.as_ref() == Some(session) && !row.told);
+        let theirs: Vec<JobId> = theirs.map(|row| row.id.clone()).collect();
+        self.leave_untold(batch, theirs);
+    }
+
+    /// The same for all sessions of an agent that was removed.
+    pub(in crate::engine) fn sessions_over(&mut self, batch: &mut Batch, agent: &AgentId) {
+        let theirs = self.jobs.of(agent).filter(|row| row.session.is_some() && !row.told);
+        let theirs: Vec<JobId> = theirs.map(|row| row.id.clone()).collect();
+        self.leave_untold(batch, theirs);
+    }
+
+    fn leave_untold(&mut self, batch: &mut Batch, jobs: Vec<JobId>) {
+        for id in jobs {
+            batch.writes.push(Write::Job(JobWrite::Told { id: id.clone() }));
+            self.jobs.change(&id, |row| row.told = true);
+        }
+    }
+}
+
+/// `job_… (bin): done, exit code 0, 12 bytes of stdout, 0 of stderr`.
+fn line(row: &JobRow) -> String {
+    let progress = &row.progress;
+    let how = match (progress.exit_code, progress.signal, &progress.error) {
+        (_, _, Some(error)) => format!(": {error}"),
+        (Some(code), _, None) => format!(", exit code {code}"),
+        (None, Some(signal), None) => format!(", ended by signal {signal}"),
+        (None, None, None) => String::new(),
+    };
+    let cause = match progress.cause {
+        Some(cause) if progress.state == JobState::Done => format!(" ({})", cause.word()),
+        Some(_) | None => String::new(),
+    };
+    let (id, bin, state) = (&row.id, &row.request.bin, progress.state.word());
+    let (stdout, stderr) = (progress.stdout.seen, progress.stderr.seen);
+    format!("{id} ({bin}): {state}{how}{cause}, {stdout} bytes of stdout, {stderr} of stderr")
+}

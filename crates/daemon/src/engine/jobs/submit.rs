@@ -1,0 +1,230 @@
+//! How a job begins: submitted, waiting, started.
+
+use lodge_core::agent::AgentState;
+use lodge_core::job::{JobEvent, JobProgress, JobRequest, JobRow, JobState, JobWrite};
+use lodge_core::job_check::{JobFault, check_args, check_labels, check_priority, check_stdin, check_timeout};
+use lodge_core::limits::{
+    AGENT_JOBS_PENDING_MAX, JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_EVERY_MS,
+    JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
+};
+use lodge_core::record::{AgentRow, Write};
+use lodge_core::{AgentId, EventData, EventKind, JobId, SessionId, Timestamp, TurnId};
+use lodge_proto::ErrorBody;
+
+use super::{JobEffect, JobWork, NewJob};
+use crate::engine::agents::no_agent;
+use crate::engine::{Batch, Caller, Effect, Engine, Refusal};
+use crate::view;
+
+/// Whose a job is.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub agent: AgentId,
+    pub session: Option<SessionId>,
+    /// The one whose tool submitted it.
+    pub turn: Option<TurnId>,
+}
+
+impl Engine {
+    pub(in crate::engine) fn submit_job(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        new: NewJob,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let NewJob { agent, session, work } = new;
+        self.admit_job(&agent, &work)?;
+        if let Some(session) = &session {
+            self.check_owner(session, &agent)?;
+        }
+        let id = self.take_job(batch, Origin { agent, session, turn: None }, work, now);
+        self.reply_job(batch, caller, &id, now);
+        Ok(())
+    }
+
+    /// Everything that can be refused before anything is changed.
+    pub(super) fn admit_job(&self, id: &AgentId, work: &JobWork) -> Result<(), Refusal> {
+        let agent = self.agents.get(id).ok_or_else(|| no_agent(id.as_str()))?;
+        if work.bin.is_empty() {
+            let refused = ErrorBody::new("params.invalid", "no bin is named").hint(declared(&agent.row));
+            return Err(Box::new(refused));
+        }
+        self.takes_work(agent)?;
+        if !agent.row.spec.tools.iter().any(|tool| tool.name == work.bin) {
+            let (bin, name, declared) = (&work.bin, &agent.row.name, declared(&agent.row));
+            return Err(Box::new(
+                ErrorBody::new("bin.not_declared", format!("agent `{name}` has no bin `{bin}`; {declared}"))
+                    .hint("name one of them; an agent gets others with its image"),
+            ));
+        }
+        check(work)
+            .map_err(|fault| Box::new(ErrorBody::new(fault.code(), fault.to_string()).hint(fault.hint())))?;
+        let full = |whose: &str, most: usize| {
+            Box::new(ErrorBody::new("job.queue_full", format!("{most} jobs {whose} wait to be run")).hint(
+                "submit it again when some of them have started; `lodge jobs ls --status pending` lists them",
+            ))
+        };
+        if self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_MAX {
+            return Err(full(&format!("of agent `{}`", agent.row.name), AGENT_JOBS_PENDING_MAX));
+        }
+        if self.jobs.pending() >= JOBS_PENDING_MAX {
+            return Err(full("of all agents", JOBS_PENDING_MAX));
+        }
+        Ok(())
+    }
+
+    /// A session that is known to be another agent's has no jobs of this one.
+    fn check_owner(&self, id: &SessionId, agent: &AgentId) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(id).filter(|session| session.row.agent != *agent) else {
+            return Ok(());
+        };
+        Err(Box::new(view::other_agent(id, &session.row.agent)))
+    }
+
+    /// Records a job, and starts it if there is a place for it.
+    pub(super) fn take_job(
+        &mut self,
+        batch: &mut Batch,
+        origin: Origin,
+        work: JobWork,
+        now: Timestamp,
+    ) -> JobId {
+        let Origin { agent, session, turn } = origin;
+        let JobWork { bin, args, stdin, timeout_ms, priority, output_bytes, labels } = work;
+        let output_bytes = match output_bytes {
+            0 => self.host.settings.job_output,
+            asked => asked.clamp(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
+        };
+        let turn = turn.as_ref().map(TurnId::to_string);
+        let row = JobRow {
+            id: JobId::new(&mut self.ids, now),
+            agent,
+            session,
+            priority,
+            created_at: now,
+            request: JobRequest { bin, args, timeout_ms, output_bytes, labels, turn },
+            progress: JobProgress::pending(),
+            archived: false,
+            told: false,
+            output_removed: false,
+        };
+        let id = row.id.clone();
+        batch.write(Write::Job(JobWrite::New { row: Box::new(row.clone()), stdin }));
+        self.jobs.insert(row, self.seq);
+        self.job_event(batch, &id, EventKind::JobSubmitted, EventData::default(), now);
+        self.hand_out_jobs(batch, now);
+        id
+    }
+
+    /// Starts jobs while there are places for them.
+    pub(in crate::engine) fn hand_out_jobs(&mut self, batch: &mut Batch, now: Timestamp) {
+        // Output that is not in the archive lies in files, and takes room that nobody planned for.
+        while self.jobs.running() < self.host.settings.max_jobs
+            && self.jobs.unarchived() < JOBS_UNARCHIVED_MAX
+            && let Some(id) = self.jobs.next(|agent| self.is_up(agent), |row| self.may_start(row))
+        {
+            self.start_job(batch, &id, now);
+        }
+    }
+
+    fn is_up(&self, agent: &AgentId) -> bool {
+        self.agents.get(agent).is_some_and(|agent| agent.row.state == AgentState::Ready)
+    }
+
+    /// Whether a job of an agent that is up may start.
+    fn may_start(&self, row: &JobRow) -> bool {
+        let Some(agent) = self.agents.get(&row.agent) else { return false };
+        // One that is to become another first finishes what runs, and a turn that runs may wait for this job.
+        agent.row.next.is_none() || row.session.as_ref().is_some_and(|session| self.is_working(session))
+    }
+
+    /// Whether a turn of this session runs.
+    fn is_working(&self, session: &SessionId) -> bool {
+        let first = self.sessions.get(session).and_then(|session| session.live.front());
+        first.and_then(|turn| self.turns.get(turn)).is_some_and(|turn| turn.is_running())
+    }
+
+    fn start_job(&mut self, batch: &mut Batch, id: &JobId, now: Timestamp) {
+        let boot = self.host.boot.clone();
+        let Some(row) = self.jobs.get(id) else { return };
+        let (agent, bin) = (row.agent.clone(), row.request.bin.as_str());
+        let Some(tools) = self.agents.get(&agent).map(|agent| &agent.row.spec.tools) else { return };
+        if !tools.iter().any(|tool| tool.name == bin) {
+            // It became another agent while the job waited.
+            let why = format!("its agent has no bin `{bin}` any more");
+            self.end_unstarted(batch, id, JobEvent::Failed, why, now);
+            return;
+        }
+        let Ok(state) = row.progress.state.next(JobEvent::Started) else { return };
+        let progress = JobProgress { state, boot: Some(boot), started_at: Some(now), ..row.progress.clone() };
+        self.set_progress(batch, id, progress);
+        self.job_event(batch, id, EventKind::JobStarted, EventData::default(), now);
+        let what = JobEffect::Start { job: id.clone(), resumed: false };
+        batch.act(Effect::Job { agent, what });
+    }
+
+    /// Moves a job, and records it whole.
+    pub(super) fn set_progress(&mut self, batch: &mut Batch, id: &JobId, progress: JobProgress) {
+        batch.write(Write::Job(JobWrite::Progress { id: id.clone(), progress: Box::new(progress.clone()) }));
+        self.jobs.change(id, |row| row.progress = progress);
+    }
+
+    /// That a job writes is an event now and then, and forces no commit.
+    pub(super) fn job_wrote(
+        &mut self,
+        batch: &mut Batch,
+        id: &JobId,
+        stdout: u64,
+        stderr: u64,
+        now: Timestamp,
+    ) {
+        let runs = self.jobs.get(id).is_some_and(|row| row.progress.state == JobState::Running);
+        if runs && self.jobs.output_due(id, now, JOB_OUTPUT_EVERY_MS) {
+            let data =
+                EventData { stdout_bytes: Some(stdout), stderr_bytes: Some(stderr), ..EventData::default() };
+            self.job_event(batch, id, EventKind::JobOutput, data, now);
+        }
+    }
+
+    /// Appends an event about a job, in its agent's stream.
+    pub(super) fn job_event(
+        &mut self,
+        batch: &mut Batch,
+        id: &JobId,
+        kind: EventKind,
+        mut data: EventData,
+        now: Timestamp,
+    ) {
+        let Some(row) = self.jobs.get(id) else { return };
+        data.job = Some(id.to_string());
+        data.session = row.session.as_ref().map(SessionId::to_string);
+        data.turn.clone_from(&row.request.turn);
+        data.name = Some(row.request.bin.clone());
+        let stream = row.agent.to_string();
+        self.event(batch, &stream, kind, data, now);
+    }
+
+    pub(super) fn reply_job(&mut self, batch: &mut Batch, caller: Caller, id: &JobId, now: Timestamp) {
+        let Some(row) = self.jobs.get(id) else { return };
+        let name = self.agents.get(&row.agent).map(|agent| agent.row.name.as_str()).unwrap_or_default();
+        let answer = view::json(&view::job(row, name));
+        self.reply(batch, caller, answer, now);
+    }
+}
+
+fn check(work: &JobWork) -> Result<(), JobFault> {
+    check_args(&work.args)?;
+    check_stdin(&work.stdin)?;
+    check_timeout(work.timeout_ms)?;
+    check_priority(work.priority)?;
+    check_labels(&work.labels)
+}
+
+/// The bins that an agent has.
+fn declared(row: &AgentRow) -> String {
+    let mut names: Vec<&str> = row.spec.tools.iter().map(|tool| tool.name.as_str()).collect();
+    names.sort_unstable();
+    let names = if names.is_empty() { "(none)".to_owned() } else { names.join(", ") };
+    format!("it has: {names}")
+}

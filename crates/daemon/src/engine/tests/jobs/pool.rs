@@ -1,0 +1,248 @@
+//! Who runs: so many at a time, in turns by agent, in order within one.
+
+use lodge_core::limits::{AGENT_JOBS_PENDING_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX};
+
+use super::*;
+
+impl World {
+    fn with_places(max_jobs: usize) -> World {
+        let mut world = World::new();
+        world.see(Seen::Configured(Settings { max_jobs, ..settings(10) }));
+        world
+    }
+
+    fn jobs(&mut self, agent: &AgentId, count: usize) -> Vec<JobId> {
+        (0..count).map(|_| self.job(agent)).collect()
+    }
+}
+
+#[test]
+fn a_job_is_recorded_before_it_is_acknowledged_and_started_after() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let batch = world.submit_job(&agent, Some("s"), work("sh"));
+    let job = job_of(&batch);
+    assert!(batch.urgent && batch.now.is_empty());
+    assert_eq!(kinds(&batch), [EventKind::JobSubmitted, EventKind::JobStarted]);
+    assert_eq!(job_acts(&batch), [start(&job, false)]);
+    let view = reply(&batch);
+    assert_eq!(view["status"], "running");
+    assert_eq!(view["labels"], json!({"io.lodge.session-id": "s"}));
+    let row = world.job_row(&job);
+    assert_eq!(row.progress.boot.as_deref(), Some("boot-1"));
+    assert_eq!((row.request.output_bytes, row.progress.started_at), (1 << 20, Some(NOW)));
+}
+
+#[test]
+fn only_so_many_run_and_the_oldest_is_next() {
+    let mut world = World::with_places(2);
+    let agent = world.agent();
+    let jobs = world.jobs(&agent, 4);
+    assert_eq!(world.states(&jobs), ["running", "running", "pending", "pending"]);
+    let batch = world.job_ends(&jobs[1], exited(0));
+    assert_eq!(started(&batch), [jobs[2].clone()]);
+    world.job_ends(&jobs[0], exited(0));
+    assert_eq!(world.states(&jobs), ["done", "done", "running", "running"]);
+}
+
+#[test]
+fn more_places_are_taken_at_once_and_fewer_end_nothing() {
+    let mut world = World::with_places(1);
+    let agent = world.agent();
+    let jobs = world.jobs(&agent, 3);
+    world.see(Seen::Configured(Settings { max_jobs: 3, ..settings(10) }));
+    assert_eq!(world.states(&jobs), ["running"; 3]);
+    let last = world.job(&agent);
+    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    assert_eq!(world.states(&jobs), ["running"; 3]);
+    world.job_ends(&jobs[0], exited(0));
+    assert_eq!(world.job_state(&last), JobState::Pending, "two still run, of one that may");
+}
+
+#[test]
+fn agents_take_turns_however_many_jobs_one_of_them_submits() {
+    let mut world = World::with_places(2);
+    let (greedy, modest) = (world.agent(), world.agent());
+    let many = world.jobs(&greedy, 4);
+    let one = world.job(&modest);
+    assert_eq!(world.states(&many), ["running", "running", "pending", "pending"]);
+    let batch = world.job_ends(&many[0], exited(0));
+    assert_eq!(started(&batch), [one], "it has none that runs");
+}
+
+#[test]
+fn of_agents_with_as_many_that_run_the_one_that_waits_longest_is_next() {
+    let mut world = World::with_places(1);
+    let agents: Vec<AgentId> = (0..3).map(|_| world.agent()).collect();
+    let first = world.job(&agents[0]);
+    let third = world.job(&agents[2]);
+    let second = world.job(&agents[1]);
+    let last = world.job(&agents[0]);
+    let mut order = vec![first.clone()];
+    let mut runs = first;
+    while let [next] = &started(&world.job_ends(&runs, exited(0)))[..] {
+        order.push(next.clone());
+        runs = next.clone();
+    }
+    assert_eq!(order[1..], [third, second, last]);
+}
+
+#[test]
+fn a_priority_orders_the_jobs_of_one_agent_and_takes_no_turn_of_another() {
+    let mut world = World::with_places(1);
+    let (one, two) = (world.agent(), world.agent());
+    let runs = world.job(&one);
+    let older = world.job(&two);
+    let with = |world: &mut World, priority| {
+        job_of(&world.submit_job(&one, None, JobWork { priority, ..work("sh") }))
+    };
+    let (low, plain, high) = (with(&mut world, -5), with(&mut world, 0), with(&mut world, 100));
+    let mut order = Vec::new();
+    let mut ends = runs;
+    while let [next] = &started(&world.job_ends(&ends, exited(0)))[..] {
+        order.push(next.clone());
+        ends = next.clone();
+    }
+    assert_eq!(order, [older, high, plain, low]);
+}
+
+#[test]
+fn the_order_of_those_that_wait_survives_a_restart() {
+    let mut world = World::with_places(1);
+    let agent = world.agent();
+    let runs = world.job(&agent);
+    let with = |world: &mut World, priority| {
+        job_of(&world.submit_job(&agent, None, JobWork { priority, ..work("sh") }))
+    };
+    let (low, high) = (with(&mut world, 1), with(&mut world, 2));
+    let places = |world: &World| {
+        let mut loaded = world.loaded();
+        loaded.jobs.reverse();
+        loaded
+    };
+    let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
+    let (engine, batch) = Engine::boot(places(&world), one, IdSource::new(9), "0", NOW);
+    assert!(started(&batch).is_empty(), "one runs");
+    let mut world = World { engine, written: world.written, tickets: 0 };
+    world.keep(&batch);
+    assert_eq!(started(&world.job_ends(&runs, exited(0))), std::slice::from_ref(&high));
+    assert_eq!(started(&world.job_ends(&high, exited(0))), [low]);
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_written() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let refused = |world: &mut World, agent: &AgentId, work: JobWork| {
+        let batch = world.submit_job(agent, None, work);
+        assert!(batch.writes.is_empty());
+        refusal(&batch)
+    };
+    let gone: AgentId = "agt_00000000000000000".parse().unwrap();
+    assert_eq!(refused(&mut world, &gone, work("")), "agent.not_found");
+    assert_eq!(refused(&mut world, &agent, work("")), "params.invalid");
+    assert_eq!(refused(&mut world, &agent, work("rm")), "bin.not_declared");
+    let reserved = BTreeMap::from([("io.lodge.session-id".to_owned(), "other".to_owned())]);
+    let forged = JobWork { labels: reserved, ..work("sh") };
+    assert_eq!(refused(&mut world, &agent, forged), "job.label_reserved");
+    assert_eq!(refused(&mut world, &agent, JobWork { priority: 101, ..work("sh") }), "params.invalid");
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    assert_eq!(refused(&mut world, &agent, work("rm")), "agent.not_running");
+    assert_eq!(refused(&mut world, &agent, work("")), "params.invalid");
+}
+
+#[test]
+fn an_undeclared_bin_is_refused_with_the_declared_ones_in_order() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let message = |world: &mut World| {
+        let batch = world.submit_job(&agent, None, work("rm"));
+        let [Out::Reply { reply: Err(error), .. }] = &batch.after[..] else { panic!("one refusal") };
+        error.message.clone()
+    };
+    assert!(message(&mut world).ends_with("it has: date, sh"));
+    world.engine.agents.get_mut(&agent).unwrap().row.spec.tools.clear();
+    assert!(message(&mut world).ends_with("it has: (none)"));
+}
+
+#[test]
+fn a_session_of_another_agent_has_no_jobs_of_this_one() {
+    let mut world = World::new();
+    let (one, two) = (world.agent(), world.agent());
+    world.send(&one, "s", "hi");
+    let batch = world.submit_job(&two, Some("s"), work("sh"));
+    assert_eq!(refusal(&batch), "session.other_agent");
+    assert!(batch.writes.is_empty());
+}
+
+#[test]
+fn queues_are_bounded_for_an_agent_and_for_the_daemon() {
+    let mut world = World::with_places(1);
+    let agents: Vec<AgentId> = (0..5).map(|_| world.agent()).collect();
+    let runs = world.job(&agents[0]);
+    world.jobs(&agents[0], AGENT_JOBS_PENDING_MAX);
+    assert_eq!(refusal(&world.submit_job(&agents[0], None, work("sh"))), "job.queue_full");
+    let mut waiting = AGENT_JOBS_PENDING_MAX;
+    for agent in &agents[1..4] {
+        let count = AGENT_JOBS_PENDING_MAX.min(JOBS_PENDING_MAX - waiting);
+        world.jobs(agent, count);
+        waiting += count;
+    }
+    assert_eq!(world.engine.sizes().jobs.pending, JOBS_PENDING_MAX);
+    assert_eq!(refusal(&world.submit_job(&agents[4], None, work("sh"))), "job.queue_full");
+    world.job_ends(&runs, exited(0));
+    world.job(&agents[4]);
+}
+
+#[test]
+fn nothing_starts_while_too_much_output_is_not_in_the_archive() {
+    let mut world = World::with_places(1);
+    let agent = world.agent();
+    let mut ended = Vec::new();
+    for _ in 0..JOBS_UNARCHIVED_MAX {
+        let job = world.job(&agent);
+        world.job_ends(&job, exited(0));
+        ended.push(job);
+    }
+    let waits = world.job(&agent);
+    assert_eq!(world.job_state(&waits), JobState::Pending);
+    let batch = world.job_archived(&ended[7]);
+    assert_eq!(started(&batch), [waits]);
+}
+
+#[test]
+fn jobs_wait_for_an_agent_that_starts_and_for_one_that_is_revived() {
+    let mut world = World::new();
+    let agent = world.agent();
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::StartAgent { id: agent.clone() });
+    let early = world.job(&agent);
+    assert_eq!(world.job_state(&early), JobState::Pending);
+    assert_eq!(started(&world.ready(&agent)), std::slice::from_ref(&early));
+    let run = world.engine.agents[&agent].row.runs;
+    let (part, detail) = (Part::Runtime, "x".to_owned());
+    world.see(Seen::Died { agent: agent.clone(), run, part, detail });
+    let late = world.job(&agent);
+    assert_eq!(
+        world.states(&[early.clone(), late.clone()]),
+        ["running", "pending"],
+        "jobs outlive their runtime"
+    );
+    let batch = world.ready(&agent);
+    assert_eq!(job_acts(&batch), [start(&early, true), start(&late, false)]);
+}
+
+#[test]
+fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let job = world.job(&agent);
+    let mut wrote = |at: i64| {
+        let seen = JobSeen::Output { job: job.clone(), stdout: 7, stderr: 3 };
+        let batch = world.engine.step([Input::Seen(Seen::Job(seen))], Timestamp::from_ms(at));
+        assert!(!batch.urgent && batch.after.is_empty());
+        kinds(&batch).len()
+    };
+    assert_eq!([wrote(1_000), wrote(1_100), wrote(1_999), wrote(2_000), wrote(2_001)], [1, 0, 0, 1, 0]);
+    assert_eq!(wrote(500), 1, "a clock that was set back silences nothing");
+}

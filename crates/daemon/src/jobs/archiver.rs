@@ -1,0 +1,328 @@
+//! Moving output from the files of jobs into the archive: read, stored, and only then given back.
+//!
+//! Each step can be cut off and done again: what is archived already is not archived twice, and a byte is in one of the
+//! two places at any time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lodge_core::JobId;
+use lodge_exec::{Host, ReadError, Stream};
+use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStore, OutputStream};
+
+use super::db::{Db, NotOpened};
+use super::read::told;
+use crate::chain;
+
+/// Longest chunk.
+const CHUNK_BYTES_MAX: usize = 256 << 10;
+/// What one job of several may have in a round, so that each has its turn.
+const JOB_BYTES_MAX: usize = 4 << 20;
+/// What one round stores at most.
+pub const ROUND_BYTES_MAX: usize = 8 << 20;
+
+/// Where the output of a job is, and how it lies there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    pub sandbox: String,
+    /// How many bytes of the beginning of each stream never change once they are written.
+    pub head: u64,
+}
+
+/// How much of a job is to be archived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// What cannot change any more, of a job that runs.
+    Final,
+    /// Everything, of one that ended.
+    All,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    pub job: JobId,
+    pub placed: Placed,
+    pub want: Want,
+}
+
+/// What is left to be archived of what was wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    Nothing,
+    /// There was more than a round takes.
+    Some,
+    /// It could not be read now.
+    Unread,
+}
+
+/// What a round takes, and where each job will stand after it.
+#[derive(Debug, Default)]
+pub struct Batch {
+    chunks: Vec<OutputChunk>,
+    pub parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+pub struct Part {
+    pub task: Task,
+    pub ends: OutputEnds,
+    pub left: Left,
+}
+
+impl Batch {
+    pub fn bytes(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.bytes.len()).sum()
+    }
+}
+
+/// Why a round stored nothing.
+#[derive(Debug)]
+pub enum NotArchived {
+    /// For want of room: it may be tried again.
+    Full,
+    /// Somebody else is at it, perhaps: once more, and it is known.
+    Failed { why: String },
+    /// Nothing is stored any more.
+    Broken,
+}
+
+/// Owns the writer of `output.db`.
+#[derive(Debug)]
+pub struct Archiver {
+    host: Arc<Host>,
+    db: Arc<Db>,
+    store: Option<OutputStore>,
+    /// Up to where the jobs that run are archived.
+    ends: HashMap<JobId, OutputEnds>,
+}
+
+impl Archiver {
+    pub fn new(host: Arc<Host>, db: Arc<Db>) -> Archiver {
+        Archiver { host, db, store: None, ends: HashMap::new() }
+    }
+
+    /// Reads what the tasks want, each in its turn, up to what a round takes.
+    pub fn gather(&mut self, tasks: Vec<Task>) -> Result<Batch, NotArchived> {
+        let mut batch = Batch::default();
+        // One that is alone takes the turns of the others: fewer flushes for as many bytes.
+        let share = if tasks.len() > 1 { JOB_BYTES_MAX } else { ROUND_BYTES_MAX };
+        for task in tasks {
+            let room = ROUND_BYTES_MAX.saturating_sub(batch.bytes()).min(share);
+            let part = self.part(task, room, &mut batch.chunks)?;
+            batch.parts.push(part);
+        }
+        Ok(batch)
+    }
+
+    fn part(
+        &mut self,
+        task: Task,
+        mut room: usize,
+        chunks: &mut Vec<OutputChunk>,
+    ) -> Result<Part, NotArchived> {
+        let known = self.ends.get(&task.job).copied().unwrap_or_default();
+        let totals = match self.host.job_totals(&task.placed.sandbox, task.job.as_str()) {
+            // Most jobs that say nothing are done with here, without a look at the archive.
+            Ok(totals) if totals.stdout.end == 0 && totals.stderr.end == 0 => {
+                return Ok(Part { task, ends: known, left: Left::Nothing });
+            }
+            Ok(totals) => totals,
+            // Absent: forgotten, which happens after all was archived; or it never ran.
+            Err(error) => {
+                let left = unreadable(&task.job, &error);
+                return Ok(Part { task, ends: known, left });
+            }
+        };
+        let mut ends = self.ends_of(&task.job)?;
+        let upto = |total: u64| match task.want {
+            Want::Final => total.min(task.placed.head),
+            Want::All => total,
+        };
+        let streams = [
+            (Stream::Stdout, &mut ends.stdout, totals.stdout.end),
+            (Stream::Stderr, &mut ends.stderr, totals.stderr.end),
+        ];
+        let mut left = Left::Nothing;
+        for (stream, end, total) in streams {
+            left = worse(left, self.take(&task, stream, end, upto(total), &mut room, chunks));
+        }
+        if task.want == Want::All && totals.order > ends.order {
+            left = worse(left, self.take_order(&task, &mut ends.order, chunks));
+        }
+        Ok(Part { task, ends, left })
+    }
+
+    fn ends_of(&mut self, job: &JobId) -> Result<OutputEnds, NotArchived> {
+        if let Some(ends) = self.ends.get(job) {
+            return Ok(*ends);
+        }
+        let reader = self.db.reader().map_err(not_archived)?;
+        let ends = reader.map_or(Ok(OutputEnds::default()), |reader| reader.archived(job)).map_err(failed)?;
+        self.ends.insert(job.clone(), ends);
+        Ok(ends)
+    }
+
+    /// Reads a stream from where its archive ends, up to a place.
+    fn take(
+        &self,
+        task: &Task,
+        stream: Stream,
+        end: &mut u64,
+        upto: u64,
+        room: &mut usize,
+        chunks: &mut Vec<OutputChunk>,
+    ) -> Left {
+        while *end < upto {
+            if *room == 0 {
+                return Left::Some;
+            }
+            let len_max = CHUNK_BYTES_MAX.min(*room).min(usize::try_from(upto - *end).unwrap_or(usize::MAX));
+            let read = self.host.job_read(&task.placed.sandbox, task.job.as_str(), stream, *end, len_max);
+            let mut read = match read {
+                Ok(read) => read,
+                Err(error) => return unreadable(&task.job, &error),
+            };
+            let within = usize::try_from(upto.saturating_sub(read.offset)).unwrap_or(usize::MAX);
+            read.bytes.truncate(within);
+            if read.bytes.is_empty() {
+                return Left::Nothing;
+            }
+            *end = read.offset + read.bytes.len() as u64;
+            *room -= read.bytes.len();
+            let stream = match stream {
+                Stream::Stdout => OutputStream::Stdout,
+                Stream::Stderr => OutputStream::Stderr,
+            };
+            chunks.push(OutputChunk {
+                job: task.job.clone(),
+                stream,
+                offset: read.offset,
+                bytes: read.bytes,
+            });
+        }
+        Left::Nothing
+    }
+
+    fn take_order(&self, task: &Task, end: &mut u64, chunks: &mut Vec<OutputChunk>) -> Left {
+        let marks = match self.host.job_order(&task.placed.sandbox, task.job.as_str(), *end) {
+            Ok(marks) => marks,
+            Err(error) => return unreadable(&task.job, &error),
+        };
+        for bytes in marks.chunks(CHUNK_BYTES_MAX) {
+            let (job, stream) = (task.job.clone(), OutputStream::Order);
+            chunks.push(OutputChunk { job, stream, offset: *end, bytes: bytes.to_vec() });
+            *end += bytes.len() as u64;
+        }
+        Left::Nothing
+    }
+
+    /// Stores what was read; returns when it is on disk.
+    pub fn write(&mut self, batch: &Batch) -> Result<(), NotArchived> {
+        if !batch.chunks.is_empty() {
+            self.store()?.append(&batch.chunks).map_err(failed)?.into_inner();
+        }
+        for part in &batch.parts {
+            if part.task.want == Want::All && part.left == Left::Nothing {
+                self.ends.remove(&part.task.job);
+            } else {
+                self.ends.insert(part.task.job.clone(), part.ends);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the room of what is stored. Where that fails it is given back with the job's directory.
+    pub fn release(&self, batch: &Batch) {
+        // One that is done with is forgotten as a whole.
+        let go_on = |part: &&Part| part.task.want == Want::Final || part.left != Left::Nothing;
+        for part in batch.parts.iter().filter(go_on) {
+            let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
+            for (stream, upto) in [(Stream::Stdout, part.ends.stdout), (Stream::Stderr, part.ends.stderr)] {
+                if let Err(error) = self.host.job_release(sandbox, job, stream, upto) {
+                    tracing::warn!(event = "job.output_not_released", job, error = chain(&error));
+                }
+            }
+        }
+    }
+
+    /// Removes all that is archived of these jobs.
+    pub fn remove(&mut self, jobs: &[JobId]) -> Result<(), NotArchived> {
+        if self.store.is_none() && self.db.reader().map_err(not_archived)?.is_none() {
+            return Ok(());
+        }
+        self.ends.retain(|job, _| !jobs.contains(job));
+        self.store()?.remove(jobs).map_err(failed)
+    }
+
+    /// Gives some of what was removed back to the file system.
+    pub fn give_back(&mut self) -> Result<lodge_store::GivenBack, NotArchived> {
+        match &mut self.store {
+            Some(store) => store.give_back().map_err(failed),
+            None => Ok(lodge_store::GivenBack::All),
+        }
+    }
+
+    /// By how much `output.db` will grow for what is in its log.
+    pub fn pending_bytes(&mut self) -> Result<u64, NotArchived> {
+        self.store.as_mut().map_or(Ok(0), OutputStore::pending_bytes).map_err(failed)
+    }
+
+    /// Copies that back now, if it is open.
+    pub fn settle(&mut self) -> Result<(), NotArchived> {
+        self.store.as_mut().map_or(Ok(()), OutputStore::settle).map_err(failed)
+    }
+
+    /// Forgets what only saves time.
+    pub fn rest(&self) {
+        if let Some(store) = &self.store {
+            store.rest();
+        }
+    }
+
+    pub(super) fn store(&mut self) -> Result<&mut OutputStore, NotArchived> {
+        let store = match self.store.take() {
+            Some(store) => store,
+            None => self.db.store().map_err(not_archived)?,
+        };
+        Ok(self.store.insert(store))
+    }
+}
+
+fn worse(a: Left, b: Left) -> Left {
+    match (a, b) {
+        (Left::Unread, _) | (_, Left::Unread) => Left::Unread,
+        (Left::Some, _) | (_, Left::Some) => Left::Some,
+        (Left::Nothing, Left::Nothing) => Left::Nothing,
+    }
+}
+
+fn unreadable(job: &JobId, error: &ReadError) -> Left {
+    match error {
+        ReadError::Absent { .. } => Left::Nothing,
+        // What lies there is not what a keeper writes, and will not be.
+        ReadError::BadId { .. } | ReadError::NotPlain { .. } | ReadError::TooLong { .. } => {
+            tracing::error!(event = "job.output_unreadable", %job, error = chain(error));
+            Left::Nothing
+        }
+        // The kernel's refusals may pass.
+        ReadError::Open { .. } | ReadError::Read { .. } => {
+            tracing::warn!(event = "job.output_unread", %job, error = chain(error));
+            Left::Unread
+        }
+    }
+}
+
+fn not_archived(error: NotOpened) -> NotArchived {
+    match error {
+        NotOpened::Full => NotArchived::Full,
+        NotOpened::Failed => NotArchived::Broken,
+    }
+}
+
+fn failed(error: OutputError) -> NotArchived {
+    match error {
+        OutputError::Full { .. } => NotArchived::Full,
+        OutputError::InDoubt { .. } => NotArchived::Broken,
+        OutputError::Corrupt { .. } | OutputError::Sqlite { .. } => NotArchived::Failed { why: told(&error) },
+    }
+}

@@ -1,0 +1,122 @@
+//! `output.db`, opened when it is needed first: a daemon without jobs has none.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lodge_store::{OutputOpenError, OutputReader, OutputStore};
+
+use crate::chain;
+use crate::shell::now;
+
+#[derive(Debug)]
+pub struct Db {
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    opened: Opened,
+    /// What a person should know of it.
+    trouble: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Opened {
+    NotYet,
+    /// The store goes to whoever writes, once.
+    Open {
+        store: Option<OutputStore>,
+        reader: Arc<OutputReader>,
+    },
+    /// Until the next daemon.
+    Failed,
+}
+
+/// Why the archive cannot be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotOpened {
+    /// For want of room: later, perhaps.
+    Full,
+    Failed,
+}
+
+impl Db {
+    pub fn new(dir: &Path) -> Db {
+        Db { dir: dir.to_owned(), state: Mutex::new(State { opened: Opened::NotYet, trouble: Vec::new() }) }
+    }
+
+    /// What reads the archive. None: nothing was ever archived.
+    pub fn reader(&self) -> Result<Option<Arc<OutputReader>>, NotOpened> {
+        let mut state = self.state();
+        if matches!(state.opened, Opened::NotYet) {
+            if !self.dir.join("output.db").exists() {
+                return Ok(None);
+            }
+            self.open(&mut state)?;
+        }
+        match &state.opened {
+            Opened::Open { reader, .. } => Ok(Some(reader.clone())),
+            Opened::NotYet | Opened::Failed => Err(NotOpened::Failed),
+        }
+    }
+
+    /// What writes the archive, which is made if there is none. For one caller: there is one store.
+    pub fn store(&self) -> Result<OutputStore, NotOpened> {
+        let mut state = self.state();
+        if matches!(state.opened, Opened::NotYet) {
+            self.open(&mut state)?;
+        }
+        match &mut state.opened {
+            Opened::Open { store, .. } => store.take().ok_or(NotOpened::Failed),
+            Opened::NotYet | Opened::Failed => Err(NotOpened::Failed),
+        }
+    }
+
+    fn open(&self, state: &mut State) -> Result<(), NotOpened> {
+        match OutputStore::open(&self.dir, now()) {
+            Ok(opened) => {
+                if let Some(aside) = opened.set_aside {
+                    let to = aside.to.display();
+                    tracing::error!(event = "archive.set_aside", %to, why = aside.why);
+                    state.trouble.push(format!(
+                        "job output: output.db was damaged and lies in {to}; a new one was begun"
+                    ));
+                }
+                state.opened = Opened::Open { store: Some(opened.store), reader: Arc::new(opened.reader) };
+                Ok(())
+            }
+            Err(OutputOpenError::Full { .. }) => Err(NotOpened::Full),
+            Err(error) => {
+                let (why, hint) = (chain(&error), error.hint());
+                tracing::error!(event = "archive.not_opened", code = error.code(), error = why, hint);
+                state.trouble.push(format!("job output: {why}; it stays in the files of its jobs ({hint})"));
+                state.opened = Opened::Failed;
+                Err(NotOpened::Failed)
+            }
+        }
+    }
+
+    /// Nothing more can be written until the next daemon; what is there can be read.
+    pub fn broke(&self, why: &str, hint: &str) {
+        tracing::error!(event = "archive.failed", error = why, hint);
+        let told = format!("job output: {why}; it stays in the files of its jobs ({hint})");
+        self.state().trouble.push(told);
+    }
+
+    /// Gives back what only saves time.
+    pub fn rest(&self) {
+        match &self.state().opened {
+            Opened::Open { reader, .. } => reader.rest(),
+            Opened::NotYet | Opened::Failed => {}
+        }
+    }
+
+    pub fn trouble(&self) -> Vec<String> {
+        self.state().trouble.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

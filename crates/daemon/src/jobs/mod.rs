@@ -1,0 +1,151 @@
+//! The output of jobs: where it lies, who waits for more of it, what is kept of it.
+//!
+//! A byte is in its job's files until it is in the archive (`output.db`), and then there alone. Readers look at both, so
+//! that nobody sees when it moves.
+
+mod archive;
+mod archiver;
+mod db;
+mod live;
+mod merge;
+mod queue;
+mod read;
+mod retention;
+#[cfg(test)]
+mod tests;
+mod told;
+mod watch;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lodge_core::JobId;
+use lodge_core::event::EventKind;
+use lodge_core::job::JobRow;
+use lodge_core::record::EventRow;
+use lodge_proto::ErrorBody;
+use tokio::sync::Notify;
+use tokio::sync::watch::Receiver;
+
+pub use archive::run as run_archive;
+pub use read::{Pick, Piece};
+pub use retention::{run as run_retention, settled};
+pub use told::{Whose, answer};
+pub use watch::Written;
+
+use crate::shell::Shell;
+
+/// What the daemon keeps in mind of jobs beside the engine.
+#[derive(Debug)]
+pub struct Jobs {
+    watches: watch::Watches,
+    queue: queue::Queue,
+    db: Arc<db::Db>,
+    /// Somebody should see whether too much is kept.
+    look: Notify,
+    /// Bytes that were archived since somebody looked.
+    grown: AtomicU64,
+}
+
+/// How the streams of a job lie in its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// The beginning.
+    pub head: u64,
+    /// Each of the two parts of the end.
+    pub segment: u64,
+}
+
+impl Layout {
+    pub fn of(row: &JobRow) -> Layout {
+        let segment = row.request.output_bytes / 8;
+        Layout { head: row.request.output_bytes - 2 * segment, segment }
+    }
+}
+
+impl Jobs {
+    pub fn new(dir: &Path) -> Jobs {
+        Jobs {
+            watches: watch::Watches::default(),
+            queue: queue::Queue::default(),
+            db: Arc::new(db::Db::new(dir)),
+            look: Notify::new(),
+            grown: AtomicU64::new(0),
+        }
+    }
+
+    /// A job that runs wrote so much by now.
+    pub fn wrote(&self, job: &JobId, stdout: u64, stderr: u64) {
+        self.queue.wrote(job, stdout, stderr);
+        self.watches.wrote(job, stdout, stderr);
+    }
+
+    /// Moves all output of a job that ended into the archive; the engine hears of it.
+    pub fn archive(&self, job: &JobId) {
+        self.queue.finish(job);
+    }
+
+    /// Removes the output of jobs from the archive.
+    pub fn remove(&self, jobs: Vec<JobId>) {
+        self.queue.remove(jobs);
+    }
+
+    /// Tells whoever waits for the ends that are on disk now.
+    pub fn recorded(&self, events: &[EventRow]) {
+        let is_end =
+            |event: &&EventRow| matches!(event.kind, EventKind::JobFinished | EventKind::JobCancelled);
+        for job in events.iter().filter(is_end).filter_map(|event| event.data.job.as_ref()?.parse().ok()) {
+            self.watches.ended(&job);
+        }
+    }
+
+    /// The settings may be others.
+    pub fn look_now(&self) {
+        self.grown.store(0, Ordering::Relaxed);
+        self.look.notify_one();
+    }
+
+    fn grew(&self, bytes: u64) -> u64 {
+        self.grown.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    /// Gives back memory that only saves time.
+    pub fn rest(&self) {
+        self.db.rest();
+    }
+
+    /// What a person should know of the archive.
+    pub fn warnings(&self) -> Vec<String> {
+        self.db.trouble()
+    }
+
+    /// Ends the archive's thread. What it has not archived is found by the next daemon.
+    pub fn stop(&self) {
+        self.queue.stop();
+    }
+}
+
+impl Shell {
+    /// At most `len_max` bytes of a job's output from `offset` on, or from the first byte behind it that was kept.
+    ///
+    /// The row may be older than the output; whoever follows reads it again after each change.
+    pub async fn job_read(
+        self: &Arc<Self>,
+        row: &JobRow,
+        pick: Pick,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<Piece, ErrorBody> {
+        let (shell, row) = (self.clone(), row.clone());
+        let read =
+            tokio::task::spawn_blocking(move || read::piece(&shell, &row, pick, offset, len_max)).await;
+        read.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+    }
+
+    /// Changes whenever there is more output of the job, and when its end is recorded. Whoever subscribes first and
+    /// then reads the row and the output misses nothing.
+    pub fn job_changed(&self, job: &JobId) -> Receiver<Written> {
+        self.jobs.watches.subscribe(job)
+    }
+}

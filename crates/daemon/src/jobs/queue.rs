@@ -1,0 +1,357 @@
+//! Which jobs have output that waits for the archive, and when its time is.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lodge_core::JobId;
+
+use super::archiver::{Left, Part, ROUND_BYTES_MAX, Want};
+
+/// So much of a job is archived at once …
+const DUE_BYTES: u64 = 64 << 10;
+/// … and less of it when it has waited for so long.
+const DUE_AFTER: Duration = Duration::from_secs(1);
+/// What has waited for so long goes along with what is due: fewer flushes.
+const JOIN_AFTER: Duration = Duration::from_millis(250);
+/// Between the beginnings of two rounds, unless there is enough for a whole one: flushes hold up each other, and there are
+/// more urgent ones.
+const ROUND_EVERY: Duration = Duration::from_millis(100);
+/// Before something that failed is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Jobs of one round.
+const TASKS_MAX: usize = 256;
+/// Jobs that are removed at once.
+const REMOVE_MAX: usize = 16;
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Work {
+    Archive(Vec<(JobId, Want)>),
+    Remove(Vec<JobId>),
+    GiveBack,
+}
+
+/// Bounded by the number of jobs that are not archived, and of those that are removed.
+#[derive(Debug, Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: BTreeMap<JobId, Waiting>,
+    remove: VecDeque<JobId>,
+    give_back: bool,
+    /// The next round begins behind this one.
+    last: Option<JobId>,
+    /// Nothing is done before.
+    not_before: Option<Instant>,
+    stopped: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    want: Want,
+    /// What was written, as far as it was told.
+    told: [u64; 2],
+    archived: [u64; 2],
+    /// What was told when the round under way began.
+    taken: [u64; 2],
+    /// Up to where it may be archived while it runs, once that is known.
+    head: u64,
+    /// Since when something waits.
+    since: Option<Instant>,
+}
+
+impl Waiting {
+    fn new() -> Waiting {
+        Waiting {
+            want: Want::Final,
+            told: [0; 2],
+            archived: [0; 2],
+            taken: [0; 2],
+            head: u64::MAX,
+            since: None,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let of = |stream: usize| self.told[stream].min(self.head).saturating_sub(self.archived[stream]);
+        of(0) + of(1)
+    }
+
+    /// When its time is. None: it waits for nothing.
+    fn due(&self) -> Option<Instant> {
+        let since = self.since?;
+        match self.want {
+            Want::All => Some(since),
+            Want::Final if self.bytes() >= DUE_BYTES => Some(since),
+            Want::Final => Some(since + DUE_AFTER),
+        }
+    }
+
+    fn look(&mut self, now: Instant) {
+        let waits = self.want == Want::All || self.bytes() > 0;
+        self.since = if waits { self.since.or(Some(now)) } else { None };
+    }
+}
+
+impl Queue {
+    /// A job wrote so much by now.
+    pub fn wrote(&self, job: &JobId, stdout: u64, stderr: u64) {
+        let mut state = self.state();
+        let waiting = state.jobs.entry(job.clone()).or_insert_with(Waiting::new);
+        waiting.told = [stdout.max(waiting.told[0]), stderr.max(waiting.told[1])];
+        waiting.look(Instant::now());
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// A job ended: all of it is to be archived.
+    pub fn finish(&self, job: &JobId) {
+        let mut state = self.state();
+        let waiting = state.jobs.entry(job.clone()).or_insert_with(Waiting::new);
+        waiting.want = Want::All;
+        waiting.look(Instant::now());
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// What is archived of these jobs is to be removed.
+    pub fn remove(&self, jobs: Vec<JobId>) {
+        self.state().remove.extend(jobs);
+        self.wake.notify_one();
+    }
+
+    pub fn stop(&self) {
+        self.state().stopped = true;
+        self.wake.notify_one();
+    }
+
+    /// Waits for the next thing to do. None: there is nothing more to do.
+    pub fn next(&self) -> Option<Work> {
+        let mut state = self.state();
+        loop {
+            if state.stopped {
+                return None;
+            }
+            let now = Instant::now();
+            let due = state.due(now);
+            if due.is_some_and(|due| due <= now) {
+                return Some(state.work(now));
+            }
+            // Nothing wakes an idle daemon.
+            state = match due {
+                Some(due) => {
+                    let waited = self.wake.wait_timeout(state, due - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// What became of a round. Returns the jobs that are done with.
+    pub fn archived(&self, parts: &[Part]) -> Vec<JobId> {
+        let (mut state, now) = (self.state(), Instant::now());
+        let mut done = Vec::new();
+        for part in parts {
+            let job = &part.task.job;
+            if part.task.want == Want::All && part.left == Left::Nothing {
+                state.jobs.remove(job);
+                done.push(job.clone());
+            } else if let Some(waiting) = state.jobs.get_mut(job) {
+                waiting.archived = [part.ends.stdout, part.ends.stderr];
+                waiting.head = part.task.placed.head;
+                match part.left {
+                    // What was told of and is not in the files was not kept.
+                    Left::Nothing => {
+                        waiting.archived = [0, 1].map(|of| waiting.archived[of].max(waiting.taken[of]));
+                        waiting.since = None;
+                    }
+                    Left::Some => {}
+                    Left::Unread => waiting.since = Some(now + AGAIN_AFTER),
+                }
+                waiting.look(now);
+            }
+        }
+        done
+    }
+
+    /// Jobs that nobody knows.
+    pub fn drop_jobs(&self, jobs: &[JobId]) {
+        self.state().jobs.retain(|job, _| !jobs.contains(job));
+    }
+
+    /// Whether no job is open and nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.jobs.is_empty() && state.remove.is_empty() && !state.give_back
+    }
+
+    pub fn removed(&self) {
+        self.state().give_back = true;
+    }
+
+    pub fn gave_back(&self) {
+        self.state().give_back = false;
+    }
+
+    /// It could not be done: it is tried again after a while.
+    pub fn failed(&self, work: Work) {
+        let mut state = self.state();
+        match work {
+            Work::Remove(jobs) => jobs.into_iter().rev().for_each(|job| state.remove.push_front(job)),
+            Work::Archive(_) | Work::GiveBack => {}
+        }
+        state.not_before = Some(Instant::now() + AGAIN_AFTER);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// When there is something to do.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let removal = (self.give_back || !self.remove.is_empty()).then_some(now);
+        let due = self.jobs.values().filter_map(Waiting::due).chain(removal).min()?;
+        Some(self.not_before.map_or(due, |not_before| due.max(not_before)))
+    }
+
+    fn work(&mut self, now: Instant) -> Work {
+        let is_due = |waiting: &Waiting| waiting.due().is_some_and(|due| due <= now);
+        if self.jobs.values().any(is_due) {
+            return Work::Archive(self.round(now));
+        }
+        if self.remove.is_empty() {
+            return Work::GiveBack;
+        }
+        let count = self.remove.len().min(REMOVE_MAX);
+        Work::Remove(self.remove.drain(..count).collect())
+    }
+
+    /// The jobs of the next round, beginning behind the last one of the round before.
+    fn round(&mut self, now: Instant) -> Vec<(JobId, Want)> {
+        let joins = |waiting: &Waiting| {
+            let waits = waiting.since.is_some_and(|since| since + JOIN_AFTER <= now);
+            waits || waiting.due().is_some_and(|due| due <= now)
+        };
+        let behind = |job: &JobId| self.last.as_ref().is_none_or(|last| job > last);
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
+        for (job, waiting) in self.jobs.iter().filter(|(job, _)| behind(job)).chain(&self.jobs) {
+            if tasks.len() == TASKS_MAX || bytes >= ROUND_BYTES_MAX as u64 {
+                break;
+            }
+            // Those behind are met twice.
+            if joins(waiting) && tasks.first().is_none_or(|(first, _)| first != job) {
+                bytes += waiting.bytes();
+                tasks.push((job.clone(), waiting.want));
+            } else if joins(waiting) {
+                break;
+            }
+        }
+        for (job, _) in &tasks {
+            if let Some(waiting) = self.jobs.get_mut(job) {
+                waiting.taken = waiting.told;
+            }
+        }
+        self.last = tasks.last().map(|(job, _)| job.clone());
+        let whole = bytes >= ROUND_BYTES_MAX as u64 / 2;
+        self.not_before = (!whole).then(|| now + ROUND_EVERY);
+        tasks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lodge_store::OutputEnds;
+
+    use super::super::archiver::{Placed, Task};
+    use super::*;
+
+    fn job(number: u32) -> JobId {
+        format!("job_{number}").parse().unwrap()
+    }
+
+    fn part(job: &JobId, want: Want, stdout: u64, left: Left) -> Part {
+        let placed = Placed { sandbox: "box".to_owned(), head: 1 << 20 };
+        let task = Task { job: job.clone(), placed, want };
+        Part { task, ends: OutputEnds { stdout, ..OutputEnds::default() }, left }
+    }
+
+    /// When the next thing is to be done, counted from now.
+    fn due_in(queue: &Queue) -> Option<Duration> {
+        let now = Instant::now();
+        queue.state().due(now).map(|due| due.saturating_duration_since(now))
+    }
+
+    #[test]
+    fn a_little_output_waits_for_more_of_it_and_much_does_not() {
+        let queue = Queue::default();
+        assert_eq!(due_in(&queue), None, "nothing wakes an idle daemon");
+        queue.wrote(&job(1), 10, 0);
+        let due = due_in(&queue).unwrap();
+        assert!(due > DUE_AFTER / 2 && due <= DUE_AFTER, "{due:?}");
+        queue.wrote(&job(1), 10, DUE_BYTES);
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::Final)])));
+        queue.archived(&[part(&job(1), Want::Final, 10, Left::Nothing)]);
+        assert_eq!(due_in(&queue), None, "what was told of and not kept is not waited for");
+    }
+
+    #[test]
+    fn beyond_its_head_a_job_is_archived_when_it_has_ended() {
+        let queue = Queue::default();
+        queue.wrote(&job(1), 1 << 20, 0);
+        queue.next();
+        queue.archived(&[part(&job(1), Want::Final, 1 << 20, Left::Nothing)]);
+        queue.wrote(&job(1), 1 << 30, 0);
+        assert_eq!(due_in(&queue), None);
+        queue.finish(&job(1));
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::All)])));
+        assert_eq!(queue.archived(&[part(&job(1), Want::All, 1 << 30, Left::Some)]), []);
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::All)])));
+        assert_eq!(queue.archived(&[part(&job(1), Want::All, 1 << 30, Left::Nothing)]), [job(1)]);
+        assert_eq!(due_in(&queue), None);
+    }
+
+    #[test]
+    fn every_job_has_its_turn_however_much_the_first_ones_have_to_say() {
+        let queue = Queue::default();
+        for number in 1..=6 {
+            queue.wrote(&job(number), 4 << 20, 0);
+        }
+        let mut met = Vec::new();
+        for _ in 0..3 {
+            let Some(Work::Archive(tasks)) = queue.next() else { panic!("there is something to archive") };
+            assert_eq!(tasks.len(), 2, "two of them fill a round");
+            let parts: Vec<Part> =
+                tasks.iter().map(|(job, want)| part(job, *want, 1 << 20, Left::Some)).collect();
+            met.extend(tasks.into_iter().map(|(job, _)| job));
+            for part in &parts {
+                queue.wrote(&part.task.job, 4 << 20, 0);
+            }
+        }
+        assert_eq!(met, (1..=6).map(job).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_failed_is_tried_again_later_and_nothing_of_it_is_forgotten() {
+        let queue = Queue::default();
+        queue.remove(vec![job(1), job(2)]);
+        let work = queue.next().unwrap();
+        assert_eq!(work, Work::Remove(vec![job(1), job(2)]));
+        queue.failed(work);
+        assert!(due_in(&queue).unwrap() > AGAIN_AFTER / 2);
+        queue.state().not_before = None;
+        assert_eq!(queue.next(), Some(Work::Remove(vec![job(1), job(2)])));
+        queue.removed();
+        assert_eq!(queue.next(), Some(Work::GiveBack));
+        queue.gave_back();
+        queue.stop();
+        assert_eq!(queue.next(), None);
+    }
+}

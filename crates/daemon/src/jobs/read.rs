@@ -1,0 +1,203 @@
+//! Reading output: from the archive, from the files, and both streams as one.
+
+use lodge_core::job::JobRow;
+use lodge_exec::{Host, ReadError, Speaker, Stream, limits::ORDER_BYTES_MAX};
+use lodge_proto::ErrorBody;
+use lodge_store::{OutputError, OutputStream};
+
+use super::db::{Db, NotOpened};
+use super::merge::{Known, Stretch, merged};
+use crate::chain;
+use crate::shell::Shell;
+
+/// Which output of a job is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pick {
+    Stdout,
+    Stderr,
+    /// Both, in the order in which they were written.
+    Merged,
+}
+
+impl Pick {
+    pub const ALL: [Pick; 3] = [Pick::Stdout, Pick::Stderr, Pick::Merged];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Pick::Stdout => "stdout",
+            Pick::Stderr => "stderr",
+            Pick::Merged => "merged",
+        }
+    }
+
+    pub fn from_word(word: &str) -> Option<Pick> {
+        Pick::ALL.into_iter().find(|pick| pick.word() == word)
+    }
+}
+
+/// A part of a job's output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Where `bytes` begin: what is between the offset that was asked for and this was not kept.
+    pub offset: u64,
+    pub bytes: Vec<u8>,
+    /// There is nothing behind it, and never will be.
+    pub end: bool,
+}
+
+pub(super) fn piece(
+    shell: &Shell,
+    row: &JobRow,
+    pick: Pick,
+    offset: u64,
+    len_max: usize,
+) -> Result<Piece, ErrorBody> {
+    Output::of(shell, row)?.piece(pick, offset, len_max)
+}
+
+/// The output of one job.
+pub(super) struct Output<'a> {
+    pub(super) host: &'a Host,
+    pub(super) db: &'a Db,
+    pub(super) row: &'a JobRow,
+    /// None: it is in the archive alone.
+    pub(super) sandbox: Option<String>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) fn of(shell: &'a Shell, row: &'a JobRow) -> Result<Output<'a>, ErrorBody> {
+        let sandbox = if row.archived {
+            None
+        } else {
+            let found = shell.reader.job_summary(&row.id).map_err(|error| unreadable(row, chain(&error)))?;
+            found.map(|found| found.sandbox.to_string())
+        };
+        Ok(Output { host: &shell.host, db: &shell.jobs.db, row, sandbox })
+    }
+
+    pub(super) fn piece(&self, pick: Pick, offset: u64, len_max: usize) -> Result<Piece, ErrorBody> {
+        match pick {
+            Pick::Stdout => self.stream(Speaker::Stdout, offset, len_max),
+            Pick::Stderr => self.stream(Speaker::Stderr, offset, len_max),
+            Pick::Merged => {
+                // In this order: marks that are read later may say more, which does no harm.
+                let known = self.known()?;
+                let order = self.order()?;
+                merged(&order, known, offset, len_max, |who, at| self.stretch(who, at, len_max))
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        !self.row.progress.state.is_open()
+    }
+
+    /// How far both streams are. Of one that is over, its row tells.
+    pub(super) fn known(&self) -> Result<Known, ErrorBody> {
+        let (progress, over) = (&self.row.progress, self.is_over());
+        let (mut stdout, mut stderr) = (progress.stdout.seen, progress.stderr.seen);
+        if let (false, Some(sandbox)) = (over, &self.sandbox) {
+            match self.host.job_totals(sandbox, self.row.id.as_str()) {
+                Ok(totals) => (stdout, stderr) = (totals.stdout.end, totals.stderr.end),
+                Err(ReadError::Absent { .. }) => {}
+                Err(error) => return Err(unreadable(self.row, chain(&error))),
+            }
+        }
+        Ok(Known { stdout, stderr, over })
+    }
+
+    pub(super) fn stream(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Piece, ErrorBody> {
+        let Stretch { offset: from, bytes } = self.stretch(who, offset, len_max)?;
+        let seen = match who {
+            Speaker::Stdout => self.row.progress.stdout.seen,
+            Speaker::Stderr => self.row.progress.stderr.seen,
+        };
+        if !self.is_over() {
+            return Ok(Piece { offset: from, bytes, end: false });
+        }
+        // What was dropped at the very end has nothing behind it to begin with.
+        let from = if bytes.is_empty() { seen.max(offset) } else { from };
+        let end = bytes.is_empty() || from + bytes.len() as u64 >= seen;
+        Ok(Piece { offset: from, bytes, end })
+    }
+
+    /// Bytes from `offset` on, or from the first that is kept behind it, wherever they are.
+    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Stretch, ErrorBody> {
+        if self.row.output_removed {
+            return Ok(Stretch { offset, bytes: Vec::new() });
+        }
+        let archived = self.archived(stream_of(who), offset, len_max)?;
+        let has = |stretch: &Stretch| !stretch.bytes.is_empty();
+        if has(&archived) && archived.offset == offset {
+            return Ok(archived);
+        }
+        let Some(sandbox) = &self.sandbox else { return Ok(archived) };
+        let stream = match who {
+            Speaker::Stdout => Stream::Stdout,
+            Speaker::Stderr => Stream::Stderr,
+        };
+        let in_files = match self.host.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
+            Ok(read) => Stretch { offset: read.offset, bytes: read.bytes },
+            Err(ReadError::Absent { .. }) => Stretch { offset, bytes: Vec::new() },
+            Err(error) => return Err(unreadable(self.row, chain(&error))),
+        };
+        if has(&in_files) && in_files.offset == offset {
+            return Ok(in_files);
+        }
+        // It may have moved between the two looks, and it moves one way.
+        let archived = self.archived(stream_of(who), offset, len_max)?;
+        Ok(match (has(&archived), has(&in_files)) {
+            (true, true) if archived.offset <= in_files.offset => archived,
+            (true, true) | (false, true) => in_files,
+            (true, false) => archived,
+            (false, false) => Stretch { offset, bytes: Vec::new() },
+        })
+    }
+
+    /// In which order both streams spoke.
+    fn order(&self) -> Result<Vec<u8>, ErrorBody> {
+        let archived = |output: &Self| Ok(output.archived(OutputStream::Order, 0, ORDER_BYTES_MAX)?.bytes);
+        // It goes into the archive as a whole, when the job is over.
+        let Some(sandbox) = &self.sandbox else { return archived(self) };
+        match self.host.job_order(sandbox, self.row.id.as_str(), 0) {
+            Ok(order) if order.is_empty() => archived(self),
+            Ok(order) => Ok(order),
+            Err(ReadError::Absent { .. }) => archived(self),
+            Err(error) => Err(unreadable(self.row, chain(&error))),
+        }
+    }
+
+    fn archived(&self, stream: OutputStream, offset: u64, len_max: usize) -> Result<Stretch, ErrorBody> {
+        let nothing = Stretch { offset, bytes: Vec::new() };
+        let reader = match self.db.reader() {
+            Ok(Some(reader)) => reader,
+            Ok(None) => return Ok(nothing),
+            // What is in the files can be read all the same.
+            Err(NotOpened::Full | NotOpened::Failed) if !self.row.archived => return Ok(nothing),
+            Err(NotOpened::Full | NotOpened::Failed) => {
+                return Err(unreadable(self.row, "the archive could not be opened".to_owned()));
+            }
+        };
+        match reader.read(&self.row.id, stream, offset, len_max) {
+            Ok(read) => Ok(Stretch { offset: read.offset, bytes: read.bytes }),
+            Err(error) => Err(unreadable(self.row, told(&error))),
+        }
+    }
+}
+
+fn stream_of(who: Speaker) -> OutputStream {
+    match who {
+        Speaker::Stdout => OutputStream::Stdout,
+        Speaker::Stderr => OutputStream::Stderr,
+    }
+}
+
+pub(super) fn told(error: &OutputError) -> String {
+    format!("{}: {} ({})", error.code(), chain(error), error.hint())
+}
+
+fn unreadable(row: &JobRow, why: String) -> ErrorBody {
+    ErrorBody::new("job.output_unreadable", format!("the output of {} could not be read", row.id))
+        .because(why)
+        .hint("`lodge info` tells what is wrong with the archive")
+}

@@ -1,0 +1,180 @@
+//! What a model is told of jobs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lodge_core::job::{JobRow, JobState};
+use lodge_core::limits::{RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
+use lodge_core::{AgentId, JobId, SessionId, Timestamp};
+use lodge_exec::Speaker;
+use lodge_store::JobFilter;
+use serde_json::{Value, json};
+
+use super::read::Output;
+use crate::chain;
+use crate::engine::jobs::{JobWish, Read, words_of};
+use crate::excerpt::both_ends;
+use crate::shell::Shell;
+
+/// Whose jobs there are for a model. Another agent's session of the same name may have had jobs before.
+#[derive(Debug)]
+pub struct Whose {
+    pub agent: AgentId,
+    pub session: SessionId,
+}
+
+/// Answers a wish to read. Others' jobs are not there for it.
+pub async fn answer(shell: Arc<Shell>, whose: Whose, wish: JobWish) -> Read {
+    let read = tokio::task::spawn_blocking(move || read(&shell, &whose, &wish)).await;
+    read.unwrap_or_else(|error| failed(error.to_string()))
+}
+
+fn read(shell: &Shell, whose: &Whose, wish: &JobWish) -> Read {
+    match wish {
+        JobWish::List { status, limit } => list(shell, whose, *status, *limit),
+        JobWish::Status { job } | JobWish::Wait { job } => one(shell, whose, job, status),
+        JobWish::Cancel { job } => one(shell, whose, job, |_, row| cancelled(row)),
+        JobWish::Watch { job } => one(shell, whose, job, |shell, row| {
+            let output = Output::of(shell, row).map_err(|error| words_of(&error))?;
+            text(&output, row, Speaker::Stdout)
+        }),
+        // Nothing is read for it.
+        JobWish::Submit(_) => failed("a job that is submitted has nothing to be read".to_owned()),
+    }
+}
+
+fn one(
+    shell: &Shell,
+    whose: &Whose,
+    job: &JobId,
+    words: impl FnOnce(&Shell, &JobRow) -> Result<String, String>,
+) -> Read {
+    let is_theirs = |row: &JobRow| row.agent == whose.agent && row.session.as_ref() == Some(&whose.session);
+    let row = match shell.reader.job_summary(job) {
+        Ok(Some(found)) if is_theirs(&found.row) => found.row,
+        Ok(Some(_) | None) => return failed(format!("async job not found: {job}")),
+        Err(error) => return failed(chain(&error)),
+    };
+    match words(shell, &row) {
+        Ok(text) => {
+            let over = !row.progress.state.is_open();
+            Read { text, error: false, told: if over { vec![row.id] } else { Vec::new() } }
+        }
+        Err(why) => failed(why),
+    }
+}
+
+/// A job that was cancelled on this wish, by a daemon that died before it said so, or one that was over before.
+fn cancelled(row: &JobRow) -> Result<String, String> {
+    match row.progress.state {
+        JobState::Cancelled => Ok(json!({"job_id": row.id.as_str(), "status": "cancelled"}).to_string()),
+        JobState::Pending | JobState::Running | JobState::Done | JobState::Error => {
+            Err(format!("async job not currently running: {} is {}", row.id, row.progress.state.word()))
+        }
+    }
+}
+
+fn status(shell: &Shell, row: &JobRow) -> Result<String, String> {
+    let output = Output::of(shell, row).map_err(|error| words_of(&error))?;
+    let progress = &row.progress;
+    let mut told = json!({
+        "job_id": row.id.as_str(),
+        "status": progress.state.word(),
+        "exit_code": progress.exit_code,
+        "signal": progress.signal,
+        "stdout": text(&output, row, Speaker::Stdout)?,
+        "stderr": text(&output, row, Speaker::Stderr)?,
+        "error": progress.error,
+    });
+    if let Some(cause) = progress.cause {
+        told["cause"] = Value::from(cause.word());
+    }
+    Ok(told.to_string())
+}
+
+fn list(shell: &Shell, whose: &Whose, status: Option<JobState>, limit: u32) -> Read {
+    let (labels, states) = (BTreeMap::new(), status.into_iter().collect::<Vec<_>>());
+    let filter = JobFilter {
+        agent: Some(&whose.agent),
+        session: Some(&whose.session),
+        states: &states,
+        labels: &labels,
+        before: None,
+    };
+    match shell.reader.newest_jobs(filter, limit) {
+        Ok(jobs) => {
+            let jobs: Vec<Value> = jobs.iter().map(|job| line(&job.row)).collect();
+            Read { text: Value::from(jobs).to_string(), error: false, told: Vec::new() }
+        }
+        Err(error) => failed(chain(&error)),
+    }
+}
+
+fn line(row: &JobRow) -> Value {
+    let (request, progress) = (&row.request, &row.progress);
+    json!({
+        "job_id": row.id.as_str(),
+        "bin": request.bin,
+        "args": request.args,
+        "status": progress.state.word(),
+        "exit_code": progress.exit_code,
+        "signal": progress.signal,
+        "error": progress.error,
+        "created_at": row.created_at.to_string(),
+        "started_at": progress.started_at.as_ref().map(Timestamp::to_string),
+        "finished_at": progress.finished_at.as_ref().map(Timestamp::to_string),
+        "stdout_bytes": progress.stdout.seen,
+        "stderr_bytes": progress.stderr.seen,
+        "labels": row.labels(),
+    })
+}
+
+/// Both ends of a stream, as of any tool.
+fn text(output: &Output<'_>, row: &JobRow, who: Speaker) -> Result<String, String> {
+    let known = output.known().map_err(|error| words_of(&error))?;
+    let seen = match who {
+        Speaker::Stdout => known.stdout,
+        Speaker::Stderr => known.stderr,
+    };
+    if row.output_removed {
+        return Ok(format!("[{seen} bytes were written; they were removed, as the retention says]"));
+    }
+    let head = upto(output, who, 0, RESULT_HEAD_BYTES, Hole::Ends)?;
+    let tail_from = seen.saturating_sub(RESULT_TAIL_BYTES as u64).max(head.len() as u64);
+    let tail_len = usize::try_from(seen - tail_from).unwrap_or(usize::MAX);
+    let tail = upto(output, who, tail_from, tail_len, Hole::Passed)?;
+    Ok(both_ends(&head, &tail, seen, ""))
+}
+
+/// What to do where bytes were not kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hole {
+    Ends,
+    Passed,
+}
+
+/// What is kept of a stream from an offset on, up to a length.
+fn upto(
+    output: &Output<'_>,
+    who: Speaker,
+    offset: u64,
+    len_max: usize,
+    hole: Hole,
+) -> Result<Vec<u8>, String> {
+    let (mut bytes, mut at, upto) = (Vec::new(), offset, offset.saturating_add(len_max as u64));
+    while at < upto {
+        let len = usize::try_from(upto - at).unwrap_or(usize::MAX);
+        let piece = output.stream(who, at, len).map_err(|error| words_of(&error))?;
+        let is_over = piece.bytes.is_empty() || piece.offset >= upto;
+        if is_over || (hole == Hole::Ends && piece.offset > at) {
+            break;
+        }
+        at = piece.offset + piece.bytes.len() as u64;
+        bytes.extend_from_slice(&piece.bytes);
+    }
+    Ok(bytes)
+}
+
+fn failed(why: String) -> Read {
+    Read { text: why, error: true, told: Vec::new() }
+}

@@ -1,0 +1,92 @@
+//! Who waits for the output or the end of a job.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use lodge_core::JobId;
+use tokio::sync::watch;
+
+/// Watches that may be there before those that nobody holds any more are looked for.
+const SWEEP_MIN: usize = 64;
+
+/// How far a job is known to be. Behind what is on disk at most for a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Written {
+    pub stdout: u64,
+    pub stderr: u64,
+    /// Its end is recorded.
+    pub ended: bool,
+}
+
+/// One watch for each job that somebody waits for; the others cost nothing.
+#[derive(Debug, Default)]
+pub struct Watches {
+    jobs: Mutex<Watched>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    senders: HashMap<JobId, watch::Sender<Written>>,
+    sweep_at: usize,
+}
+
+impl Watches {
+    pub fn subscribe(&self, job: &JobId) -> watch::Receiver<Written> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if jobs.senders.len() >= jobs.sweep_at.max(SWEEP_MIN) {
+            jobs.senders.retain(|_, sender| sender.receiver_count() > 0);
+            jobs.sweep_at = 2 * jobs.senders.len();
+        }
+        jobs.senders.entry(job.clone()).or_default().subscribe()
+    }
+
+    /// It wrote so much by now.
+    pub fn wrote(&self, job: &JobId, stdout: u64, stderr: u64) {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = jobs.senders.get(job) {
+            sender.send_modify(|written| (written.stdout, written.stderr) = (stdout, stderr));
+        }
+    }
+
+    /// Its end is recorded: whoever waits hears so once more, and nobody after.
+    pub fn ended(&self, job: &JobId) {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = jobs.senders.remove(job) {
+            sender.send_modify(|written| written.ended = true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(number: usize) -> JobId {
+        format!("job_{number:024}").parse().unwrap()
+    }
+
+    #[test]
+    fn whoever_waits_hears_of_output_and_of_the_end_which_is_the_last() {
+        let watches = Watches::default();
+        let (first, mut heard) = (job(1), watches.subscribe(&job(1)));
+        watches.wrote(&first, 3, 0);
+        watches.wrote(&job(2), 9, 9);
+        assert!(heard.has_changed().unwrap());
+        assert_eq!(*heard.borrow_and_update(), Written { stdout: 3, stderr: 0, ended: false });
+        watches.ended(&first);
+        assert!(heard.borrow_and_update().ended);
+        assert!(heard.has_changed().is_err(), "nothing comes after the end");
+    }
+
+    #[test]
+    fn watches_that_nobody_holds_do_not_pile_up() {
+        let watches = Watches::default();
+        let held: Vec<_> = (0..10).map(|number| watches.subscribe(&job(number))).collect();
+        for number in 10..100 * SWEEP_MIN {
+            drop(watches.subscribe(&job(number)));
+        }
+        let jobs = watches.jobs.lock().unwrap();
+        assert!(jobs.senders.len() <= SWEEP_MIN, "{}", jobs.senders.len());
+        assert!((0..held.len()).all(|number| jobs.senders.contains_key(&job(number))));
+    }
+}
