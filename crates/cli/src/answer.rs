@@ -250,6 +250,12 @@ fn way_out(failure: Failure, agent: &Asked, turn: &TurnView) -> Failure {
     ))
 }
 
+/// The job that a model was told of: what one wants to know of it is what it is called.
+fn submitted(tool: &str, result: Option<&str>) -> Option<String> {
+    let told: Value = serde_json::from_str(result.filter(|_| tool == "job_submit")?).ok()?;
+    Some(told.get("job_id")?.as_str()?.to_owned())
+}
+
 struct Screen<'a> {
     words: &'a Words,
     fold: TextFold,
@@ -286,9 +292,12 @@ impl Screen<'_> {
                 let exit_code = data.get("exit_code").and_then(Value::as_i64);
                 let bytes = data.get("bytes").and_then(Value::as_u64);
                 let status = text_of(data, "cause").or_else(|| text_of(data, "status"));
-                let ended = render::tool_result(status, exit_code, bytes);
                 // Of several that run at once the first to end is told first.
                 let name = render::one_line(text_of(data, "name").unwrap_or("?"));
+                let ended = match submitted(&name, text_of(data, "preview")) {
+                    Some(job) => render::one_line(&job),
+                    None => render::tool_result(status, exit_code, bytes),
+                };
                 self.tool(&format!("  → {name}: {ended}"))?;
                 Vec::new()
             }
@@ -379,6 +388,15 @@ mod tests {
         let Failure::Told(report) = failure else { panic!("not told") };
         assert_eq!(report.exit, Exit::Refused);
         (report.what, report.because, report.hint)
+    }
+
+    #[test]
+    fn a_job_that_was_submitted_is_told_by_its_id_and_a_refusal_as_it_is() {
+        let told = r#"{"job_id":"job_1"}"#;
+        assert_eq!(submitted("job_submit", Some(told)).as_deref(), Some("job_1"));
+        assert_eq!(submitted("job_status", Some(told)), None);
+        assert_eq!(submitted("job_submit", Some("`make` is not one of your tools")), None);
+        assert_eq!(submitted("job_submit", None), None);
     }
 
     #[test]

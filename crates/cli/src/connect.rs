@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use lodge_proto::client::{Client, ClientError, Target};
+use lodge_proto::post::post;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::args::Global;
 use crate::autostart;
@@ -74,6 +76,11 @@ impl Address {
     /// Dials once. The token is read anew each time: a daemon that started meanwhile may have written another.
     pub(crate) async fn dial(&self) -> Result<Client, ClientError> {
         Client::connect(&self.target, &self.token().unwrap_or_default()).await
+    }
+
+    /// Calls once, on a connection that is for nothing else.
+    pub(crate) async fn post(&self, method: &str, params: Value) -> Result<Value, ClientError> {
+        post(&self.target, &self.token().unwrap_or_default(), method, params).await
     }
 
     /// Dials, and starts a daemon when there is none and that is allowed.

@@ -10,11 +10,26 @@ use lodge_proto::client::{ClientError, Target};
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    Done = 0,
-    Refused = 1,
-    Usage = 2,
-    NoDaemon = 3,
-    Interrupted = 130,
+    Done,
+    Refused,
+    Usage,
+    NoDaemon,
+    Interrupted,
+    /// Of a program that was waited for.
+    Program(u8),
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Exit::Done => 0,
+            Exit::Refused => 1,
+            Exit::Usage => 2,
+            Exit::NoDaemon => 3,
+            Exit::Interrupted => 130,
+            Exit::Program(code) => i32::from(code),
+        }
+    }
 }
 
 /// Why a command ends early.

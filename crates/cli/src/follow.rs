@@ -62,6 +62,22 @@ impl<'a> Daemon<'a> {
         Ok(Daemon { address, words, client, watch: None })
     }
 
+    /// One call and no more, over plain HTTP: for changes that carry a `request_id`. Whatever is not as usual is found out,
+    /// and mended, by an ordinary connection, which calls again.
+    pub(crate) async fn ask<P: Serialize, R: DeserializeOwned>(
+        address: &'a Address,
+        words: &'a Words,
+        method: &str,
+        params: P,
+    ) -> Result<R, Failure> {
+        let garbled = |cause| Failure::from(ClientError::Garbled { cause });
+        match address.post(method, serde_json::to_value(&params).map_err(garbled)?).await {
+            Ok(answer) => serde_json::from_value(answer).map_err(garbled),
+            Err(refused @ ClientError::Refused(_)) => Err(refused.into()),
+            Err(_) => Daemon::open(address, words).await?.call(method, params).await,
+        }
+    }
+
     /// Calls once: for changes that may not happen twice.
     pub(crate) async fn call_once<P: Serialize, R: DeserializeOwned>(
         &mut self,

@@ -11,11 +11,10 @@ mod connect;
 mod failure;
 mod fold;
 mod follow;
+mod job;
 mod parse;
 mod render;
 mod words;
-
-use clap::Parser;
 
 use crate::args::Cli;
 use crate::commands::Context;
@@ -28,10 +27,10 @@ fn main() {
     // No command for people: the self-test starts this program in it, to count from outside.
     if words.next().as_deref() == Some(lodge_selftest::ROLE_COMMAND) {
         let role = words.next().unwrap_or_default();
-        std::process::exit(conclude(commands::selftest_role(&role, &words.collect::<Vec<_>>())) as i32);
+        std::process::exit(conclude(commands::selftest_role(&role, &words.collect::<Vec<_>>())).code());
     }
     // Exit codes and broken pipes are ours to decide, so clap does not end the process for wrong arguments.
-    let exit = match Cli::try_parse() {
+    let exit = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => conclude(run(cli)),
         Err(error) => {
             drop(error.print());
@@ -39,7 +38,7 @@ fn main() {
         }
     };
     // A thread may still wait for a line on stdin; nobody waits for it.
-    std::process::exit(exit as i32);
+    std::process::exit(exit.code());
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
@@ -52,13 +51,17 @@ fn run(cli: Cli) -> Result<(), Failure> {
     }
     let address = Address::resolve(&cli.global, |name| std::env::var(name).ok())?;
     let context = Context::new(address, words);
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(async {
         let interrupt = tokio::signal::ctrl_c();
         tokio::select! {
             ended = commands::dispatch(&context, cli.command) => ended,
             Ok(()) = interrupt => Err(commands::interrupted(&context).await),
         }
-    })
+    });
+    // Dropping it would wait for a thread that reads a terminal or a pipe on which nothing may ever come.
+    runtime.shutdown_background();
+    ended
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("expected KEY=VALUE".to_owned()),
+        _ => Err("expected key=value".to_owned()),
     }
 }
 
@@ -87,6 +87,32 @@ pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     let digits = number.bytes().all(|byte| byte.is_ascii_digit());
     let number: u64 = number.parse().ok().filter(|_| digits).ok_or(FORM)?;
     number.checked_mul(unit).filter(|seconds| *seconds > 0).ok_or_else(|| FORM.to_owned())
+}
+
+/// The longest wait that a person can ask for: a year, as the daemon has it for jobs. Also far from what a clock overflows at.
+const WAIT_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1000;
+
+/// A time such as `90s`, `500ms` or `1h30m`, in milliseconds: the daemon reads that of a job so, too.
+pub(crate) fn wait_ms(text: &str) -> Result<u64, String> {
+    const FORM: &str = "expected a time above 0 with units, such as 90s or 1h30m, of at most 365d";
+    let mut total: u64 = 0;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (number, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
+        let (unit, next) = after.split_at(after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len()));
+        let unit_ms = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60 * 1_000,
+            "h" => 60 * 60 * 1_000,
+            "d" => 24 * 60 * 60 * 1_000,
+            _ => return Err(FORM.to_owned()),
+        };
+        let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_ms));
+        total = part.and_then(|part| total.checked_add(part)).ok_or(FORM)?;
+        rest = next;
+    }
+    if (1..=WAIT_MS_MAX).contains(&total) { Ok(total) } else { Err(FORM.to_owned()) }
 }
 
 /// `http://HOST:PORT`, as `host:port`.
@@ -212,6 +238,32 @@ mod tests {
             "999999999999999999d",
         ] {
             assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wait_has_parts_with_units_and_lasts_a_year_at_most() {
+        assert_eq!(
+            (wait_ms("90s"), wait_ms("500ms"), wait_ms("1h30m")),
+            (Ok(90_000), Ok(500), Ok(5_400_000))
+        );
+        assert_eq!(wait_ms("365d"), Ok(WAIT_MS_MAX));
+        for text in [
+            "",
+            "s",
+            "90",
+            "0s",
+            "0",
+            "-1s",
+            "+1s",
+            "1w",
+            "1 s",
+            "1h30",
+            "é",
+            "365d1ms",
+            "18446744073709551615s",
+        ] {
+            assert!(wait_ms(text).is_err(), "{text}");
         }
     }
 

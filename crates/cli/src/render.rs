@@ -155,6 +155,13 @@ pub(crate) fn tool_call(name: &str, arguments: &Value) -> String {
         .get("args")
         .and_then(Value::as_array)
         .and_then(|args| args.iter().map(|arg| arg.as_str().map(quoted)).collect());
+    // Of the tools for jobs: the program, or which job is meant.
+    let subject = ["bin", "job_id"].into_iter().filter(|_| name.starts_with("job_"));
+    let subject = subject.filter_map(|field| parsed.get(field)?.as_str()).map(quoted).next();
+    let words = match (subject, words) {
+        (Some(subject), words) => Some([vec![subject], words.unwrap_or_default()].concat()),
+        (None, words) => words,
+    };
     let shown = match (words, &parsed) {
         (Some(words), _) => words.join(" "),
         (None, Value::String(text)) => text.clone(),
@@ -186,8 +193,13 @@ pub(crate) fn tool_result(status: Option<&str>, exit_code: Option<i64>, bytes: O
 
 /// Seconds since 1970, now.
 pub(crate) fn now_s() -> i64 {
+    now_ms() / 1000
+}
+
+/// Milliseconds since 1970, now.
+pub(crate) fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// `2 min ago`; the text itself when it is no time.
@@ -222,6 +234,24 @@ fn span(seconds: i64, part: Part) -> String {
     }
 }
 
+/// A length of time, short ones with a part of a second.
+pub(crate) fn length(ms: i64) -> String {
+    match ms {
+        ..0 => length(0),
+        0..10_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+        10_000.. => span(ms / 1000, Part::Begun),
+    }
+}
+
+/// Bytes in the largest unit that fits.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        ..1_024 => format!("{bytes} B"),
+        1_024..1_048_576 => format!("{} KiB", bytes >> 10),
+        1_048_576.. => format!("{} MiB", bytes >> 20),
+    }
+}
+
 /// The time of a moment without its date, if that is today's.
 pub(crate) fn time_of_day(at: &str, now_s: i64) -> &str {
     const DAY_S: i64 = 86_400;
@@ -241,6 +271,13 @@ pub(crate) fn until(at: &str, now_s: i64) -> String {
 /// `1 turn`, `2 turns`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Milliseconds since 1970 of an RFC 3339 time in UTC.
+pub(crate) fn moment_ms(at: &str) -> Option<i64> {
+    let part = at.strip_suffix('Z')?.split_once('.').map_or("0", |(_, part)| part);
+    let part = format!("{part:0<3}");
+    Some(seconds(at)? * 1000 + part.get(..3)?.parse::<i64>().ok()?)
 }
 
 /// Seconds since 1970 of an RFC 3339 time in UTC.
@@ -345,6 +382,11 @@ mod tests {
         check(json!({"path": "/x"}), "sh {\"path\":\"/x\"}");
         check(json!({}), "sh");
         check(json!("not\njson"), "sh not json");
+        check(json!({"bin": "x", "more": 1}), "sh {\"bin\":\"x\",\"more\":1}");
+        let submit = json!({"bin": "make", "args": ["two words"], "stdin": "x"});
+        assert_eq!(tool_call("job_submit", &submit), "job_submit make \"two words\"");
+        assert_eq!(tool_call("job_wait", &json!({"job_id": "job_1"})), "job_wait job_1");
+        assert_eq!(tool_call("job_list", &json!({"status": "done"})), "job_list {\"status\":\"done\"}");
     }
 
     #[test]

@@ -207,6 +207,16 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// The same for what a program writes, which goes back to the beginning of a line to write it anew.
+pub(crate) fn printable_output(text: &str) -> Cow<'_, str> {
+    let steers = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t' | '\r');
+    if text.chars().any(steers) {
+        text.chars().filter(|letter| !steers(*letter)).collect()
+    } else {
+        text.into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -67,6 +67,24 @@ fn contradictions_and_bad_values_are_bad_usage() {
         "lodge session rm",
         "lodge session search",
         "lodge session ls --limit 0",
+        "lodge jobs",
+        "lodge jobs run",
+        "lodge jobs run a --priority 101 -- x",
+        "lodge jobs run a --label noequals -- x",
+        "lodge jobs run a --made-up -- x",
+        "lodge jobs ls --status orphaned",
+        "lodge jobs ls --label noequals",
+        "lodge jobs ls -n 0",
+        "lodge jobs inspect",
+        "lodge jobs logs",
+        "lodge jobs logs j --stderr --merged",
+        "lodge jobs logs j --offset 1 --tail 1",
+        "lodge jobs logs j --offset -1",
+        "lodge jobs wait",
+        "lodge jobs wait j --timeout soon",
+        "lodge jobs wait j --timeout 18446744073709551615s",
+        "lodge jobs cancel",
+        "lodge stop a --jobs keep",
         "lodge lineage show",
         "lodge lineage show x --file f",
         "lodge lineage ls --status lost",
@@ -87,6 +105,30 @@ fn contradictions_and_bad_values_are_bad_usage() {
         let error = parse(line).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");
     }
+}
+
+#[test]
+fn what_stands_behind_a_bin_is_the_bins_own() {
+    let command = |line: &str| match parse(line).expect(line) {
+        Cli { command: Command::Jobs { command: JobsCommand::Run(run) }, global } => {
+            (run.command.join(" "), run.wait, global.json)
+        }
+        other => panic!("not jobs run: {other:?}"),
+    };
+    let told = |words: &str, wait, json| (words.to_owned(), wait, json);
+    assert_eq!(command("lodge jobs run a --wait -- sh -c --json"), told("sh -c --json", true, false));
+    assert_eq!(command("lodge job run a --json -- sh -- --wait"), told("sh -- --wait", false, true));
+    assert_eq!(command("lodge jobs run a make --wait -j2"), told("make --wait -j2", false, false));
+    assert_eq!(command("lodge jobs run a -- --odd"), told("--odd", false, false));
+    assert_eq!(command("lodge jobs run a"), told("", false, false));
+}
+
+#[test]
+fn a_value_that_does_not_fit_says_which_would() {
+    let words = |line: &str| parse(line).expect_err(line).to_string();
+    assert!(words("lodge jobs ls --label noequals").contains("expected key=value"));
+    assert!(words("lodge jobs ls --status x").contains("pending, running, done, error, cancelled"));
+    assert!(words("lodge stop a --jobs x").contains("cancel, wait, refuse"));
 }
 
 /// Every command without subcommands, as one types it.
@@ -134,5 +176,33 @@ fn every_command_stands_in_the_documentation() {
             _ => false,
         };
         assert!(told, "`lodge {path}` is not in docs/cli.md");
+    }
+}
+
+#[test]
+fn a_command_of_jobs_means_the_same_whichever_way_it_is_read() {
+    let lines = [
+        "jobs run coder -- grep -r x --json",
+        "job run coder --wait --label a=b --label c=d --priority -3 --stdin - -- true",
+        "jobs --json run --socket /s coder -q -- true",
+        "jobs ls --status done -n 3 --json",
+        "jobs inspect job_1 job_2",
+        "jobs wait --timeout 3s job_1",
+        "jobs cancel job_1",
+        "jobs logs -f job_1",
+        "jobs",
+        "jobs run",
+        "jobs --help",
+        "jobs run coder --priority 101 -- true",
+        "--json jobs ls",
+        "ps",
+    ];
+    for line in lines {
+        let words: Vec<OsString> = std::iter::once("lodge").chain(line.split(' ')).map(Into::into).collect();
+        let told = |read: Result<Cli, clap::Error>| match read {
+            Ok(cli) => format!("{cli:?}"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(told(Cli::read(&words)), told(Cli::try_parse_from(&words)), "{line}");
     }
 }

@@ -3,7 +3,9 @@
 //! Owns: whose turn it is to speak. Never: how an answer is shown (see `answer`), or keys and lines (see `keys`, `editor`).
 
 mod editor;
+mod jobs;
 mod keys;
+mod meanwhile;
 mod slash;
 mod terminal;
 
@@ -18,6 +20,7 @@ use tokio::sync::mpsc;
 
 use self::editor::{Editor, Outcome};
 use self::keys::Key;
+use self::meanwhile::{Meanwhile, meanwhile};
 use self::slash::Slash;
 use self::terminal::Terminal;
 use crate::answer::{self, Asked, Ending, Show};
@@ -27,7 +30,7 @@ use crate::commands::{Context, request_id};
 use crate::failure::{Exit, Failure};
 use crate::follow::{Daemon, Scope};
 use crate::render;
-use crate::words::{Words, put};
+use crate::words::put;
 
 /// How much of an earlier conversation is shown when it is taken up again.
 const RECALLED_MESSAGES: u32 = 6;
@@ -74,14 +77,6 @@ enum Then {
     Leave,
     /// While a turn runs.
     LeaveTurn,
-}
-
-/// What was typed while a turn runs.
-#[derive(Debug, PartialEq, Eq)]
-enum Meanwhile {
-    Typed,
-    Interrupt,
-    Leave,
 }
 
 struct Chat<'a> {
@@ -145,6 +140,12 @@ impl Chat<'_> {
 
     async fn at_terminal(&mut self, mut terminal: Terminal) -> Result<(), Failure> {
         let mut editor = Editor::default();
+        let (sender, mut ended) = mpsc::channel(jobs::ENDS_MAX);
+        let (context, agent) = (self.context, self.agent.id.clone());
+        // Looked at while a line is typed; what ends during a turn is told behind it.
+        let watching = jobs::ends(context, &agent, sender.clone());
+        tokio::pin!(watching);
+        let mut is_watched = true;
         let mut continued = signal(SignalKind::from_raw(libc::SIGCONT))
             .map_err(|cause| Failure::refused("could not listen for signals").because(cause))?;
         let mut resized = signal(SignalKind::window_change())
@@ -153,6 +154,17 @@ impl Chat<'_> {
             terminal.draw(&editor);
             let key = tokio::select! {
                 key = terminal.key() => key,
+                () = &mut watching, if is_watched => {
+                    is_watched = false;
+                    continue;
+                }
+                Some(job) = ended.recv() => {
+                    if job.session.is_some() && job.session == self.session {
+                        terminal.erase();
+                        self.context.words.murmur(&jobs::line(&job));
+                    }
+                    continue;
+                }
                 _ = continued.recv() => {
                     terminal.enter();
                     continue;
@@ -177,7 +189,12 @@ impl Chat<'_> {
                     return Ok(());
                 }
                 Outcome::Sent(line) => match self.lines(line, &mut terminal, &mut editor).await? {
-                    Then::GoOn => {}
+                    Then::GoOn if is_watched => {}
+                    // There is a daemon again, if there was none.
+                    Then::GoOn => {
+                        watching.set(jobs::ends(context, &agent, sender.clone()));
+                        is_watched = true;
+                    }
                     Then::Leave => {
                         self.farewell();
                         return Ok(());
@@ -307,6 +324,10 @@ impl Chat<'_> {
                                     interrupt(self.context, &turn).await?;
                                 }
                                 Meanwhile::Interrupt | Meanwhile::Typed => {}
+                                Meanwhile::Look(look) => {
+                                    words.end_line()?;
+                                    self.all_went_well &= look.at(self.context, &turn.session).await?;
+                                }
                                 Meanwhile::Leave => {
                                     words.end_line()?;
                                     return Ok(Then::LeaveTurn);
@@ -357,6 +378,10 @@ impl Chat<'_> {
                 let mut daemon = self.context.daemon().await?;
                 slash::sessions(self.context, &mut daemon, &self.agent.id).await?;
             }
+            slash::Command::Jobs(status) => jobs::list(self.context, self.session.as_deref(), status).await?,
+            slash::Command::Job(id) => jobs::show(self.context, self.session.as_deref(), &id).await?,
+            slash::Command::Cancel(id) => jobs::cancel(self.context, self.session.as_deref(), &id).await?,
+            slash::Command::Lacking(form) => words.tell(&format!("write it as `{form}`")),
             slash::Command::Unknown(word) => {
                 words.tell(&format!(
                     "there is no command `/{word}`; /help lists them, //{word} says it to the agent"
@@ -377,29 +402,6 @@ impl Chat<'_> {
     }
 }
 
-/// A key that is pressed while a turn runs. Lines wait for its end; what is typed and not sent stands at the next prompt.
-fn meanwhile(key: Key, editor: &mut Editor, queued: &mut VecDeque<String>, words: &Words) -> Meanwhile {
-    match key {
-        Key::Escape | Key::Ctrl('c') => return Meanwhile::Interrupt,
-        Key::Ctrl('d') => return Meanwhile::Leave,
-        Key::Enter => match slash::read(&editor.text()) {
-            Slash::Nothing => drop(editor.press(Key::Enter)),
-            Slash::Command(slash::Command::Quit) => return Meanwhile::Leave,
-            Slash::Text(_) | Slash::Command(_) if queued.len() == QUEUED_MAX => {
-                words.murmur(&format!("{QUEUED_MAX} lines wait already; this one stays for the next prompt"));
-            }
-            Slash::Text(_) | Slash::Command(_) => {
-                if let Outcome::Sent(line) = editor.press(Key::Enter) {
-                    words.murmur(&format!("queued: {}", render::one_line(&line)));
-                    queued.push_back(line);
-                }
-            }
-        },
-        key => drop(editor.press(key)),
-    }
-    Meanwhile::Typed
-}
-
 /// On a connection of its own: the one that follows the turn is busy with it.
 async fn interrupt(context: &Context, turn: &TurnView) -> Result<(), Failure> {
     let mut daemon: Daemon<'_> = context.daemon().await?;
@@ -409,42 +411,5 @@ async fn interrupt(context: &Context, turn: &TurnView) -> Result<(), Failure> {
         // It was over before we said so.
         Err(failure) if failure.exit() == Exit::Refused => Ok(()),
         Err(failure) => Err(failure),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn typed(text: &str, editor: &mut Editor, queued: &mut VecDeque<String>) -> Meanwhile {
-        let words = Words::new(true, false);
-        for letter in text.chars() {
-            assert_eq!(meanwhile(Key::Char(letter), editor, queued, &words), Meanwhile::Typed);
-        }
-        meanwhile(Key::Enter, editor, queued, &words)
-    }
-
-    #[test]
-    fn lines_that_are_typed_during_a_turn_wait_in_order_and_quit_does_not() {
-        let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
-        for line in ["one", "  ", "/session new"] {
-            assert_eq!(typed(line, &mut editor, &mut queued), Meanwhile::Typed);
-        }
-        assert_eq!(queued, ["one", "/session new"]);
-        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
-        let words = Words::new(true, false);
-        assert_eq!(meanwhile(Key::Ctrl('d'), &mut editor, &mut queued, &words), Meanwhile::Leave);
-        assert_eq!(meanwhile(Key::Escape, &mut editor, &mut queued, &words), Meanwhile::Interrupt);
-    }
-
-    #[test]
-    fn a_line_too_many_is_not_lost() {
-        let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
-        for at in 0..=QUEUED_MAX {
-            typed(&format!("line {at}"), &mut editor, &mut queued);
-        }
-        assert_eq!((queued.len(), editor.text()), (QUEUED_MAX, format!("line {QUEUED_MAX}")));
-        editor.press(Key::Ctrl('u'));
-        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
     }
 }

@@ -28,6 +28,12 @@ pub(super) enum Command {
     /// More words than a session has.
     NoSession(String),
     Sessions,
+    /// Of this session, perhaps only with one status.
+    Jobs(Option<String>),
+    Job(String),
+    Cancel(String),
+    /// Needs one word behind it, as this says.
+    Lacking(&'static str),
     Unknown(String),
 }
 
@@ -53,8 +59,22 @@ pub(super) fn read(line: &str) -> Slash<'_> {
             [..] => Command::NoSession(arguments.join(" ")),
         },
         "sessions" => Command::Sessions,
+        "jobs" => match arguments.as_slice() {
+            [] => Command::Jobs(None),
+            [status] => Command::Jobs(Some((*status).to_owned())),
+            [..] => Command::Lacking("/jobs [STATUS]"),
+        },
+        "job" => one_word(&arguments).map_or(Command::Lacking("/job ID"), Command::Job),
+        "cancel" => one_word(&arguments).map_or(Command::Lacking("/cancel ID"), Command::Cancel),
         other => Command::Unknown(other.to_owned()),
     })
+}
+
+fn one_word(arguments: &[&str]) -> Option<String> {
+    match arguments {
+        [word] => Some((*word).to_owned()),
+        [] | [..] => None,
+    }
 }
 
 pub(super) fn help() -> String {
@@ -63,6 +83,9 @@ pub(super) fn help() -> String {
         ("/session ID", "go to another session"),
         ("/session new", "begin a new one"),
         ("/sessions", "list this agent's sessions"),
+        ("/jobs [STATUS]", "list the jobs of this session"),
+        ("/job ID", "show how a job stands and what it wrote last"),
+        ("/cancel ID", "cancel a job"),
         ("/clear", "clear the screen; nothing is forgotten"),
         ("/quit", "leave, also during an answer: the turn goes on"),
         ("//text", "say something that begins with a slash"),
@@ -72,7 +95,7 @@ pub(super) fn help() -> String {
         ("Up, Down", "earlier lines"),
         ("Ctrl-D", "leave, also during an answer"),
     ];
-    let lines: Vec<String> = commands.iter().map(|(name, what)| format!("{name:<14}{what}")).collect();
+    let lines: Vec<String> = commands.iter().map(|(name, what)| format!("{name:<16}{what}")).collect();
     lines.join("\n")
 }
 
@@ -115,6 +138,12 @@ mod tests {
         check("/session ses_1", Slash::Command(Command::Session(Some("ses_1".into()))));
         check("/session", Slash::Command(Command::Session(None)));
         check("/session has  space", Slash::Command(Command::NoSession("has space".into())));
+        check("/jobs", Slash::Command(Command::Jobs(None)));
+        check("/jobs running", Slash::Command(Command::Jobs(Some("running".into()))));
+        check("/jobs a b", Slash::Command(Command::Lacking("/jobs [STATUS]")));
+        check("/job job_1", Slash::Command(Command::Job("job_1".into())));
+        check("/job", Slash::Command(Command::Lacking("/job ID")));
+        check("/cancel job_1 now", Slash::Command(Command::Lacking("/cancel ID")));
         check("/nope x", Slash::Command(Command::Unknown("nope".into())));
         check("/", Slash::Command(Command::Unknown(String::new())));
     }

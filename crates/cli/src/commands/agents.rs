@@ -6,8 +6,9 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
+use super::jobs_stop::{End, Stopping};
 use super::{Context, lineages, map, request_id};
-use crate::args::{ListArgs, Refs};
+use crate::args::{JobsFate, ListArgs, Refs};
 use crate::failure::{Exit, Failure};
 use crate::follow::{Daemon, Scope, Seen};
 use crate::render::{self, ago, now_s, or_dash, until};
@@ -169,8 +170,8 @@ fn limit_text(limit: &LimitView) -> String {
         (_, None) => "half of what is free at the start".to_owned(),
         ("pids", Some(pids)) => pids.to_string(),
         ("cpu_time", Some(ms)) => format!("{} s for each tool call", ms as f64 / 1000.0),
-        ("output", Some(bytes)) => format!("{} for each tool call", super::images::size(bytes)),
-        (_, Some(bytes)) => super::images::size(bytes),
+        ("output", Some(bytes)) => format!("{} for each tool call", render::size(bytes)),
+        (_, Some(bytes)) => render::size(bytes),
     };
     let source = if limit.source == "default" { " (default)" } else { "" };
     let by = limit.by.as_ref().map(|by| format!(", by {by}")).unwrap_or_default();
@@ -187,10 +188,17 @@ fn next_try(at: &str, failures: Option<u32>) -> String {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verb {
     Start,
-    Stop,
-    Restart,
+    /// And what becomes of its jobs; open when nobody said so.
+    Stop {
+        jobs: Option<JobsFate>,
+    },
+    Restart {
+        jobs: Option<JobsFate>,
+    },
     Kill,
-    Remove { force: bool },
+    Remove {
+        force: bool,
+    },
 }
 
 /// Does it to each agent; one that fails does not keep the others from it.
@@ -227,7 +235,7 @@ fn tell_end(context: &Context, view: &AgentView, verb: Verb, before: Work) {
             };
             context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` begins anew"));
         }
-        Verb::Start | Verb::Stop | Verb::Restart | Verb::Kill | Verb::Remove { .. } => {}
+        Verb::Start | Verb::Stop { .. } | Verb::Restart { .. } | Verb::Kill | Verb::Remove { .. } => {}
     }
 }
 
@@ -238,15 +246,19 @@ async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, W
     let id = state.agents.first().map_or_else(|| agent.to_owned(), |view| view.id.clone());
     let work = match (verb, state.agents.first()) {
         (Verb::Kill, Some(view)) => work_of(&mut daemon, view).await?,
-        (Verb::Kill | Verb::Start | Verb::Stop | Verb::Restart | Verb::Remove { .. }, _) => Work::Open,
+        (Verb::Kill | Verb::Start | Verb::Stop { .. } | Verb::Restart { .. } | Verb::Remove { .. }, _) => {
+            Work::Open
+        }
     };
     let request_id = Some(request_id()?);
     let (view, goal): (AgentView, Goal) = match verb {
         Verb::Start => (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, Goal::Ready),
-        Verb::Restart => {
-            (daemon.call("agent/restart", AgentRef { agent: id, request_id }).await?, Goal::Ready)
+        Verb::Restart { jobs } => {
+            (Stopping::new(context, End::Restart, id, state).run(&mut daemon, jobs).await?, Goal::Ready)
         }
-        Verb::Stop => (daemon.call("agent/stop", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
+        Verb::Stop { jobs } => {
+            (Stopping::new(context, End::Stop, id, state).run(&mut daemon, jobs).await?, Goal::Stopped)
+        }
         Verb::Kill => (daemon.call("agent/kill", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
         Verb::Remove { force } => {
             let params = AgentRemoveParams { agent: id, force, request_id };

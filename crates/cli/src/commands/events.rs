@@ -19,7 +19,7 @@ const END: u64 = (1 << 53) - 1;
 /// The column of names.
 const NAME_WIDTH: usize = 12;
 /// Ids stand behind what says more.
-const IDS: [&str; 4] = ["session", "turn", "call", "lineage"];
+const IDS: [&str; 5] = ["session", "turn", "call", "lineage", "job"];
 
 pub(super) async fn events(context: &Context, args: EventsArgs) -> Result<(), Failure> {
     args.kind.as_deref().map_or(Ok(()), known)?;
@@ -218,7 +218,7 @@ mod tests {
             Err(Failure::Told(report)) => report.hint.unwrap(),
             other => panic!("{kind}: {other:?}"),
         };
-        assert_eq!(hint("nosuchkind"), "the families are agent, daemon, lineage, session, turn");
+        assert_eq!(hint("nosuchkind"), "the families are agent, daemon, job, lineage, session, turn");
         assert_eq!(hint("daemon.ended"), "the kinds of that family are daemon.started, daemon.reloaded");
     }
 

@@ -10,7 +10,7 @@ use super::source::{Source, place};
 use super::{Context, map, request_id};
 use crate::args::{ImageBuildArgs, ImageCommand};
 use crate::failure::Failure;
-use crate::render::{ago, now_s, or_dash, pairs};
+use crate::render::{ago, now_s, or_dash, pairs, size};
 use crate::words::put;
 
 /// Letters of a digest that a listing shows; enough to name it again.
@@ -90,14 +90,6 @@ fn rows_of(image: &ImageView, now: i64) -> Vec<Vec<String>> {
 
 fn short(digest: &str) -> String {
     digest.chars().take(DIGEST_SHOWN).collect()
-}
-
-pub(super) fn size(bytes: u64) -> String {
-    match bytes {
-        ..1_024 => format!("{bytes} B"),
-        1_024..1_048_576 => format!("{} KiB", bytes >> 10),
-        1_048_576.. => format!("{} MiB", bytes >> 20),
-    }
 }
 
 async fn inspect(context: &Context, images: Vec<String>) -> Result<(), Failure> {

@@ -7,6 +7,9 @@ mod daemon;
 mod document;
 mod events;
 mod images;
+pub(crate) mod jobs;
+pub(crate) mod jobs_output;
+mod jobs_stop;
 mod lineages;
 mod logs;
 mod names;
@@ -26,11 +29,11 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use clap::CommandFactory;
-use lodge_proto::{AgentRemoveParams, AgentView};
+use lodge_proto::{AgentRemoveParams, AgentView, REQUEST_BYTES_MAX};
 
 use crate::args::{AgentCommand, Cli, Command};
 use crate::connect::Address;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, io_words};
 use crate::follow::Daemon;
 use crate::render::{fitted, table};
 use crate::words::{Words, put};
@@ -97,11 +100,11 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Start(refs) | Command::Agent { command: AgentCommand::Start(refs) } => {
             agents::each(context, refs, agents::Verb::Start).await
         }
-        Command::Stop(refs) | Command::Agent { command: AgentCommand::Stop(refs) } => {
-            agents::each(context, refs, agents::Verb::Stop).await
+        Command::Stop(args) | Command::Agent { command: AgentCommand::Stop(args) } => {
+            agents::each(context, args.refs, agents::Verb::Stop { jobs: args.jobs }).await
         }
-        Command::Restart(refs) | Command::Agent { command: AgentCommand::Restart(refs) } => {
-            agents::each(context, refs, agents::Verb::Restart).await
+        Command::Restart(args) | Command::Agent { command: AgentCommand::Restart(args) } => {
+            agents::each(context, args.refs, agents::Verb::Restart { jobs: args.jobs }).await
         }
         Command::Update(args) | Command::Agent { command: AgentCommand::Update(args) } => {
             update::update(context, args).await
@@ -118,6 +121,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Prompt(args) => prompt::prompt(context, args).await,
         Command::Chat(args) => crate::chat::chat(context, args).await,
         Command::Session { command } => sessions::session(context, command).await,
+        Command::Jobs { command } => jobs::jobs(context, command).await,
         Command::Lineage { command } => lineages::lineage(context, command).await,
         Command::Image { command } => images::image(context, command).await,
         Command::Provider { command } => providers::provider(context, command).await,
@@ -173,15 +177,32 @@ pub(crate) fn request_id() -> Result<String, Failure> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// All of stdin. On its own thread, so that Ctrl-C is heard meanwhile.
+/// All of stdin, which must be text.
 async fn read_stdin(what: &str) -> Result<String, Failure> {
-    let could_not =
-        |cause: String| Failure::refused(format!("could not read {what} from stdin")).because(cause);
-    let read = tokio::task::spawn_blocking(|| {
-        let mut text = String::new();
-        std::io::stdin().lock().read_to_string(&mut text).map(|_| text)
+    let what = format!("{what} from stdin");
+    let bytes = read_bytes(&what, || Ok(std::io::stdin())).await?;
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::refused(format!("could not read {what}")).because("it is not UTF-8"))
+}
+
+/// All that there is to read, as far as a call can hold it: a device has no end. On its own thread, so that Ctrl-C is
+/// heard while a pipe says nothing.
+async fn read_bytes<R: Read>(
+    what: &str,
+    open: impl FnOnce() -> std::io::Result<R> + Send + 'static,
+) -> Result<Vec<u8>, Failure> {
+    let read = tokio::task::spawn_blocking(move || {
+        let mut bytes = Vec::new();
+        open()?.take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
     });
-    read.await.map_err(|cause| could_not(cause.to_string()))?.map_err(|cause| could_not(cause.to_string()))
+    let read = read.await.map_err(std::io::Error::other).flatten();
+    let could_not = |cause| Failure::usage(format!("could not read {what}")).because(io_words(&cause));
+    let bytes = read.map_err(could_not)?;
+    if bytes.len() > REQUEST_BYTES_MAX {
+        return Err(Failure::refused(format!("{what} has more than {REQUEST_BYTES_MAX} bytes"))
+            .hint("put large material into the agent's workspace instead"));
+    }
+    Ok(bytes)
 }
 
 fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {

@@ -222,6 +222,9 @@ fn block(message: &MessageView, words: &Words) -> String {
         text.push_str("  (broke off)");
     }
     text.push('\n');
+    if let Some(note) = &message.note {
+        text.push_str(&indented(&words.shown(note), usize::MAX));
+    }
     let lines_max = if message.role == "tool" { TOOL_LINES_SHOWN } else { usize::MAX };
     text.push_str(&indented(&words.shown(&message.text), lines_max));
     for call in &message.calls {
@@ -261,6 +264,7 @@ mod tests {
             active: true,
             role: role.into(),
             text: text.into(),
+            note: None,
             calls,
             call: None,
             partial: false,
@@ -347,7 +351,7 @@ mod tests {
             generation: 1,
             epoch: 1,
         };
-        let head = head(&SessionDetail { session, inactive_turns: 3 }, &plain());
+        let head = head(&SessionDetail { session, inactive_turns: 3, open_jobs: 0 }, &plain());
         assert_eq!(
             head,
             "f  coder (removed)  2 turns\n  forked from s at turn 1\n  running: trn_8\n  queued: trn_9\n  \

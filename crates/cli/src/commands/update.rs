@@ -43,8 +43,9 @@ fn told(updated: &AgentUpdated) -> String {
     let name = &updated.agent.name;
     match updated.in_force.as_str() {
         "after_turns" => {
-            let turns = updated.after_turns.join(", ");
-            format!("{name} is updated after what runs now: {turns}")
+            let runs: Vec<&str> =
+                updated.after_turns.iter().chain(&updated.after_jobs).map(String::as_str).collect();
+            format!("{name} is updated after what runs now: {}", runs.join(", "))
         }
         "next_start" => format!("{name} is updated from its next start on: lodge start {name}"),
         _ => format!("{name} is updated"),

@@ -1,0 +1,135 @@
+//! Keys that are pressed while a turn runs.
+
+use std::collections::VecDeque;
+
+use super::editor::{Editor, Outcome};
+use super::keys::Key;
+use super::slash::{self, Slash};
+use super::{QUEUED_MAX, jobs};
+use crate::commands::Context;
+use crate::failure::{Exit, Failure};
+use crate::render;
+use crate::words::Words;
+
+/// What was typed while a turn runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Meanwhile {
+    Typed,
+    Interrupt,
+    Leave,
+    Look(Look),
+}
+
+/// What can be asked about jobs at any time: the turn that runs may be waiting for one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    Jobs(Option<String>),
+    Job(String),
+    Cancel(String),
+}
+
+impl Look {
+    /// Whether it went well. Anything but a refusal ends the conversation.
+    pub(super) async fn at(self, context: &Context, session: &str) -> Result<bool, Failure> {
+        let looked = match self {
+            Look::Jobs(status) => jobs::list(context, Some(session), status).await,
+            Look::Job(id) => jobs::show(context, Some(session), &id).await,
+            Look::Cancel(id) => jobs::cancel(context, Some(session), &id).await,
+        };
+        match looked {
+            Ok(()) => Ok(true),
+            Err(Failure::Told(report)) if report.exit == Exit::Refused => {
+                render::error(&report);
+                Ok(false)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// A key that is pressed while a turn runs. Questions about jobs are answered at once, other lines wait for its end; what is typed and not sent stands at the next prompt.
+pub(super) fn meanwhile(
+    key: Key,
+    editor: &mut Editor,
+    queued: &mut VecDeque<String>,
+    words: &Words,
+) -> Meanwhile {
+    match key {
+        Key::Escape | Key::Ctrl('c') => return Meanwhile::Interrupt,
+        Key::Ctrl('d') => return Meanwhile::Leave,
+        Key::Enter => match slash::read(&editor.text()) {
+            Slash::Nothing => drop(editor.press(Key::Enter)),
+            Slash::Command(slash::Command::Quit) => return Meanwhile::Leave,
+            Slash::Command(slash::Command::Jobs(status)) => {
+                drop(editor.press(Key::Enter));
+                return Meanwhile::Look(Look::Jobs(status));
+            }
+            Slash::Command(slash::Command::Job(id)) => {
+                drop(editor.press(Key::Enter));
+                return Meanwhile::Look(Look::Job(id));
+            }
+            Slash::Command(slash::Command::Cancel(id)) => {
+                drop(editor.press(Key::Enter));
+                return Meanwhile::Look(Look::Cancel(id));
+            }
+            Slash::Text(_) | Slash::Command(_) if queued.len() == QUEUED_MAX => {
+                words.murmur(&format!("{QUEUED_MAX} lines wait already; this one stays for the next prompt"));
+            }
+            Slash::Text(_) | Slash::Command(_) => {
+                if let Outcome::Sent(line) = editor.press(Key::Enter) {
+                    words.murmur(&format!("queued: {}", render::one_line(&line)));
+                    queued.push_back(line);
+                }
+            }
+        },
+        key => drop(editor.press(key)),
+    }
+    Meanwhile::Typed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(text: &str, editor: &mut Editor, queued: &mut VecDeque<String>) -> Meanwhile {
+        let words = Words::new(true, false);
+        for letter in text.chars() {
+            assert_eq!(meanwhile(Key::Char(letter), editor, queued, &words), Meanwhile::Typed);
+        }
+        meanwhile(Key::Enter, editor, queued, &words)
+    }
+
+    #[test]
+    fn lines_that_are_typed_during_a_turn_wait_in_order_and_quit_does_not() {
+        let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
+        for line in ["one", "  ", "/session new"] {
+            assert_eq!(typed(line, &mut editor, &mut queued), Meanwhile::Typed);
+        }
+        assert_eq!(queued, ["one", "/session new"]);
+        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
+        let words = Words::new(true, false);
+        assert_eq!(meanwhile(Key::Ctrl('d'), &mut editor, &mut queued, &words), Meanwhile::Leave);
+        assert_eq!(meanwhile(Key::Escape, &mut editor, &mut queued, &words), Meanwhile::Interrupt);
+    }
+
+    #[test]
+    fn jobs_can_be_looked_at_while_a_turn_waits_for_them() {
+        let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
+        let mut look = |line: &str| typed(line, &mut editor, &mut queued);
+        assert_eq!(look("/jobs running"), Meanwhile::Look(Look::Jobs(Some("running".into()))));
+        assert_eq!(look("/job job_1"), Meanwhile::Look(Look::Job("job_1".into())));
+        assert_eq!(look("/cancel job_1"), Meanwhile::Look(Look::Cancel("job_1".into())));
+        assert_eq!((queued.len(), editor.text()), (0, String::new()));
+    }
+
+    #[test]
+    fn a_line_too_many_is_not_lost() {
+        let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
+        for at in 0..=QUEUED_MAX {
+            typed(&format!("line {at}"), &mut editor, &mut queued);
+        }
+        assert_eq!((queued.len(), editor.text()), (QUEUED_MAX, format!("line {QUEUED_MAX}")));
+        editor.press(Key::Ctrl('u'));
+        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
+    }
+}

@@ -1,0 +1,184 @@
+//! `stop` and `restart` of an agent that has jobs: they are cancelled, waited for, or a reason to do nothing.
+
+use std::io::{BufRead, IsTerminal};
+
+use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView};
+
+use super::{Context, jobs, request_id};
+use crate::args::JobsFate;
+use crate::failure::Failure;
+use crate::follow::Daemon;
+use crate::job;
+use crate::render::{counted, now_ms};
+use crate::words::tell_part;
+
+/// Jobs that are told one by one; of more there is a listing.
+const TOLD_MAX: usize = 5;
+const WAYS_OUT: &str = "`--jobs cancel` cancels its jobs, `--jobs wait` waits for them";
+
+/// What ends the agent's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Stop,
+    Restart,
+}
+
+impl End {
+    fn method(self) -> &'static str {
+        match self {
+            End::Stop => "agent/stop",
+            End::Restart => "agent/restart",
+        }
+    }
+
+    /// Whether it costs the job: what waits is started after a restart.
+    fn touches(self, job: &JobView) -> bool {
+        match self {
+            End::Stop => job::is_open(job),
+            End::Restart => job.status == "running",
+        }
+    }
+}
+
+/// An agent that is about to be stopped, and the jobs that it would lose.
+#[derive(Debug)]
+pub(super) struct Stopping<'a> {
+    context: &'a Context,
+    end: End,
+    agent: String,
+    name: String,
+    jobs: Vec<JobView>,
+}
+
+impl<'a> Stopping<'a> {
+    /// `state` is what was told when the agent was attached to.
+    pub(super) fn new(context: &'a Context, end: End, agent: String, state: AttachState) -> Self {
+        let name = state.agents.first().map_or_else(|| agent.clone(), |view| view.name.clone());
+        let jobs = state.jobs.into_iter().filter(|job| end.touches(job)).collect();
+        Stopping { context, end, agent, name, jobs }
+    }
+
+    pub(super) async fn run(
+        mut self,
+        daemon: &mut Daemon<'_>,
+        fate: Option<JobsFate>,
+    ) -> Result<AgentView, Failure> {
+        let fate = match fate {
+            Some(fate) => fate,
+            None if self.jobs.is_empty() || !self.can_ask() => JobsFate::Cancel,
+            None => self.ask().await?,
+        };
+        match fate {
+            JobsFate::Refuse => self.call(daemon, "refuse").await.map_err(|failure| {
+                if failure.is("agent.jobs_running") { failure.hint(WAYS_OUT) } else { failure }
+            }),
+            JobsFate::Cancel => {
+                let view = self.call(daemon, "cancel").await?;
+                self.tell_cancelled();
+                Ok(view)
+            }
+            JobsFate::Wait => loop {
+                self.wait(daemon).await?;
+                // Another may have been started meanwhile.
+                match self.call(daemon, "refuse").await {
+                    Err(failure) if failure.is("agent.jobs_running") => {}
+                    ended => return ended,
+                }
+                self.look(daemon).await?;
+            },
+        }
+    }
+
+    async fn call(&self, daemon: &mut Daemon<'_>, jobs: &str) -> Result<AgentView, Failure> {
+        let params = AgentStopParams {
+            agent: self.agent.clone(),
+            jobs: Some(jobs.to_owned()),
+            request_id: Some(request_id()?),
+        };
+        daemon.call(self.end.method(), params).await
+    }
+
+    async fn wait(&self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+        for waited in &self.jobs {
+            self.context.words.progress(&format!("{}: waits for {}", self.name, phrase(waited)));
+            jobs::end_of(daemon, &waited.id, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+        let mut open = Vec::new();
+        for status in ["running", "pending"] {
+            let params = JobListParams {
+                agent: Some(self.agent.clone()),
+                status: Some(status.to_owned()),
+                ..JobListParams::default()
+            };
+            open.extend(jobs::newest(daemon, params, usize::MAX).await?.0);
+        }
+        self.jobs = open.into_iter().filter(|job| self.end.touches(job)).collect();
+        Ok(())
+    }
+
+    fn can_ask(&self) -> bool {
+        let words = &self.context.words;
+        words.watched() && !words.json && std::io::stdin().is_terminal()
+    }
+
+    async fn ask(&self) -> Result<JobsFate, Failure> {
+        let words = &self.context.words;
+        words.tell(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
+        for job in self.jobs.iter().take(TOLD_MAX) {
+            words.tell(&format!("  {}, {}", phrase(job), job::standing(job, now_ms())));
+        }
+        if self.jobs.len() > TOLD_MAX {
+            words.tell(&format!("  … `lodge jobs ls --agent {}` lists all", self.name));
+        }
+        loop {
+            tell_part("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
+            let answer = read_line().await?;
+            match answer.as_deref().map(str::trim) {
+                Some("c" | "C" | "cancel") => return Ok(JobsFate::Cancel),
+                Some("w" | "W" | "wait") => return Ok(JobsFate::Wait),
+                Some("n" | "N" | "no" | "") => return Err(self.left_alone()),
+                Some(_) => {}
+                None => {
+                    words.tell("");
+                    return Err(self.left_alone());
+                }
+            }
+        }
+    }
+
+    fn left_alone(&self) -> Failure {
+        let done = match self.end {
+            End::Stop => "stopped",
+            End::Restart => "restarted",
+        };
+        Failure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
+    }
+
+    fn tell_cancelled(&self) {
+        let words = &self.context.words;
+        if words.json || self.jobs.is_empty() {
+            return;
+        }
+        let told: Vec<String> = self.jobs.iter().take(TOLD_MAX).map(phrase).collect();
+        let more = if self.jobs.len() > TOLD_MAX { ", …" } else { "" };
+        words.say(&format!("cancelled {}: {}{more}", counted(self.jobs.len(), "job"), told.join(", ")));
+    }
+}
+
+fn phrase(job: &JobView) -> String {
+    format!("{} ({})", job.id, job::command(job))
+}
+
+/// A line that was typed; nothing at the end. On its own thread, so that Ctrl-C is heard meanwhile.
+async fn read_line() -> Result<Option<String>, Failure> {
+    let could_not = |cause: String| Failure::refused("could not read your answer").because(cause);
+    let read = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).map(|read| (read > 0).then_some(line))
+    });
+    read.await.map_err(|cause| could_not(cause.to_string()))?.map_err(|cause| could_not(cause.to_string()))
+}
