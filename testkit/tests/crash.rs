@@ -12,6 +12,7 @@ const RESTART_SEED: u64 = 0x5e57;
 const INTERRUPT_SEED: u64 = 0x1a7e;
 const STRUCK_SEED: u64 = 0xdead;
 const LEFT_SEED: u64 = 0x1ef7;
+const JOBS_SEED: u64 = 0x10b5;
 const MUTATION_SEED: u64 = 0xb09;
 /// Of each of the three tests at random: with those of the others, more than a thousand.
 const KILLS: u64 = 320;
@@ -96,6 +97,17 @@ fn changes_of_sessions_agents_and_tokens_through_kills_are_there_once_they_were_
     for (seed, model) in [(CHANGES_SEED, Model::Script), (CHANGES_SEED + 1, Model::OpenAi)] {
         let (seed, kills) = (crash::seed_or(seed), crash::kills_or(30));
         assert_clean(&run("changes", seed, crash::changes(&crash::setup(model, seed), kills)));
+    }
+}
+
+#[test]
+fn jobs_through_kills_of_everybody_are_neither_lost_nor_run_twice_and_every_byte_of_them_is_there() {
+    for (seed, victims) in [(JOBS_SEED, &Victim::USUAL[..]), (JOBS_SEED + 1, &PARTS)] {
+        let (seed, kills) = (crash::seed_or(seed), crash::kills_or(40));
+        let setup = Setup { victims, ..crash::setup(Model::OpenAi, seed) };
+        let report = run("jobs", seed, crash::jobs_alone(&setup, kills));
+        assert_clean(&report);
+        assert!(report.jobs >= kills / 2 && report.job_bytes > 100_000 && report.job_notes > 0, "\n{report}");
     }
 }
 
@@ -187,4 +199,22 @@ fn a_daemon_that_repeats_what_may_have_happened_is_noticed() {
     let setup = crash::setup(Model::Script, seed).broken_by("repeat-unsafe");
     let report = run("mutation", seed, crash::struck(&setup, Victim::Keeper, AtWork::Long));
     assert!(report.count(Broken::Duplicated) > 0, "\n{report}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_daemon_that_removes_output_before_it_is_archived_is_noticed() {
+    let seed = crash::seed_or(MUTATION_SEED + 4);
+    let setup = crash::setup(Model::Script, seed).broken_by("forget-before-archive");
+    let report = run("mutation", seed, crash::die_at(&setup, "before_archive", 4));
+    assert!(report.count(Broken::Lost) > 0, "\n{report}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_daemon_that_acknowledges_jobs_before_the_commit_is_noticed() {
+    let seed = crash::seed_or(MUTATION_SEED + 5);
+    let setup = crash::setup(Model::Script, seed).broken_by("reply-before-commit");
+    let report = run("mutation", seed, crash::jobs_die_at(&setup, "before_commit", 6));
+    assert!(report.count(Broken::Lost) > 0, "\n{report}");
 }

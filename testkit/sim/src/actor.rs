@@ -9,7 +9,7 @@ use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
-use lodge_core::{AgentId, ExecId, SandboxId};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId};
 use lodge_daemon::engine::{Effect, ExecHow, Lack, Part, Seen, Up};
 
 use crate::keeper::{Command, Ended, Known, Told};
@@ -178,7 +178,9 @@ impl World {
             | Effect::ReviveLater { .. }
             | Effect::RetryLater { .. }
             | Effect::NoteFailure { .. }
-            | Effect::Token(_) => {}
+            | Effect::Token(_)
+            | Effect::RemoveOutput { .. } => {}
+            Effect::Job { what, .. } => self.job_effect(agent, what),
         }
     }
 
@@ -265,6 +267,7 @@ impl World {
         if runs && self.die_at == Some(Point::Adopted) {
             return self.daemon_dies("in the middle of an adoption");
         }
+        self.jobs_found(agent, &known);
         let execs = |wanted: fn(&Known) -> bool| -> Vec<ExecId> {
             known
                 .iter()
@@ -323,11 +326,10 @@ impl World {
     }
 
     fn gone(&mut self, agent: &AgentId, sandbox: &SandboxId, run: u32) {
-        // The directory goes, unless a turn is open that may ask what is in it.
-        if !self.disk.live_turns().any(|turn| turn.row.agent == *agent)
-            && let Some(found) = self.machine.sandboxes.get_mut(sandbox)
-        {
-            found.shelf.clear();
+        // The directory goes, unless a turn is open that may ask what is in it, or output of a job is.
+        let turns = self.disk.live_turns().any(|turn| turn.row.agent == *agent);
+        if !turns && !self.disk.has_unarchived_job(agent) {
+            self.sandbox_files_go(sandbox);
         }
         self.tell(Seen::Down { agent: agent.clone(), run });
     }
@@ -341,6 +343,7 @@ impl World {
             let detail = "something is still there".to_owned();
             return self.tell(Seen::NotCleared { agent: agent.clone(), detail });
         }
+        self.sandbox_files_go(&id);
         self.machine.sandboxes.remove(&id);
         self.tell(Seen::Cleared { agent: agent.clone() });
     }
@@ -354,7 +357,13 @@ impl World {
     fn keeper_told(&mut self, agent: &AgentId, told: Told) {
         match told {
             Told::Said(said) => self.runtime_said(agent, said),
+            Told::Wrote { exec, bytes } => {
+                exec.parse().into_iter().for_each(|job: JobId| self.job_wrote(&job, bytes));
+            }
             Told::Exited { exec, ended } => {
+                if let Ok(job) = exec.parse() {
+                    return self.job_exited(agent, &job, ended);
+                }
                 let Some(up) = self.linked(agent) else { return };
                 if exec == runtime_exec(up.row.runs) {
                     return self.runtime_ended(agent, ended);
@@ -368,6 +377,9 @@ impl World {
                 }
             }
             Told::Refused { exec } => {
+                if let Ok(job) = exec.parse() {
+                    return self.tell_job_end(&job, ExecHow::NotStarted, 0);
+                }
                 let Some(up) = self.linked(agent) else { return };
                 if exec == runtime_exec(up.row.runs) {
                     let row = up.row.clone();
@@ -377,7 +389,10 @@ impl World {
                     self.tell_end(&exec, ExecHow::NotStarted);
                 }
             }
-            Told::Lost { exec } => self.lost(agent, &exec),
+            Told::Lost { exec } => match exec.parse() {
+                Ok(job) => self.job_lost(agent, &job),
+                Err(_) => self.lost(agent, &exec),
+            },
             Told::Closed => {
                 let Some(actor) = self.actor(agent) else { return };
                 actor.pulse = None;
@@ -454,7 +469,7 @@ impl World {
     }
 }
 
-fn how(ended: Ended) -> ExecHow {
+pub fn how(ended: Ended) -> ExecHow {
     match ended {
         Ended::Code(code) => ExecHow::Exited { code },
         Ended::Signal(signal) => ExecHow::Killed { signal },

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
 use lodge_core::record::{AgentRow, EventRow, Role, Write};
-use lodge_core::turn::TurnState;
+use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
 use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
 
+use crate::jobs::jobs_agree;
 use crate::world::World;
 
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
@@ -26,6 +27,9 @@ pub struct Before {
     working: usize,
     /// The most that may work at any moment of the step.
     max_concurrent: usize,
+    /// The same for jobs.
+    jobs: usize,
+    max_jobs: usize,
     stopped: BTreeSet<AgentId>,
     /// Agents that somebody wants to start with this step.
     asked: BTreeSet<AgentId>,
@@ -58,6 +62,10 @@ impl World {
         if sizes.working > most {
             return self.fail(format!("{} agents work, of {}", sizes.working, sizes.max_concurrent));
         }
+        let (jobs, most) = (sizes.jobs.running, before.jobs.max(before.max_jobs));
+        if jobs > most {
+            return self.fail(format!("{jobs} jobs run, of {most}"));
+        }
         let starts = |write: &Write| match write {
             Write::AgentState { id, state: AgentState::Pulling, .. } => {
                 (before.stopped.contains(id) && !before.asked.contains(id)).then(|| id.clone())
@@ -73,7 +81,7 @@ impl World {
     pub fn before_step(&self, inputs: &[Input]) -> Before {
         let Some(daemon) = &self.daemon else { return Before::default() };
         let asked = inputs.iter().filter_map(|input| match input {
-            Input::Api { command: Command::StartAgent { id } | Command::RestartAgent { id }, .. } => {
+            Input::Api { command: Command::StartAgent { id } | Command::RestartAgent { id, .. }, .. } => {
                 Some(id.clone())
             }
             Input::Api { .. } | Input::Seen(_) => None,
@@ -81,11 +89,13 @@ impl World {
         let (sizes, stopped) = (daemon.engine.sizes(), daemon.engine.stopped_agents());
         // The number of slots may change in the middle of the step, and again.
         let given = inputs.iter().filter_map(|input| match input {
-            Input::Seen(Seen::Configured(settings)) => Some(settings.max_concurrent),
+            Input::Seen(Seen::Configured(settings)) => Some((settings.max_concurrent, settings.max_jobs)),
             Input::Seen(_) | Input::Api { .. } => None,
         });
-        let max_concurrent = given.fold(sizes.max_concurrent, usize::max);
-        Before { working: sizes.working, max_concurrent, stopped, asked: asked.collect() }
+        let most = |(a, b): (usize, usize), (c, d): (usize, usize)| (a.max(c), b.max(d));
+        let (max_concurrent, max_jobs) = given.fold((sizes.max_concurrent, sizes.jobs.max), most);
+        let (working, jobs) = (sizes.working, sizes.jobs.running);
+        Before { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
     }
 
     /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
@@ -109,6 +119,7 @@ impl World {
         // The settings that it decides by, which may be about to change.
         let mut host = self.host();
         host.settings.max_concurrent = daemon.engine.sizes().max_concurrent;
+        host.settings.max_jobs = daemon.engine.sizes().jobs.max;
         let (engine, _) = Engine::boot(loaded, host, ids, "sim", self.wall());
         let mut found = engine.facts();
         // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
@@ -138,7 +149,15 @@ impl World {
     pub fn check_commit(&mut self, writes: &[Write]) {
         for write in writes {
             match write {
-                Write::Message(row) if row.role == Role::User => self.check_once(&row.body.text),
+                Write::Message(row) if row.role == Role::User => {
+                    self.check_once(&row.body.text);
+                    self.check_telling(row);
+                }
+                Write::Message(row) => self.check_telling(row),
+                Write::Job(write) => self.check_job_write(write),
+                Write::StepState { turn, step, ordinal, state: StepState::Interrupted, .. } => {
+                    self.check_cut(turn, *step, *ordinal);
+                }
                 Write::Agent(row) => self.check_once(&row.image),
                 Write::Event(row) => self.count(row),
                 Write::TurnState { id, failure: Some(failure), .. } => {
@@ -163,7 +182,6 @@ impl World {
                 | Write::Step(_)
                 | Write::StepState { .. }
                 | Write::Epoch(_)
-                | Write::Message(_)
                 | Write::Request(_)
                 | Write::Token(_) => {}
             }
@@ -231,6 +249,7 @@ impl World {
         self.rebuild();
         self.check_deleted();
         let rest = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind());
+        let rest = rest.and_then(|()| self.jobs_are_settled());
         if let Err(broken) = rest.and_then(|()| self.tokens_end_with_their_agent()) {
             self.fail(broken);
         }
@@ -356,6 +375,7 @@ fn agrees(facts: &Facts) -> Result<(), String> {
 /// Slots are counted right, and none is free while somebody could use it.
 fn shares(engine: &Engine) -> Result<(), String> {
     let (facts, sizes) = (engine.facts(), engine.sizes());
+    jobs_agree(&facts, &sizes)?;
     let working = facts.agents.values().filter(|agent| agent.running > 0).count();
     if working != sizes.working {
         return Err(format!("{working} agents work, and {} are counted", sizes.working));
@@ -410,6 +430,14 @@ fn difference(held: &Facts, found: &Facts) -> String {
     if held.tokens != found.tokens || held.image_refs != found.image_refs {
         let (held, found) = ((&held.tokens, &held.image_refs), (&found.tokens, &found.image_refs));
         words.push(format!("held {held:?}, found {found:?}"));
+    }
+    for (id, job) in &held.jobs {
+        if found.jobs.get(id) != Some(job) {
+            words.push(format!("held {job:?}, found {:?}", found.jobs.get(id)));
+        }
+    }
+    for id in found.jobs.keys().filter(|id| !held.jobs.contains_key(id)) {
+        words.push(format!("{id} is not held"));
     }
     if held.execs != found.execs {
         words.push(format!("held {:?}, found {:?}", held.execs, found.execs));

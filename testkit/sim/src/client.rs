@@ -3,12 +3,13 @@
 //! Owns: what every caller was told, which is what has to be true for ever.
 
 mod answers;
+mod jobs;
 mod wishes;
 
 use std::collections::{BTreeSet, HashMap};
 
 use lodge_core::lineage::Policy;
-use lodge_core::{AgentId, LineageId, SessionId, TokenId, TurnId};
+use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId};
 use lodge_daemon::engine::{Command, ImageGiven, Input, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
@@ -38,6 +39,7 @@ pub struct Clients {
     /// The newest ones that somebody heard of.
     pub turns: Vec<TurnId>,
     sessions: Vec<SessionId>,
+    pub jobs: Vec<JobId>,
     tokens: Vec<TokenId>,
     /// Turns that their own runtime refused to run.
     pub refused: BTreeSet<TurnId>,
@@ -89,6 +91,8 @@ pub enum What {
     RemoveByForce(AgentId),
     Send { agent: AgentId, session: Option<SessionId>, text: String, fit: Fit },
     Interrupt(TurnId),
+    Submit { agent: AgentId, session: Option<SessionId>, text: String },
+    CancelJob(JobId),
     Edit { session: SessionId, edit: Edit },
     Issue { agent: Option<AgentId>, text: String },
     Revoke(TokenId),
@@ -221,6 +225,8 @@ impl World {
                 | What::Update { .. }
                 | What::Settle { .. }
                 | What::Interrupt(_)
+                | What::Submit { .. }
+                | What::CancelJob(_)
                 | What::Edit { .. }
                 | What::Build { .. }
                 | What::RemoveImage(_)
@@ -313,6 +319,7 @@ impl World {
                 remember(&mut self.clients.sessions, id.parse().ok());
             }
             What::Issue { .. } => remember(&mut self.clients.tokens, id.parse().ok()),
+            What::Submit { .. } => remember(&mut self.clients.jobs, id.parse().ok()),
             What::Remove(agent) | What::RemoveByForce(agent) => {
                 self.clients.agents.retain(|known| known != agent);
             }
@@ -326,6 +333,7 @@ impl World {
             | What::Revoke(_)
             | What::Build { .. }
             | What::RemoveImage(_)
+            | What::CancelJob(_)
             | What::Interrupt(_) => {}
         }
     }

@@ -5,13 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use lodge_core::job::{JobState, JobWrite};
 use lodge_core::record::{StepKind, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, IdSource, TokenId, TurnId};
+use lodge_daemon::engine::jobs::JobEffect;
 use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
 
 use crate::actor::Actor;
+use crate::jobs::{Archiver, Reading};
 use crate::model::Call;
 use crate::plan::{Mutation, Point};
 use crate::room::Lost;
@@ -39,6 +42,7 @@ pub struct Daemon {
     pub calls: BTreeMap<u64, Call>,
     /// Which caller waits, and with which of its requests.
     pub tickets: BTreeMap<Ticket, (usize, u64)>,
+    pub archiver: Archiver,
     /// The tokens that let somebody in.
     pub doors: BTreeSet<TokenId>,
     /// Set while nothing can be recorded.
@@ -82,6 +86,9 @@ impl World {
         }
         self.life += 1;
         self.tally.lives += 1;
+        if self.mutation == Mutation::LostTold {
+            self.disk.untell();
+        }
         let loaded = self.disk.load();
         if let Some(kept) = &mut self.kept {
             kept.push(Group::Opened);
@@ -105,18 +112,25 @@ impl World {
             models: BTreeMap::new(),
             calls: BTreeMap::new(),
             tickets: BTreeMap::new(),
+            archiver: Archiver::default(),
             doors,
             halted: None,
         });
         self.bring_down_strays();
+        self.sweep();
         self.writer_goes();
     }
 
     pub fn host(&self) -> Host {
         let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
         let boot = format!("boot-{}", self.machine.boot);
-        let settings =
-            Settings { policy: self.plan.policy, backoff, max_concurrent: self.plan.max_concurrent };
+        let settings = Settings {
+            policy: self.plan.policy,
+            backoff,
+            max_concurrent: self.plan.max_concurrent,
+            max_jobs: self.plan.max_jobs,
+            job_output: lodge_core::limits::JOB_OUTPUT_BYTES,
+        };
         Host { boot, own_uids: true, settings }
     }
 
@@ -230,6 +244,12 @@ impl World {
                     batch.writes.retain(|write| !is_tool(write));
                 }
             }
+            Mutation::LostStart => batch.writes.retain(|write| match write {
+                Write::Job(JobWrite::Progress { progress, .. }) => {
+                    progress.state != JobState::Running || progress.cancel.is_some()
+                }
+                _ => true,
+            }),
             Mutation::LostCut => batch.writes.retain(|write| !matches!(write, Write::SessionPath(_))),
             Mutation::None
             | Mutation::NoResend
@@ -237,6 +257,8 @@ impl World {
             | Mutation::DeafActor
             | Mutation::DeafDoors
             | Mutation::HastyDeath
+            | Mutation::EarlyForget
+            | Mutation::LostTold
             | Mutation::LostClaims => {}
         }
     }
@@ -411,12 +433,19 @@ impl World {
             Effect::Token(row) => return self.token(row),
             // Nobody reads a log here.
             Effect::NoteFailure { .. } => return,
+            Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),
+            Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
+            Effect::Job { agent, what: JobEffect::Read { asked, session, wish } } => {
+                let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());
+                return self.read_later(Reading { asked, agent: agent.clone(), session, wish });
+            }
             Effect::Up { row, .. } => row.id.clone(),
             Effect::Down { agent, .. }
             | Effect::KillRuntime { agent, .. }
             | Effect::KillSandbox { agent, .. }
             | Effect::Clear { agent, .. }
             | Effect::RunTurn { agent, .. }
+            | Effect::Job { agent, .. }
             | Effect::DropTurn { agent, .. }
             | Effect::Answer { agent, .. }
             | Effect::StartExec { agent, .. }

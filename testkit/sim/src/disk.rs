@@ -3,6 +3,7 @@
 //! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
 //! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
 
+mod jobs;
 mod paths;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -15,6 +16,7 @@ use lodge_core::record::{
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId};
 
+pub use self::jobs::jobs_in;
 use crate::laws::{self, Broken};
 
 #[derive(Debug, Default)]
@@ -26,6 +28,7 @@ pub struct Disk {
     agents: Vec<AgentRow>,
     agent_at: HashMap<AgentId, usize>,
     images: BTreeSet<String>,
+    jobs: jobs::JobTable,
     image_refs: BTreeMap<String, ImageRefRow>,
     lineages: HashMap<LineageId, LineageRow>,
     lineage_order: Vec<LineageId>,
@@ -157,6 +160,7 @@ impl Disk {
                     return Err(format!("token {} is no longer revoked", row.id));
                 }
             }
+            Write::Job(write) => self.apply_job(write)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
                 if let Some(known) = self.requests.get(&key)
@@ -244,6 +248,9 @@ impl Disk {
         }
         session.messages = row.seq;
         session.epoch.add(row.number, row.body.weight());
+        if self.turns.get(&row.turn).is_some_and(|kept| kept.messages.is_empty()) {
+            self.all_told(&row.turn, row.body.note.as_deref().unwrap_or_default())?;
+        }
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
         laws::message_fits(kept, row)?;
         kept.messages.push(row.clone());
@@ -309,6 +316,7 @@ impl Disk {
             turns,
             tokens: self.tokens.values().filter(|row| row.revoked_at.is_none()).cloned().collect(),
             image_refs: self.image_refs.values().cloned().collect(),
+            jobs: self.unsettled_jobs(),
         }
     }
 

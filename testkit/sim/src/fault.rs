@@ -51,7 +51,11 @@ impl World {
                 self.stick(&id, |sandbox| sandbox.lacks_model = times);
             }
             (Fault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
+            (Fault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
+            (Fault::Retention, _) => self.retention_looks(),
             (Fault::SlotsChange, _) => {
+                self.plan.max_jobs = self.rng.between(1, 4) as usize;
+                self.jobs.max_ever = self.jobs.max_ever.max(self.plan.max_jobs);
                 self.plan.max_concurrent = self.rng.between(1, 4) as usize;
                 let settings = self.host().settings;
                 self.tell(Seen::Configured(settings));
@@ -88,6 +92,7 @@ impl World {
         self.calm = true;
         self.clients.idle = true;
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
+        self.jobs.archive_full = false;
         for sandbox in self.machine.sandboxes.values_mut() {
             (sandbox.sticks, sandbox.files_stick, sandbox.spawn_fails) = (0, 0, 0);
             sandbox.lacks_model = 0;

@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::record::StepKind;
-use lodge_core::{AgentId, ExecId, SandboxId};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId};
 
+use crate::jobs::File;
 use crate::plan::Mutation;
 use crate::runtime::{Line, Runtime, Said};
 use crate::world::{Next, World};
@@ -29,6 +30,8 @@ pub struct Sandbox {
     pub agent: AgentId,
     /// Claimed execs, with their record once they ended. Outlives its keepers.
     pub shelf: BTreeMap<String, Option<Ended>>,
+    /// What jobs wrote.
+    pub files: BTreeMap<JobId, File>,
     pub keeper: Option<Keeper>,
     /// How often the next attempts to end it, to clear it and to start in it fail.
     pub sticks: u32,
@@ -98,6 +101,11 @@ pub enum Told {
     Lost {
         exec: String,
     },
+    /// How much a job wrote by now.
+    Wrote {
+        exec: String,
+        bytes: u64,
+    },
     /// Nothing more comes on this link.
     Closed,
 }
@@ -123,6 +131,7 @@ impl Machine {
         self.sandboxes.entry(id.clone()).or_insert_with(|| Sandbox {
             agent: agent.clone(),
             shelf: BTreeMap::new(),
+            files: BTreeMap::new(),
             keeper: None,
             sticks: 0,
             files_stick: 0,
@@ -213,8 +222,12 @@ impl World {
             Command::Kill { exec } => self.kill(id, exec),
             Command::Forget { exec } => {
                 let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-                if sandbox.known(&exec) != Known::Running {
-                    sandbox.shelf.remove(&exec);
+                if sandbox.known(&exec) == Known::Running {
+                    return;
+                }
+                match exec.parse() {
+                    Ok(job) => self.job_file_goes(id, &job),
+                    Err(_) => drop(sandbox.shelf.remove(&exec)),
                 }
             }
         }
@@ -244,15 +257,20 @@ impl World {
     }
 
     fn tool_starts(&mut self, id: &SandboxId, exec: String) {
-        self.check_intent(&exec);
+        let job = exec.parse::<JobId>();
+        match &job {
+            Ok(job) => self.check_job_starts(id, job),
+            Err(_) => self.check_intent(&exec),
+        }
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
             sandbox.shelf.insert(exec.clone(), Some(Ended::NotStarted));
             return self.keeper_tells(id, Told::Refused { exec });
         }
         let run = self.serial();
-        let acts = self.rng.delay(self.plan.tool_ms);
-        let ends = acts + self.rng.delay(self.plan.tool_ms);
+        let typical = if job.is_ok() { self.plan.job_ms } else { self.plan.tool_ms };
+        let acts = self.rng.delay(typical);
+        let ends = acts + self.rng.delay(typical);
         let Some(keeper) = self.machine.keeper(id) else { return };
         keeper.running.insert(exec.clone(), Running { run, doomed: false });
         let (keeper, sandbox) = (keeper.serial, id.clone());
@@ -269,6 +287,9 @@ impl World {
     pub fn tool_acts(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
         if self.running(id, keeper, exec, run).is_none() {
             return;
+        }
+        if let Ok(job) = exec.parse() {
+            return self.job_writes(id, keeper, &job, run);
         }
         self.trace.say(self.now, || format!("{exec} has its effect"));
         self.tally.effects += 1;
@@ -383,6 +404,8 @@ impl World {
                     _ => {}
                 }
             }
+            let jobs: Vec<JobId> = sandbox.files.keys().cloned().collect();
+            jobs.iter().for_each(|job| self.job_loses_power(&id, job));
         }
     }
 

@@ -97,7 +97,7 @@ impl World {
 
     /// The next step of a turn. An answer that has to fit a schema may not; one that asks for tools is none yet.
     fn step_pieces(&mut self, turn: &TurnId) -> Vec<Piece> {
-        let mut pieces = self.answer_pieces();
+        let mut pieces = self.answer_pieces(Some(turn));
         let misfits =
             self.disk.turn(turn).is_some_and(laws::wants_schema) && self.rng.chance(self.plan.misfits);
         if let Some(Piece::Answer(answer)) = pieces.first_mut()
@@ -111,7 +111,7 @@ impl World {
     }
 
     /// What the provider will say, the last first.
-    fn answer_pieces(&mut self) -> Vec<Piece> {
+    fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut whole = String::new();
         for _ in 0..self.rng.below(4) {
@@ -136,7 +136,7 @@ impl World {
             };
             Piece::Failure(ModelFailure { record, retryable, after_ms })
         } else {
-            let calls = if self.rng.chance(self.plan.tools) { self.tool_calls() } else { Vec::new() };
+            let calls = if self.rng.chance(self.plan.tools) { self.tool_calls(turn) } else { Vec::new() };
             let (input_tokens, output_tokens) = (self.rng.below(100), self.rng.below(100));
             let usage = Usage { input_tokens, output_tokens, ..Usage::default() };
             Piece::Answer(ModelAnswer { text: whole, calls, usage, reasoning: None, misfit: None })
@@ -148,7 +148,7 @@ impl World {
 
     /// A summary, one that says nothing, or a failure.
     fn summary_pieces(&mut self) -> Vec<Piece> {
-        let mut pieces = self.answer_pieces();
+        let mut pieces = self.answer_pieces(None);
         // Nobody is shown the text of a summary.
         pieces.truncate(1);
         for piece in &mut pieces {
@@ -178,15 +178,19 @@ impl World {
         }
     }
 
-    fn tool_calls(&mut self) -> Vec<CallRecord> {
+    fn tool_calls(&mut self, turn: Option<&TurnId>) -> Vec<CallRecord> {
         let count = self.rng.between(1, 4);
         let mut calls = Vec::new();
         for at in 0..count {
             let name = *self.rng.pick(&["sh", "sh", "date", "date", "nope"]).unwrap_or(&"sh");
             let arguments = if self.rng.chance(900) { "{}" } else { "not json" };
+            let (name, arguments) = match turn.filter(|_| self.rng.chance(self.plan.job_tools)) {
+                Some(turn) => self.job_call(turn),
+                None => (name, arguments.to_owned()),
+            };
             // The same ids in every answer: some models do that.
             let at = if self.rng.chance(self.plan.twins) { 0 } else { at };
-            calls.push(CallRecord { id: format!("c{at}"), name: name.into(), arguments: arguments.into() });
+            calls.push(CallRecord { id: format!("c{at}"), name: name.into(), arguments });
         }
         calls
     }

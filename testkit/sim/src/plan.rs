@@ -26,6 +26,12 @@ pub enum Mutation {
     LostCut,
     /// A token that is revoked opens what it did before.
     DeafDoors,
+    /// The output of a job is said to be archived before it is.
+    EarlyForget,
+    /// That a job starts is not written.
+    LostStart,
+    /// That a session heard of the end of a job is forgotten with the daemon.
+    LostTold,
 }
 
 /// What can go wrong.
@@ -52,6 +58,10 @@ pub enum Fault {
     SlotsChange,
     SandboxSticks,
     FilesStick,
+    /// The archive has no room for a while.
+    ArchiveFull,
+    /// Old jobs and outputs go.
+    Retention,
 }
 
 /// Moments of the one path at which dying is most interesting.
@@ -61,14 +71,16 @@ pub enum Point {
     Committed,
     HalfReleased,
     Adopted,
+    Archived,
 }
 
-const FAULTS: [Fault; 21] = [
+const FAULTS: [Fault; 24] = [
     Fault::DaemonDies,
     Fault::DaemonDiesAt(Point::Decided),
     Fault::DaemonDiesAt(Point::Committed),
     Fault::DaemonDiesAt(Point::HalfReleased),
     Fault::DaemonDiesAt(Point::Adopted),
+    Fault::DaemonDiesAt(Point::Archived),
     Fault::DiskFails,
     Fault::DiskFull,
     Fault::KeeperDies,
@@ -85,6 +97,8 @@ const FAULTS: [Fault; 21] = [
     Fault::SlotsChange,
     Fault::SandboxSticks,
     Fault::FilesStick,
+    Fault::ArchiveFull,
+    Fault::Retention,
 ];
 
 #[derive(Debug, Clone)]
@@ -130,6 +144,13 @@ pub struct Plan {
     pub lies: u64,
     /// How often, in a thousand, two calls of an answer have the same id.
     pub twins: u64,
+    /// How often, in a thousand, a caller is about jobs, and a call of a model.
+    pub jobs: u64,
+    pub job_tools: u64,
+    /// Jobs that run at the same time.
+    pub max_jobs: usize,
+    pub job_ms: u64,
+    pub archive_ms: u64,
 }
 
 impl Plan {
@@ -169,6 +190,11 @@ impl Plan {
             hang_ms: 120_000,
             lies: pick(rng, &[0, 0, 0, 20]),
             twins: pick(rng, &[0, 0, 20]),
+            jobs: pick(rng, &[0, 100, 400]),
+            job_tools: pick(rng, &[0, 200, 600]),
+            max_jobs: pick(rng, &[1, 2, 4, 10]) as usize,
+            job_ms: pick(rng, &[1, 20, 300]),
+            archive_ms: pick(rng, &[1, 20, 500]),
         }
     }
 
@@ -187,14 +213,18 @@ impl Plan {
                 (self.link_ms, self.disk_ms) = (20, 0);
             }
             Mutation::LostCut => self.edits = 100,
+            // A job whose claim is forgotten is taken for one without output before it can run twice.
+            Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,
+            Mutation::EarlyForget | Mutation::LostStart | Mutation::LostTold => {
+                (self.jobs, self.job_tools) = (200, 200);
+            }
             Mutation::None
             | Mutation::EarlyRelease
             | Mutation::LostIntent
             | Mutation::NoResend
             | Mutation::BlindRerun
-            | Mutation::DeafActor
-            | Mutation::LostClaims => {}
+            | Mutation::DeafActor => {}
         }
         self
     }

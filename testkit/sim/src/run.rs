@@ -2,6 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use lodge_core::AgentId;
+use lodge_core::agent::AgentState;
 use lodge_core::lineage::{LineageState, Policy};
 
 use crate::client::What;
@@ -85,9 +87,10 @@ fn round(world: &mut World, until: u64) {
     let errands = harmed.map(What::Interrupt).collect();
     send(world, errands);
     come_to_rest(world);
-    // Agents that failed or stopped are started, so that every turn that waits for one can end.
-    let waiting: std::collections::BTreeSet<_> =
-        world.disk.live_turns().map(|turn| turn.row.agent.clone()).collect();
+    // Agents that failed or stopped are started, so that every turn and every job that waits for one can end.
+    let turns = world.disk.live_turns().map(|turn| turn.row.agent.clone());
+    let jobs = world.disk.open_jobs().map(|row| row.agent.clone());
+    let waiting: std::collections::BTreeSet<_> = turns.chain(jobs).collect();
     if world.broken.is_some() || waiting.is_empty() {
         return;
     }
@@ -96,6 +99,7 @@ fn round(world: &mut World, until: u64) {
             let (lineage, policy) = (row.id.clone(), Policy::Revive);
             What::Settle { agent, lineage, policy }
         }
+        Some(_) | None if is_going(world, &agent) => What::Remove(agent),
         Some(_) | None => What::Start(agent),
     });
     let errands = errands.collect();
@@ -105,6 +109,14 @@ fn round(world: &mut World, until: u64) {
     if let Some(turn) = open {
         world.fail(format!("every agent runs, and {turn} does not end"));
     }
+    let open = world.disk.open_jobs().next().map(|row| row.id.clone());
+    if let Some(job) = open {
+        world.fail(format!("every agent runs, and {job} does not end"));
+    }
+}
+
+fn is_going(world: &World, agent: &AgentId) -> bool {
+    world.disk.agent(agent).is_some_and(|row| row.state == AgentState::Removing)
 }
 
 /// Lets callers do something certain before they rest.

@@ -4,8 +4,10 @@ use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
 use lodge_daemon::engine::Ask;
+use lodge_daemon::engine::jobs::JobWish;
 use serde_json::{Value, json};
 
+use crate::jobs::wish_of;
 use crate::keeper::{Ended, Running, Told};
 use crate::plan::Mutation;
 use crate::world::{Next, World};
@@ -146,16 +148,19 @@ impl World {
         self.clients.harmed.insert(turn.clone());
         let step = u32::try_from(self.rng.below(4)).unwrap_or(0);
         let call = format!("c{}", self.rng.below(5));
-        let ask = match self.rng.below(6) {
-            0 => return Some(Said::Refused { turn }),
-            1 => Ask::Model { turn, step, context: "c".to_owned(), from_turn: 1 },
-            2 => {
+        let job = self.rng.pick(&self.clients.jobs).cloned();
+        let ask = match (self.rng.below(8), job) {
+            (6, Some(job)) => Ask::Job { turn, step, call, wish: JobWish::Status { job } },
+            (7, Some(job)) => Ask::Job { turn, step, call, wish: JobWish::Cancel { job } },
+            (0, _) => return Some(Said::Refused { turn }),
+            (1, _) => Ask::Model { turn, step, context: "c".to_owned(), from_turn: 1 },
+            (2, _) => {
                 let (bin, args, stdin) = ("sh".to_owned(), Vec::new(), Vec::new());
                 Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms: 0 }
             }
-            4 => Ask::Compact { turn, from_turn: step, strategy: Strategy::Summarize },
-            3 => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
-            _ => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
+            (4, _) => Ask::Compact { turn, from_turn: step, strategy: Strategy::Summarize },
+            (3, _) => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
+            (_, _) => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
         };
         Some(Said::Asked { id: json!("lie"), ask })
     }
@@ -192,7 +197,7 @@ impl Runtime {
         match (ask, answer) {
             (Ask::Finish { .. }, _) => self.forget(&turn),
             (Ask::Model { step, .. }, Ok(answer)) => self.model_answered(&turn, step, &answer, odd, said),
-            (Ask::Exec { .. } | Ask::Answer { .. }, Ok(_)) => self.go_on(&turn, said),
+            (Ask::Exec { .. } | Ask::Answer { .. } | Ask::Job { .. }, Ok(_)) => self.go_on(&turn, said),
             (Ask::Compact { .. }, Ok(answer)) => {
                 let from_turn = answer["from_turn"].as_u64().and_then(|from| u32::try_from(from).ok());
                 if let Some(running) = self.turns.iter_mut().find(|known| known.id == turn) {
@@ -201,7 +206,11 @@ impl Runtime {
                 self.go_on(&turn, said);
             }
             (
-                Ask::Model { .. } | Ask::Exec { .. } | Ask::Answer { .. } | Ask::Compact { .. },
+                Ask::Model { .. }
+                | Ask::Exec { .. }
+                | Ask::Answer { .. }
+                | Ask::Compact { .. }
+                | Ask::Job { .. },
                 Err(failure),
             ) => {
                 if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
@@ -247,7 +256,9 @@ impl Runtime {
             let (turn, bin) = (turn.clone(), call.name.clone());
             // A careless runtime asks for a tool that its agent does not have.
             let knows = bin != "nope" || odd.is_multiple_of(50);
-            let ask = if call.arguments == "{}" && knows {
+            let ask = if let Some(wish) = wish_of(call) {
+                Ask::Job { turn: turn.clone(), step, call: call.id.clone(), wish }
+            } else if call.arguments == "{}" && knows {
                 let (args, stdin) = (vec!["x".to_owned()], Vec::new());
                 let timeout_ms = 600_000;
                 Ask::Exec { turn: turn.clone(), step, call: call.id.clone(), bin, args, stdin, timeout_ms }

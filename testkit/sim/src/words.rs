@@ -50,6 +50,8 @@ fn command(command: &Command) -> String {
         | Command::IssueToken(_)
         | Command::BuildImage(_)
         | Command::RemoveImage(_)
+        | Command::SubmitJob(_)
+        | Command::CancelJob { .. }
         | Command::RevokeToken { .. }
         | Command::Again { .. }
         | Command::Keep { .. } => format!("{command:?}"),
@@ -81,7 +83,9 @@ pub fn effect(effect: &Effect) -> String {
         | Effect::StartExec { .. }
         | Effect::KillExec { .. }
         | Effect::ForgetExec { .. }
-        | Effect::Token(_) => format!("{effect:?}"),
+        | Effect::Token(_)
+        | Effect::Job { .. }
+        | Effect::RemoveOutput { .. } => format!("{effect:?}"),
     }
 }
 

@@ -12,6 +12,7 @@ use lodge_daemon::engine::Seen;
 use crate::client::Clients;
 use crate::daemon::Daemon;
 use crate::disk::Disk;
+use crate::jobs::{Jobs, Reading, Stage};
 use crate::keeper::{Command, Machine, Told};
 use crate::plan::{Mutation, Plan, Point};
 use crate::rng::Rng;
@@ -120,6 +121,16 @@ pub enum Next {
         life: u64,
         call: u64,
     },
+    /// The archive's task goes on.
+    Archive {
+        life: u64,
+        stage: Stage,
+    },
+    /// Something is read for a model.
+    JobReads {
+        life: u64,
+        reading: Box<Reading>,
+    },
     Client {
         caller: usize,
         turn: u64,
@@ -183,6 +194,14 @@ pub struct Tally {
     pub changed: u64,
     /// Answers that did not fit.
     pub misfits: u64,
+    /// Jobs, how they ended, and those that were archived, told of in a note, or went as the retention says.
+    pub jobs: u64,
+    pub jobs_done: u64,
+    pub jobs_failed: u64,
+    pub jobs_cancelled: u64,
+    pub archived: u64,
+    pub noted: u64,
+    pub expired: u64,
 }
 
 impl Tally {
@@ -209,6 +228,13 @@ impl Tally {
             edited: self.edited + other.edited,
             changed: self.changed + other.changed,
             misfits: self.misfits + other.misfits,
+            jobs: self.jobs + other.jobs,
+            jobs_done: self.jobs_done + other.jobs_done,
+            jobs_failed: self.jobs_failed + other.jobs_failed,
+            jobs_cancelled: self.jobs_cancelled + other.jobs_cancelled,
+            archived: self.archived + other.archived,
+            noted: self.noted + other.noted,
+            expired: self.expired + other.expired,
         }
     }
 }
@@ -227,6 +253,7 @@ pub struct World {
     /// Raised by every start of a daemon.
     pub life: u64,
     pub machine: Machine,
+    pub jobs: Jobs,
     pub clients: Clients,
     pub tally: Tally,
     pub trace: Trace,
@@ -258,6 +285,7 @@ impl World {
         let mut rng = Rng::new(seed);
         let plan = Plan::new(&mut rng).where_it_shows(mutation);
         let clients = Clients::new(plan.callers);
+        let jobs = Jobs { max_ever: plan.max_jobs, ..Jobs::default() };
         World {
             plan,
             mutation,
@@ -270,6 +298,7 @@ impl World {
             daemon: None,
             life: 0,
             machine: Machine::default(),
+            jobs,
             clients,
             tally: Tally::default(),
             trace,
@@ -353,6 +382,8 @@ impl World {
             Next::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
             Next::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
             Next::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
+            Next::Archive { life, stage } => self.in_life(life, |world| world.archive_goes(stage)),
+            Next::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
             Next::Client { caller, turn } => self.client_acts(caller, turn),
             Next::DaemonStarts => self.daemon_starts(),
             Next::Fault { storm } => self.fault(storm),

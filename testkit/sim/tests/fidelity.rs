@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use lodge_core::SessionId;
+use lodge_core::job::JobWrite;
 use lodge_core::record::{Loaded, Write};
 use lodge_sim::{Disk, Group, Mutation, Trace, World, storms};
 use lodge_store::{Opened, open};
@@ -20,7 +21,7 @@ fn assert_same(simulated: &Loaded, real: &Loaded, seed: u64, group: usize) {
 
 #[test]
 fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_finds() {
-    let (mut restarts, mut groups) = (0, 0);
+    let (mut restarts, mut groups, mut jobs) = (0, 0, 0);
     for seed in [1, 2, 3, 4] {
         let mut world = World::new(seed, Mutation::None, Trace::new(0));
         world.kept = Some(Vec::new());
@@ -42,14 +43,18 @@ fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_fin
                 Group::Writes(writes) => {
                     commit(&mut disk, real.as_mut().unwrap(), &writes);
                     groups += 1;
+                    jobs += writes.iter().filter(|write| matches!(write, Write::Job(_))).count();
                 }
             }
         }
         drop(real);
         assert_same(&disk.load(), &opened(&path).loaded, seed, usize::MAX);
     }
-    println!("{restarts} restarts, {groups} groups");
-    assert!(restarts > 10 && groups > 1_000, "{restarts} restarts, {groups} groups");
+    println!("{restarts} restarts, {groups} groups, {jobs} changes of jobs");
+    assert!(
+        restarts > 10 && groups > 1_000 && jobs > 100,
+        "{restarts} restarts, {groups} groups, {jobs} jobs"
+    );
 }
 
 fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
@@ -65,11 +70,28 @@ fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
             Write::SessionFork(fork) => same_session(disk, real, &fork.row.id),
             Write::SessionPath(change) => same_session(disk, real, &change.session),
             Write::SessionDeleted { id } => same_session(disk, real, id),
+            Write::Job(write) => same_job(disk, real, write),
             Write::Token(row) => {
                 assert_eq!(real.reader.token(&row.id).unwrap().as_ref(), disk.token(&row.id))
             }
             _ => {}
         }
+    }
+}
+
+fn same_job(disk: &Disk, real: &Opened, write: &JobWrite) {
+    let id = match write {
+        JobWrite::New { row, .. } => &row.id,
+        JobWrite::Progress { id, .. }
+        | JobWrite::Archived { id }
+        | JobWrite::Told { id }
+        | JobWrite::OutputRemoved { id }
+        | JobWrite::Gone { id } => id,
+    };
+    let found = real.reader.job_summary(id).unwrap().map(|job| job.row);
+    assert_eq!(found.as_ref(), disk.job(id));
+    if let Some(row) = found {
+        assert_eq!(real.reader.has_unarchived_job(&row.agent).unwrap(), disk.has_unarchived_job(&row.agent));
     }
 }
 

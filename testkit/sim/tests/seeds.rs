@@ -44,7 +44,10 @@ fn every_law_holds_for_two_million_steps() {
     // A world in which nothing happens proves nothing.
     assert!(tally.turns > 100_000 && tally.effects > 50_000 && tally.unknown > 100, "{tally:?}");
     assert!(tally.lives > 5_000 && tally.rebuilt > 10_000 && tally.revived > 1_000, "{tally:?}");
-    assert!(tally.retried > 500 && tally.updated > 1_000 && tally.waited > 10_000, "{tally:?}");
+    assert!(tally.retried > 500 && tally.updated > 1_000 && tally.waited > 5_000, "{tally:?}");
+    assert!(tally.jobs > 20_000 && tally.jobs_done > 10_000 && tally.jobs_cancelled > 5_000, "{tally:?}");
+    assert!(tally.jobs_failed > 500 && tally.archived > 10_000, "{tally:?}");
+    assert!(tally.noted > 5_000 && tally.expired > 1_000, "{tally:?}");
     assert!(tally.edited > 5_000 && tally.changed > 10 && tally.misfits > 2_000, "{tally:?}");
 }
 

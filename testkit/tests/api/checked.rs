@@ -15,6 +15,7 @@ pub struct Schemas {
     methods: Vec<(String, Validator)>,
     event: Validator,
     delta: Validator,
+    output: Validator,
     gap: Validator,
     error: Validator,
     kinds: BTreeSet<String>,
@@ -31,6 +32,7 @@ impl Schemas {
             methods: methods.map(|method| (word(&method["name"]), compile(&method["result"]))).collect(),
             event: compile(&discovery["event"]),
             delta: compile(&discovery["delta"]),
+            output: compile(&discovery["output"]),
             gap: compile(&discovery["gap"]),
             error: compile(&discovery["error"]),
             kinds: discovery["event_kinds"].as_array().expect("kinds").iter().map(word).collect(),
@@ -70,6 +72,7 @@ impl Schemas {
         match method {
             "event" => self.event(params),
             "delta" => fits(&self.delta, params, "delta"),
+            "output" => fits(&self.output, params, "output"),
             "gap" => fits(&self.gap, params, "gap"),
             other => panic!("`{other}` is no notification"),
         }

@@ -24,6 +24,9 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
     let asks = api.agent_is("asks", "ready").await;
     kill(i32::try_from(asks["pid"].as_u64().expect("a pid")).expect("a pid"), libc::SIGKILL);
     api.agent_is("asks", "failed").await;
+    let job = json!({"agent": "one", "session": "s", "bin": "sh", "args": ["-c", "echo hi; echo oh >&2"]});
+    let job = json!({"job": id(&api.ok("job/submit", job).await)});
+    let sleeps = api.ok("job/submit", json!({"agent": "one", "bin": "sleep", "args": ["600"]})).await;
     let extra = api.ok("token/issue", json!({"agent": "one", "name": "extra"})).await;
     for (method, params) in [
         ("info", json!({})),
@@ -47,6 +50,11 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("session/branches/activate", json!({"session": "s", "turn": slow["id"]})),
         ("session/regenerate", json!({"session": "f"})),
         ("session/delete", json!({"session": "s"})),
+        ("job/wait", job.clone()),
+        ("job/get", job.clone()),
+        ("job/output", job),
+        ("job/list", json!({"agent": "one"})),
+        ("job/cancel", json!({"job": sleeps["id"]})),
         ("image/build", json!({"content": AGENTFILE, "tags": ["extra", "extra:v1"]})),
         ("image/list", json!({})),
         ("image/inspect", json!({"image": "extra"})),
@@ -102,6 +110,8 @@ async fn post_gives_the_same_answers_as_a_websocket_on_both_doors() {
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:hi]]").await;
+    let job = api.ok("job/submit", json!({"agent": agent, "bin": "sh", "args": ["-c", "echo hi"]})).await;
+    let job = id(&api.ok("job/wait", json!({"job": id(&job)})).await).to_owned();
     let bearer = format!("Bearer {}", world.lodge.token());
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
     for (method, params) in [
@@ -112,6 +122,10 @@ async fn post_gives_the_same_answers_as_a_websocket_on_both_doors() {
         ("session/messages", json!({"session": "s"})),
         ("turn/list", json!({"session": "s"})),
         ("event/list", json!({"limit": 500})),
+        ("job/list", json!({})),
+        ("job/get", json!({"job": job})),
+        ("job/output", json!({"job": job})),
+        ("job/get", json!({"job": "job_0"})),
         ("agent/get", json!({"agent": "nobody"})),
         ("session/get", json!({"session": "none"})),
         ("turn/get", json!({"turn": "trn_0"})),

@@ -19,6 +19,7 @@ async fn a_resend_gets_the_first_answer_also_from_the_next_daemon() {
         ("agent/remove", json!({"agent": "two", "force": true, "request_id": "r5"})),
         ("provider/add", json!({"name": "p", "kind": "script", "request_id": "r6"})),
         ("provider/remove", json!({"name": "p", "request_id": "r7"})),
+        ("job/submit", json!({"agent": agent, "bin": "sleep", "args": ["600"], "request_id": "r8"})),
     ];
     let mut answers = Vec::new();
     for (method, params) in &changes {
@@ -37,6 +38,8 @@ async fn a_resend_gets_the_first_answer_also_from_the_next_daemon() {
     assert_eq!(agents["agents"].as_array().expect("agents").len(), 1, "{agents:#}");
     let turns = api.ok("turn/list", json!({"session": "s"})).await;
     assert_eq!(turns["turns"].as_array().expect("turns").len(), 1, "{turns:#}");
+    let jobs = api.ok("job/list", json!({})).await;
+    assert_eq!(jobs["jobs"].as_array().expect("jobs").len(), 1, "{jobs:#}");
 }
 
 #[tokio::test]
@@ -69,6 +72,7 @@ async fn twenty_equal_requests_at_once_make_one_agent_and_one_turn() {
     for (method, params) in [
         ("agent/create", json!({"content": AGENTFILE, "request_id": "c"})),
         ("turn/send", json!({"agent": agent, "sender": "ann", "text": "[[reply:x]]", "request_id": "t"})),
+        ("job/submit", json!({"agent": agent, "bin": "sleep", "args": ["600"], "request_id": "j"})),
         ("agent/stop", json!({"agent": agent, "request_id": "s"})),
     ] {
         let calls = (0..20).map(|_| {
@@ -84,6 +88,7 @@ async fn twenty_equal_requests_at_once_make_one_agent_and_one_turn() {
     }
     let count = |value: &Value, plural: &str| value[plural].as_array().expect("items").len();
     assert_eq!(count(&api.ok("agent/list", json!({"all": true})).await, "agents"), 2);
+    assert_eq!(count(&api.ok("job/list", json!({})).await, "jobs"), 1);
     let sessions = api.ok("session/list", json!({})).await;
     assert_eq!(count(&sessions, "sessions"), 1);
     let session = id(&sessions["sessions"][0]);

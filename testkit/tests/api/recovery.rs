@@ -39,12 +39,20 @@ async fn everything(api: &mut Checked) -> Map<String, Value> {
         all.insert(format!("messages {}", id(session)), api.ok("session/messages", params).await);
     }
     all.insert("sessions".to_owned(), sessions);
+    let jobs = api.ok("job/list", json!({})).await;
+    for job in jobs["jobs"].as_array().expect("jobs") {
+        for stream in ["stdout", "stderr", "merged"] {
+            let params = json!({"job": id(job), "stream": stream});
+            all.insert(format!("{stream} {}", id(job)), api.ok("job/output", params).await);
+        }
+    }
+    all.insert("jobs".to_owned(), jobs);
     all.insert("providers".to_owned(), api.ok("provider/list", json!({"reveal": true})).await);
     all
 }
 
 /// Two agents at work or ready, one stopped, one failed, one removed; turns done, failed, interrupted, running
-/// and queued.
+/// and queued; a job that runs, and one of an agent that is gone.
 async fn furnish(world: &World, api: &mut Checked) {
     let busy = world.agent(api, "busy").await;
     let calm = world.agent(api, "calm").await;
@@ -68,9 +76,21 @@ async fn furnish(world: &World, api: &mut Checked) {
     api.answer("asleep", "old", "[[reply:before]]").await;
     api.ok("agent/stop", json!({"agent": "asleep"})).await;
     api.answer("gone", "ghost", "[[reply:boo]]").await;
+    let last =
+        json!({"agent": "gone", "session": "ghost", "bin": "sh", "args": ["-c", "echo boo; kill -9 $$"]});
+    let last = api.ok("job/submit", last).await;
+    api.ok("job/wait", json!({"job": id(&last)})).await;
     api.ok("agent/remove", json!({"agent": "gone", "force": true})).await;
     api.agent_is("broken", "failed").await;
     let wait = format!("{} [[reply:released]]", sh("echo begun; until test -e go; do sleep 0.02; done"));
+    let waits = "echo begun >&2; echo; until test -e go; do sleep 0.02; done";
+    let job =
+        json!({"agent": busy, "bin": "sh", "args": ["-c", waits], "labels": {"k": "v"}, "timeout": "1h"});
+    let job = api.ok("job/submit", job).await;
+    api.until("job/get", json!({"job": id(&job)}), |job| {
+        job["stdout_bytes"] == 1 && job["stderr_bytes"] == 6
+    })
+    .await;
     let running = api.ok("turn/send", json!({"agent": busy, "session": "busy", "text": wait})).await;
     api.ok("turn/send", json!({"agent": busy, "session": "busy", "text": "[[reply:after]]"})).await;
     let at_work = |turn: &Value| turn["steps"].as_array().is_some_and(|steps| steps.len() == 2);
@@ -135,6 +155,9 @@ async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before(
         (&json!("released"), &json!("after"))
     );
     assert_eq!(turns["turns"][0]["steps"].as_array().expect("steps").len(), 3, "a step was repeated");
+    let done = json!({"agent": "busy", "status": "done"});
+    let jobs = api.until("job/list", done, |page| page["jobs"] != json!([])).await;
+    assert_eq!(jobs["jobs"][0]["exit_code"], 0, "{jobs:#}");
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
 //! What a person at a terminal sees, and what the daemon leaves on the disk.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
+use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
 use crate::world::{World, sh};
@@ -21,8 +23,63 @@ pub fn terminal() -> (File, OwnedFd) {
     }
 }
 
+/// A command at a terminal: what was typed goes in, what it shows is kept.
+pub struct Typing {
+    ours: File,
+    child: Child,
+    shown: Receiver<Vec<u8>>,
+    text: String,
+}
+
+impl Typing {
+    pub fn at(mut command: Command) -> Typing {
+        let (ours, theirs) = terminal();
+        let end = |end: &OwnedFd| Stdio::from(end.try_clone().expect("a terminal"));
+        command.env("NO_COLOR", "1").stdin(end(&theirs)).stdout(end(&theirs)).stderr(end(&theirs));
+        let child = command.spawn().expect("lodge");
+        drop((command, theirs));
+        let (sender, shown) = channel();
+        let mut reader = ours.try_clone().expect("a terminal");
+        std::thread::spawn(move || {
+            let mut buffer = [0_u8; 4096];
+            // A terminal whose other end is closed gives an error where a pipe gives an end.
+            while let Ok(read @ 1..) = reader.read(&mut buffer) {
+                if sender.send(buffer[..read].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Typing { ours, child, shown, text: String::new() }
+    }
+
+    pub fn type_in(&mut self, keys: &str) {
+        self.ours.write_all(keys.as_bytes()).expect("a terminal");
+    }
+
+    /// Waits until this is shown, and forgets everything up to it.
+    #[track_caller]
+    pub fn see(&mut self, expected: &str) {
+        loop {
+            if let Some(at) = self.text.find(expected) {
+                self.text.drain(..at + expected.len());
+                return;
+            }
+            match self.shown.recv_timeout(PATIENCE) {
+                Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("`{expected}` is not shown, but {:?}", self.text)
+                }
+            }
+        }
+    }
+
+    pub fn end(mut self) -> i32 {
+        self.child.wait().expect("an end").code().unwrap_or(-1)
+    }
+}
+
 /// What a command writes when its stdout and stderr are a terminal.
-fn shown(world: &World, args: &[&str], no_color: Option<&str>) -> String {
+pub fn shown(world: &World, args: &[&str], no_color: Option<&str>) -> String {
     let (mut ours, theirs) = terminal();
     let mut command = world.lodge.cli_command(args);
     command

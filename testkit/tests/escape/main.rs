@@ -8,6 +8,7 @@ mod bombs;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]
 #[path = "../api/checked.rs"]
 mod checked;
+mod jobs;
 mod links;
 mod targets;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]

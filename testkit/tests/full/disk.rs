@@ -120,6 +120,17 @@ impl Disk {
             .expect("a file");
     }
 
+    /// How many bytes are free.
+    pub fn room(&self) -> u64 {
+        let path = CString::new(self.dir.as_os_str().as_bytes()).expect("a path without NUL");
+        // SAFETY: all zeroes are a valid struct, which the kernel fills in; the path outlives the call.
+        unsafe {
+            let mut found: libc::statvfs = std::mem::zeroed();
+            assert_eq!(libc::statvfs(path.as_ptr(), &raw mut found), 0, "{}", io::Error::last_os_error());
+            found.f_bavail * found.f_frsize
+        }
+    }
+
     pub fn free(&self) {
         fs::remove_file(self.dir.join("filler")).expect("a filled disk");
     }

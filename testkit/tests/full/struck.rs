@@ -13,9 +13,9 @@ use crate::world::{Listener, World, effect};
 /// Between two looks at a turn.
 const LOOK: Duration = Duration::from_millis(2);
 /// More writes than any scenario here makes.
-const WRITES_MAX: u64 = 2_000;
+pub const WRITES_MAX: u64 = 2_000;
 
-fn start(world: &World) -> Struck {
+pub fn start(world: &World) -> Struck {
     let log = File::options().create(true).append(true).open(world.lodge.log_path()).expect("a log");
     let mut command = world.lodge.daemon_command();
     command.stdout(Stdio::null()).stderr(log);
@@ -67,16 +67,16 @@ async fn every_write_of_a_turn_fails(times: u64) {
                 read_only >= (times / 2) * skip / 2 && (times > 1 || read_only == 0),
                 "{read_only} times"
             );
-            return assert_sound(world, daemon);
+            drop(daemon);
+            return assert_sound(&world, "daemon.db");
         }
     }
     panic!("a turn has no end of writes");
 }
 
-/// The database is sound once the daemon is gone.
-fn assert_sound(world: World, daemon: Struck) {
-    drop(daemon);
-    let database = rusqlite::Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
+/// A database is sound once the daemon is gone.
+pub fn assert_sound(world: &World, name: &str) {
+    let database = rusqlite::Connection::open(world.lodge.home().join(name)).expect("a database");
     let told: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("a check");
     assert_eq!(told, "ok");
 }
@@ -117,7 +117,8 @@ async fn an_agents_life_survives_a_read_only_daemon_at_every_write_of_it() {
         if daemon.disarm() == 0 {
             println!("an agent's life has {skip} writes");
             api.log().await;
-            return assert_sound(world, daemon);
+            drop(daemon);
+            return assert_sound(&world, "daemon.db");
         }
     }
     panic!("an agent's life has no end of writes");
@@ -180,7 +181,8 @@ async fn a_log_that_finds_no_room_to_be_copied_back_is_copied_later_and_nobody_n
     assert!(!world.lodge.log().contains("storage."), "a commit was in the way");
     let log = api.log().await;
     assert_eq!(log.iter().filter(|event| event["kind"] == "turn.finished").count(), turns.len());
-    assert_sound(world, daemon);
+    drop(daemon);
+    assert_sound(&world, "daemon.db");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,7 @@ mod checked;
 mod deaths;
 mod follow;
 mod hangs;
+mod jobs;
 mod load;
 mod processes;
 mod release;

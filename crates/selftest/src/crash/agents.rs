@@ -70,7 +70,7 @@ impl World {
             "FROM scratch\nMODEL {model}\n{memory}{}ADD crash.yaml \"what the scripted model says\"\n",
             plan::BINS
         );
-        let script = plan::script(&self.effects.tool_line()).to_string();
+        let script = plan::script(&self.lines()).to_string();
         let dir = self
             .lodge
             .write_agent(&name, &agentfile, &[("crash.yaml", &script)])

@@ -340,7 +340,8 @@ impl World {
         let known = at.and_then(|at| self.edited.live.get(at)).map(|edited| edited.session.clone());
         let session = known.unwrap_or_else(|| self.edited.name());
         let token = format!("E{}x{:06x}", self.edited.turns.len(), self.rng.next() & 0xff_ffff);
-        let plan = TurnPlan::new(self.setup.model, Shape::Plain, &token, "", &mut self.rng);
+        let lines = self.lines();
+        let plan = TurnPlan::new(self.setup.model, Shape::Plain, &token, &lines, &mut self.rng);
         let agent = &self.agents[EDITOR].id;
         let params = json!({"agent": agent, "session": session, "text": plan.text});
         ("turn/send", params, What::Send { at, session, plan })

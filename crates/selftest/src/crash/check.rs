@@ -8,6 +8,7 @@ use lodge_proto::{
 };
 use serde_json::json;
 
+use super::job_check::Jobs;
 use super::report::Broken;
 use super::turns::{Expected, Turn};
 use super::world::World;
@@ -19,23 +20,26 @@ impl World {
     /// Lets everything come to its end, checks it against what was planned, and takes it down.
     pub async fn check(&mut self) -> Result<(), Trouble> {
         self.settle().await?;
+        self.tell_of_jobs().await?;
         self.check_adoption().await?;
         // One keeper for each agent, and no other.
         self.expect_keepers(self.agents.len()).await;
         self.ask_for_old_changes().await;
         self.check_tokens().await;
-        let expected = self.check_conversations().await?;
+        let mut expected = Expected::default();
+        let jobs = self.check_jobs(&mut expected).await?;
+        self.check_conversations(&jobs, &mut expected).await?;
         self.check_effects(expected);
         self.check_runs().await;
         self.stop_agents().await?;
         self.expect_nothing_left();
-        self.check_events().await?;
+        self.check_events(&jobs).await?;
         self.check_requests();
         self.take_down().await
     }
 
-    /// Looks at every turn that was sent, and returns how often each effect may have happened.
-    async fn check_conversations(&mut self) -> Result<Expected, Trouble> {
+    /// Looks at every turn that was sent, and adds how often each effect may have happened.
+    async fn check_conversations(&mut self, jobs: &Jobs, expected: &mut Expected) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let sessions = self.check_sessions(&mut client).await;
         self.check_edited(&sessions).await?;
@@ -46,7 +50,7 @@ impl World {
                 Err(error) => self.report.add(Broken::Lost, format!("session {session}: {error}")),
             }
         }
-        let mut expected = Expected::default();
+        self.check_notes(jobs, &messages);
         for sent in &self.sent {
             let Some(turn) = &sent.turn else {
                 self.report.add(Broken::Wrong, format!("message {} was never answered", sent.plan.token));
@@ -64,10 +68,10 @@ impl World {
             };
             let session = sent.session.as_ref().and_then(|session| messages.get(session));
             let session = session.map_or(&[][..], Vec::as_slice);
-            let turn = Turn { sent, view: &view, session, falls: &self.falls };
-            turn.check(&mut self.report, &mut expected);
+            let turn = Turn { sent, view: &view, session, falls: &self.falls, jobs };
+            turn.check(&mut self.report, expected);
         }
-        Ok(expected)
+        Ok(())
     }
 
     /// Each effect as often as it may have happened, and none that nobody asked for.

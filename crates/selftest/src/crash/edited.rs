@@ -105,11 +105,13 @@ impl World {
                 client.call("turn/get", json!({"turn": said.turn})).await;
             let live = view.as_ref().is_ok_and(|view| is_live(&view.status));
             match view {
-                Ok(view) if view.status == "done" && view.text == said.plan.answer("") => return Ok(()),
+                Ok(view) if view.status == "done" && view.text == said.plan.answer("", None) => return Ok(()),
                 _ if live && Instant::now() < until => tokio::time::sleep(LOOK).await,
                 other => {
+                    // It was acknowledged: what is not there any more is lost.
+                    let broken = if other.is_err() { Broken::Lost } else { Broken::Wrong };
                     let what = format!("the turn of {} in a changed session: {other:?}", said.plan.token);
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(broken, what);
                     return Ok(());
                 }
             }
@@ -151,7 +153,7 @@ impl World {
         let wanted: Vec<[String; 3]> = edited
             .path
             .iter()
-            .map(|said| [said.turn.clone(), said.plan.text.clone(), said.plan.answer("")])
+            .map(|said| [said.turn.clone(), said.plan.text.clone(), said.plan.answer("", None)])
             .collect();
         if told != wanted {
             let broken = if told.len() < wanted.len() { Broken::Lost } else { Broken::Duplicated };
@@ -207,7 +209,8 @@ mod tests {
     use super::*;
 
     fn said(turn: &str) -> Said {
-        let plan = TurnPlan::new(Model::Script, Shape::Plain, turn, "", &mut Rng::new(1));
+        let lines = crate::crash::plan::Lines { tool: String::new(), job: String::new() };
+        let plan = TurnPlan::new(Model::Script, Shape::Plain, turn, &lines, &mut Rng::new(1));
         Said { turn: turn.to_owned(), plan }
     }
 

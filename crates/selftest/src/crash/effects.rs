@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::job_plan;
 use crate::programs::Programs;
 use crate::role::{self, Role};
 
@@ -36,12 +37,24 @@ impl EffectCounter {
     /// ends it may reach what it waits for before itself: then there is no `.end`, either. When `$3` is [`LEAVE`] or
     /// [`LEAVE_DEAF`], it leaves a process behind that does all it can to get away.
     pub fn tool_line(&self) -> String {
-        let port = self.role.address().port();
+        let say = self.say();
         format!(
-            "say() {{ exec 3<>/dev/tcp/127.0.0.1/{port} && echo \"$1\" >&3 && read -r ok <&3; exec 3>&-; }}; \
-             t=\"${{0##* }}.$1\"; say \"$t.begin\"; if [ -n \"$3\" ]; then \
+            "{say}t=\"${{0##* }}.$1\"; say \"$t.begin\"; if [ -n \"$3\" ]; then \
              (setsid bash -c '[ $0 = {LEAVE} ] || trap \"\" TERM HUP INT; cd /; export -n $(compgen -e); {LEFT} &' \
              \"$3\" </dev/null >/dev/null 2>&1 &); fi; sleep $2 || exit; say \"$t.end\"; echo \"did $t\""
+        )
+    }
+
+    /// For `bash -c`, as a job.
+    pub fn job_line(&self) -> String {
+        format!("{}{}", self.say(), job_plan::job_script())
+    }
+
+    /// Defines the word by which a shell tells of an effect.
+    fn say(&self) -> String {
+        let port = self.role.address().port();
+        format!(
+            "say() {{ exec 3<>/dev/tcp/127.0.0.1/{port} && echo \"$1\" >&3 && read -r ok <&3; exec 3>&-; }}; "
         )
     }
 

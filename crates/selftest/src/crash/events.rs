@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{Event, EventList, EventListParams, PAGE_MAX};
 
-use super::plan::Shape;
+use super::job_check::Jobs;
+use super::plan::{Shape, Tool};
 use super::report::Broken;
 use super::world::World;
 use crate::lodge::PATIENCE;
@@ -19,7 +20,7 @@ const COMPACTION: [&str; 3] = ["model began in step 0", "model ended in step 0",
 
 impl World {
     /// What the follower saw is the log, from its first event to its last, and the log is whole.
-    pub async fn check_events(&mut self) -> Result<(), Trouble> {
+    pub async fn check_events(&mut self, jobs: &Jobs) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let (known, head) = match all_events(&mut client).await {
             Ok(logged) => (logged.len(), logged.last().map_or(0, |event| event.seq)),
@@ -50,6 +51,7 @@ impl World {
         self.report.broken.extend(differs(&seen, &logged));
         self.report.broken.extend(streams(&logged));
         self.check_facts(&logged);
+        self.check_job_events(jobs, &logged);
         Ok(())
     }
 
@@ -65,7 +67,8 @@ impl World {
         for sent in &self.sent {
             let Some(turn) = &sent.turn else { continue };
             let facts = told.remove(turn.as_str()).unwrap_or_default();
-            self.report.broken.extend(facts.check(&sent.plan.token, Facts::planned(sent.plan.shape)));
+            let planned = Facts::planned(sent.plan.shape).with_waits(sent.plan.shape, &facts);
+            self.report.broken.extend(facts.check(&sent.plan.token, planned));
         }
         for (turn, text) in &self.edited.turns {
             let facts = told.remove(turn.as_str()).unwrap_or_default();
@@ -119,8 +122,12 @@ impl Facts {
         let steps = shape.steps();
         for (at, calls) in steps.iter().enumerate() {
             let (step, count) = (at + 1, calls.len() as u64);
-            for fact in ["tool began", "tool ended", "call", "result"] {
+            for fact in ["tool ended", "call", "result"] {
                 facts.add(format!("{fact} in step {step}"), count);
+            }
+            let programs = calls.iter().filter(|call| call.tool.is_program()).count() as u64;
+            if programs > 0 {
+                facts.add(format!("tool began in step {step}"), programs);
             }
         }
         for step in 1..=steps.len() + 1 {
@@ -133,6 +140,18 @@ impl Facts {
     /// A compaction before the first step: what is told of it is told whole, and once.
     fn with_compaction(mut self) -> Facts {
         COMPACTION.into_iter().for_each(|fact| self.add(fact.to_owned(), 1));
+        self
+    }
+
+    /// A call that waits for a job begins, unless the job is over already: then it is only answered.
+    fn with_waits(mut self, shape: Shape, told: &Facts) -> Facts {
+        for (at, calls) in shape.steps().iter().enumerate() {
+            let fact = format!("tool began in step {}", at + 1);
+            let waits = calls.iter().any(|call| matches!(call.tool, Tool::Wait | Tool::Watch));
+            if waits && told.0.contains_key(&fact) {
+                self.add(fact, 1);
+            }
+        }
         self
     }
 

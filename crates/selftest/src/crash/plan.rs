@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::effects;
+use super::job_plan::JobKind;
 use super::rng::Rng;
 
 /// Which provider the agents use.
@@ -38,7 +39,19 @@ pub enum Shape {
     Leave,
     /// The same, and deaf to every signal that it can be deaf to: whoever ends it has to wait.
     LeaveDeaf,
+    /// A job that is started and left alone: a later turn is told of its end.
+    JobLeft,
+    /// A job that is waited for.
+    JobWaited,
+    /// A job that is watched.
+    JobWatched,
 }
+
+/// The job of a turn that has one.
+pub const MODEL_JOB: JobKind = JobKind::Slow;
+/// What the daemon puts between what it tells of jobs and what the user said.
+const NOTE_HEAD: &str = "[A note of the system, not from the user.]\n";
+const NOTE_END: &str = "\n\n";
 
 /// One call of a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,26 +82,53 @@ impl Leaves {
     }
 }
 
+/// What tools and jobs run.
+#[derive(Debug, Clone)]
+pub struct Lines {
+    pub tool: String,
+    pub job: String,
+}
+
 impl Call {
-    /// For `bash`.
-    fn args(self, tool_line: &str, token: &str) -> Value {
-        json!(["-c", tool_line, token, self.key, self.seconds, self.leaves.word()])
+    fn arguments(self, lines: &Lines, token: &str) -> Value {
+        match self.tool {
+            Tool::Once | Tool::Safe => {
+                json!({"args": ["-c", lines.tool, token, self.key, self.seconds, self.leaves.word()]})
+            }
+            Tool::Submit => MODEL_JOB.call(&lines.job, token),
+            Tool::Wait | Tool::Watch => json!({"job_id": "{{job}}"}),
+        }
     }
 }
 
-/// What the agents have; both run the same line.
+/// What the agents have; the first two run the same line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tool {
     Once,
     /// Declared `safe`.
     Safe,
+    /// Those of jobs.
+    Submit,
+    Wait,
+    Watch,
 }
 
 impl Tool {
+    /// Whether it runs in the sandbox; what is asked about jobs does not.
+    pub fn is_program(self) -> bool {
+        match self {
+            Tool::Once | Tool::Safe => true,
+            Tool::Submit | Tool::Wait | Tool::Watch => false,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Tool::Once => "bash",
             Tool::Safe => "again",
+            Tool::Submit => "job_submit",
+            Tool::Wait => "job_wait",
+            Tool::Watch => "job_watch",
         }
     }
 }
@@ -104,8 +144,8 @@ const CHUNKS: u64 = 8;
 const CHUNK_MS: u64 = 12;
 
 impl Shape {
-    /// Those that end by themselves in good time.
-    pub const USUAL: [Shape; 8] = [
+    /// Those that end by themselves in good time. The last two need a model that reads the id of its job.
+    const USUAL: [Shape; 11] = [
         Shape::Plain,
         Shape::Stream,
         Shape::Tool,
@@ -114,7 +154,17 @@ impl Shape {
         Shape::Chain,
         Shape::Safe,
         Shape::Leave,
+        Shape::JobLeft,
+        Shape::JobWaited,
+        Shape::JobWatched,
     ];
+
+    pub fn usual(model: Model) -> &'static [Shape] {
+        match model {
+            Model::Script => &Shape::USUAL[..9],
+            Model::OpenAi => &Shape::USUAL,
+        }
+    }
 
     fn word(self) -> &'static str {
         match self {
@@ -129,6 +179,9 @@ impl Shape {
             Shape::Long => "use-long",
             Shape::Leave => "leave-one",
             Shape::LeaveDeaf => "leave-a-deaf-one",
+            Shape::JobLeft => "begin-and-go",
+            Shape::JobWaited => "begin-and-wait",
+            Shape::JobWatched => "begin-and-watch",
         }
     }
 
@@ -140,8 +193,14 @@ impl Shape {
         const fn safe(seconds: &'static str) -> Call {
             Call { tool: Tool::Safe, key: "a", seconds, leaves: Leaves::Nothing }
         }
+        const fn job(tool: Tool) -> Call {
+            Call { tool, key: "job", seconds: "", leaves: Leaves::Nothing }
+        }
         match self {
             Shape::Plain | Shape::Stream => &[],
+            Shape::JobLeft => const { &[&[job(Tool::Submit)]] },
+            Shape::JobWaited => const { &[&[job(Tool::Submit)], &[job(Tool::Wait)]] },
+            Shape::JobWatched => const { &[&[job(Tool::Submit)], &[job(Tool::Watch)]] },
             Shape::Tool => const { &[&[once("a", "0.02")]] },
             Shape::Slow => const { &[&[once("a", "0.2")]] },
             Shape::Pair => const { &[&[once("a", "0.05"), once("b", "0.02")]] },
@@ -161,7 +220,12 @@ impl Shape {
     /// The last tool's output is in the answer where it is certain which one that is.
     fn tells_tool(self) -> bool {
         match self {
-            Shape::Plain | Shape::Stream | Shape::Pair => false,
+            Shape::Plain
+            | Shape::Stream
+            | Shape::Pair
+            | Shape::JobLeft
+            | Shape::JobWaited
+            | Shape::JobWatched => false,
             Shape::Tool
             | Shape::Slow
             | Shape::Chain
@@ -184,7 +248,10 @@ impl Shape {
             | Shape::SafeSlow
             | Shape::Long
             | Shape::Leave
-            | Shape::LeaveDeaf => false,
+            | Shape::LeaveDeaf
+            | Shape::JobLeft
+            | Shape::JobWaited
+            | Shape::JobWatched => false,
         }
     }
 }
@@ -196,27 +263,36 @@ pub struct TurnPlan {
     pub token: String,
     /// What the user sends.
     pub text: String,
-    /// What the answer repeats of it.
-    echo: String,
+    /// What the answer repeats of it; none: all that the model reads.
+    echo: Option<String>,
 }
 
 impl TurnPlan {
-    pub fn new(model: Model, shape: Shape, token: &str, tool_line: &str, rng: &mut Rng) -> TurnPlan {
+    pub fn new(model: Model, shape: Shape, token: &str, lines: &Lines, rng: &mut Rng) -> TurnPlan {
         let text = match model {
             Model::Script => format!("{} {token}", shape.word()),
-            Model::OpenAi => commands(shape, token, tool_line, rng),
+            Model::OpenAi => commands(shape, token, lines, rng),
         };
         let echo = match model {
-            Model::Script => text.clone(),
-            Model::OpenAi => token.to_owned(),
+            Model::Script => None,
+            Model::OpenAi => Some(token.to_owned()),
         };
         TurnPlan { shape, token: token.to_owned(), text, echo }
     }
 
-    /// The answer, when this is what the last tool said.
-    pub fn answer(&self, last_result: &str) -> String {
-        answer(&self.echo, if self.shape.tells_tool() { last_result } else { "" })
+    /// The answer, when this is what the last tool said, and what was told of jobs before the message.
+    pub fn answer(&self, last_result: &str, note: Option<&str>) -> String {
+        let heard = note
+            .map_or_else(|| self.text.clone(), |note| format!("{NOTE_HEAD}{note}{NOTE_END}{}", self.text));
+        let echo = self.echo.as_ref().unwrap_or(&heard);
+        answer(echo, if self.shape.tells_tool() { last_result } else { "" })
     }
+}
+
+/// What a user said, of what a model reads.
+pub fn said(heard: &str) -> &str {
+    let noted = heard.strip_prefix(NOTE_HEAD).and_then(|rest| rest.split_once(NOTE_END));
+    noted.map_or(heard, |(_, said)| said)
 }
 
 /// What a call does to the world, in this order.
@@ -233,12 +309,12 @@ fn answer(to: &str, said: &str) -> String {
     format!("This is the answer to {to}, at some length, so that it comes in pieces. {said}")
 }
 
-fn commands(shape: Shape, token: &str, tool_line: &str, rng: &mut Rng) -> String {
+fn commands(shape: Shape, token: &str, lines: &Lines, rng: &mut Rng) -> String {
     let mut text = format!("{} {token}", shape.word());
     for calls in shape.steps() {
         for (place, call) in calls.iter().enumerate() {
             let word = if place == 0 { "tool" } else { "and" };
-            text.push_str(&format!(" [[{word}:{}|{}]]", call.tool.name(), call.args(tool_line, token)));
+            text.push_str(&format!(" [[{word}:{}|{}]]", call.tool.name(), call.arguments(lines, token)));
         }
     }
     if shape.streams() {
@@ -253,29 +329,23 @@ fn commands(shape: Shape, token: &str, tool_line: &str, rng: &mut Rng) -> String
 }
 
 /// The scripted model's file; JSON is YAML.
-pub fn script(tool_line: &str) -> Value {
-    let turns =
-        Shape::USUAL.into_iter().chain([Shape::SafeSlow, Shape::Long, Shape::LeaveDeaf]).map(|shape| {
-            let mut steps: Vec<Value> = shape
-                .steps()
-                .iter()
-                .map(|calls| {
-                    let calls: Vec<Value> = calls
-                    .iter()
-                    .map(|call| json!({"name": call.tool.name(), "args": call.args(tool_line, "{{input}}")}))
-                    .collect();
-                    json!({"calls": calls})
-                })
-                .collect();
-            let said = if shape.tells_tool() { "{{tool}}" } else { "" };
-            let mut last = json!({"text": answer("{{input}}", said)});
-            if shape.streams() {
-                last["chunks"] = CHUNKS.into();
-                last["chunk-delay"] = format!("{CHUNK_MS}ms").into();
-            }
-            steps.push(last);
-            json!({"when": shape.word(), "steps": steps})
+pub fn script(lines: &Lines) -> Value {
+    let others = [Shape::SafeSlow, Shape::Long, Shape::LeaveDeaf];
+    let turns = Shape::usual(Model::Script).iter().copied().chain(others).map(|shape| {
+        let calls = shape.steps().iter().map(|calls| {
+            let call = |call: &Call| json!({"name": call.tool.name(), "arguments": call.arguments(lines, "{{input}}")});
+            json!({"calls": calls.iter().map(call).collect::<Vec<Value>>()})
         });
+        let mut steps: Vec<Value> = calls.collect();
+        let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+        let mut last = json!({"text": answer("{{input}}", said)});
+        if shape.streams() {
+            last["chunks"] = CHUNKS.into();
+            last["chunk-delay"] = format!("{CHUNK_MS}ms").into();
+        }
+        steps.push(last);
+        json!({"when": shape.word(), "steps": steps})
+    });
     let summary = json!({"when": SUMMARY_ASKED, "steps": [{"text": "What was said before, in short."}]});
     let turns: Vec<Value> = std::iter::once(summary).chain(turns).collect();
     json!({"turns": turns})
@@ -289,5 +359,13 @@ mod tests {
     fn a_summary_is_asked_for_in_the_words_of_the_daemon() {
         let daemon = include_str!("../../../daemon/src/context.rs");
         assert_eq!(daemon.matches(SUMMARY_ASKED).count(), 2, "once for each kind of summary");
+    }
+
+    #[test]
+    fn a_note_is_told_apart_from_what_was_said_by_the_words_of_the_daemon() {
+        let daemon = include_str!("../../../daemon/src/context.rs");
+        assert!(daemon.contains(&format!("const NOTE_HEAD: &str = {:?};", NOTE_HEAD.trim_end())));
+        assert_eq!(said(&format!("{NOTE_HEAD}[a job\nand another]{NOTE_END}hello\n\nyou")), "hello\n\nyou");
+        assert_eq!(said("hello\n\nyou"), "hello\n\nyou");
     }
 }

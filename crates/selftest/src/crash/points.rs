@@ -9,6 +9,7 @@ use lodge_proto::client::ClientError;
 use serde_json::{Value, json};
 
 use super::Setup;
+use super::job_plan::JobKind;
 use super::plan::Shape;
 use super::report::{Broken, Report};
 use super::strike::Fall;
@@ -21,6 +22,8 @@ use crate::trouble::{Trouble, refused};
 const AGENTS: usize = 3;
 /// Between two messages to a daemon that should die of them.
 const SEND_EVERY: Duration = Duration::from_millis(40);
+/// The same of jobs, which end later.
+const SUBMIT_EVERY: Duration = Duration::from_millis(120);
 /// Messages to a keeper that should die of their tools.
 const TOOLS_MAX: u32 = 8;
 /// Where a keeper dies of one tool, whose end it has written down.
@@ -45,6 +48,8 @@ enum Act {
     Stop,
     /// A change of a session or a token.
     Change,
+    /// Jobs.
+    Job,
     /// A tool, under a keeper that was started for it.
     Tool,
 }
@@ -54,7 +59,7 @@ const fn point(name: &'static str, act: Act) -> Point {
 }
 
 /// Every point that the daemon knows, and every one that a keeper knows, in their order.
-pub const POINTS: [Point; 25] = [
+pub const POINTS: [Point; 34] = [
     point("after_lock", Act::Boot),
     point("after_load", Act::Boot),
     point("during_adoption", Act::Boot),
@@ -74,6 +79,15 @@ pub const POINTS: [Point; 25] = [
     point("before_summary", Act::Work),
     point("after_compaction", Act::Work),
     point("after_change", Act::Change),
+    point("after_job_submit", Act::Job),
+    point("before_job_start", Act::Job),
+    point("after_job_start", Act::Job),
+    point("before_job_end", Act::Job),
+    point("after_job_end", Act::Job),
+    point("before_archive", Act::Job),
+    point("after_archive", Act::Job),
+    point("after_release", Act::Job),
+    point("before_job_forget", Act::Job),
     point("during_start", Act::Start),
     point("during_stop", Act::Stop),
     point("keeper.after_claim", Act::Tool),
@@ -115,6 +129,18 @@ pub async fn die_at(setup: &Setup, name: &str, times: u64) -> Report {
     .unwrap_or_else(Report::from)
 }
 
+/// The same, with jobs as all there is to die of.
+pub async fn jobs_die_at(setup: &Setup, name: &'static str, times: u64) -> Report {
+    through(setup, AGENTS, async |world| {
+        for _ in 0..times {
+            world.die_at(point(name, Act::Job)).await?;
+        }
+        Ok(())
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
 impl World {
     /// Ends what passes a point, lets the next one die there, and sees to it that one lives.
     pub async fn die_at(&mut self, Point { name, act }: Point) -> Result<(), Trouble> {
@@ -127,7 +153,7 @@ impl World {
                 self.begin_conversation().await?;
                 None
             }
-            Act::Boot | Act::Work | Act::Start => None,
+            Act::Boot | Act::Work | Act::Start | Act::Job => None,
         };
         let nth = match (name, act) {
             ("during_adoption" | "after_adoption", _) => {
@@ -135,7 +161,7 @@ impl World {
                 1 + self.rng.below(sure)
             }
             ("before_commit", _) => 2 + self.rng.below(8),
-            (_, Act::Work) => 1 + self.rng.below(3),
+            (_, Act::Work | Act::Job) => 1 + self.rng.below(3),
             (_, Act::Boot | Act::Start | Act::Stop | Act::Change | Act::Tool) => 1,
         };
         self.send_new();
@@ -149,6 +175,7 @@ impl World {
             Act::Start => self.start_to_death().await?,
             Act::Stop => self.stop_to_death(extra.as_deref()).await?,
             Act::Change => self.change_to_death().await?,
+            Act::Job => self.jobs_to_death().await?,
             Act::Tool => None,
         };
         self.lodge.unset_env("LODGED_CRASH_AT");
@@ -162,7 +189,7 @@ impl World {
         }
         self.start_again().await?;
         match act {
-            Act::Boot | Act::Work | Act::Tool => Ok(()),
+            Act::Boot | Act::Work | Act::Job | Act::Tool => Ok(()),
             Act::Start => self.check_started().await,
             Act::Stop => self.check_stopped(extra.as_deref()).await,
             Act::Change => self.check_changed().await,
@@ -205,7 +232,11 @@ impl World {
             }
             from_ms = looked_ms;
             if left > 0 && Instant::now() >= next {
-                self.send_to(at, Shape::Tool);
+                if self.rng.percent(50) {
+                    self.send_to(at, Shape::Tool);
+                } else {
+                    self.submit_to(at, JobKind::Brief);
+                }
                 (left, next) = (left - 1, Instant::now() + SEND_EVERY);
             }
             tokio::time::sleep(LOOK).await;
@@ -243,6 +274,18 @@ impl World {
             if let Some(shape) = shapes.next() {
                 self.send_shape(shape);
             }
+        }
+    }
+
+    /// Submits jobs of all kinds until the daemon is dead; tells how it ended.
+    async fn jobs_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let died = self.lodge.wait_ended(SUBMIT_EVERY).await?;
+            if died.is_some() || Instant::now() >= until {
+                return Ok(died);
+            }
+            self.submit_new();
         }
     }
 

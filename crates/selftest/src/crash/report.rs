@@ -91,6 +91,14 @@ pub struct Report {
     pub requests: u64,
     pub events: u64,
     pub restarted_steps: u64,
+    /// Jobs that clients submitted and the daemon took.
+    pub jobs: u64,
+    /// Jobs that ended with their keeper, which was killed.
+    pub jobs_cut: u64,
+    /// Bytes of output that were held against what their jobs wrote.
+    pub job_bytes: u64,
+    /// Ends of jobs that their session was told of before its next message.
+    pub job_notes: u64,
     /// From a daemon's start until all agents were there and answered, in microseconds.
     pub recovery_us: Vec<u64>,
     pub broken: Vec<(Broken, String)>,
@@ -147,6 +155,10 @@ impl Report {
         self.requests += other.requests;
         self.events += other.events;
         self.restarted_steps += other.restarted_steps;
+        self.jobs += other.jobs;
+        self.jobs_cut += other.jobs_cut;
+        self.job_bytes += other.job_bytes;
+        self.job_notes += other.job_notes;
         self.recovery_us.extend(other.recovery_us);
         self.broken.extend(other.broken);
         self.failed.extend(other.failed);
@@ -181,6 +193,7 @@ impl Report {
             ("events followed".to_owned(), self.events),
             ("unknown, their keeper was killed".to_owned(), self.unknown),
         ]);
+        rows.extend(self.job_counts());
         rows.extend(
             Broken::ALL.into_iter().map(|broken| (broken.words().to_owned(), self.count(broken) as u64)),
         );

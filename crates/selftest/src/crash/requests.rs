@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use lodge_proto::Event;
 
-use super::plan::SUMMARY_ASKED;
+use super::plan::{SUMMARY_ASKED, said};
 use super::report::Broken;
 use super::talk::Sent;
 use super::time::ms_since_1970;
@@ -42,11 +42,12 @@ impl World {
                 asked.entry((&request.digest, SUMMARY_STEP)).or_default().push(request);
                 continue;
             }
-            if let Some(turns) = edited.get_mut(request.user.as_str()) {
+            let user = said(&request.user);
+            if let Some(turns) = edited.get_mut(user) {
                 *turns = turns.saturating_sub(1);
                 continue;
             }
-            let Some(sent) = texts.get(request.user.as_str()) else {
+            let Some(sent) = texts.get(user) else {
                 let what = format!("a model request for a message that nobody sent: {}", request.user);
                 self.report.add(Broken::Wrong, what);
                 continue;

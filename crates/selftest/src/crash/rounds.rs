@@ -29,7 +29,7 @@ const RESTARTS_PERCENT: u64 = 12;
 /// A session, an agent or a token is changed so often, in percent of the strikes.
 const CHANGES_PERCENT: u64 = 25;
 /// Events that a kill may follow closely.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 12] = [
     "daemon.started",
     "lineage.adopted",
     "turn.accepted",
@@ -39,7 +39,11 @@ const KINDS: [&str; 9] = [
     "turn.tool_result",
     "turn.step_finished",
     "turn.finished",
+    "job.submitted",
+    "job.started",
+    "job.finished",
 ];
+
 /// Runs rounds until there were `kills` kills, a few at a time, and stops at the first broken promise.
 ///
 /// The first round's seed is the setup's own: a round is brought back by its seed and its number of kills. An error is
@@ -165,6 +169,7 @@ impl World {
                 self.send_new();
             }
         }
+        self.submit_some();
     }
 
     /// Waits for the moment of a kill, and says what it waited for.
@@ -230,9 +235,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hundred_kills_die_at_every_named_point() {
+    fn a_hundred_and_twenty_five_kills_die_at_every_named_point() {
         for seed in [0, 7, u64::MAX - 40] {
-            let mut met: Vec<&str> = (0..4)
+            let mut met: Vec<&str> = (0..5)
                 .flat_map(|round| points_of(seed.wrapping_add(round * POINTS_A_ROUND), KILLS_A_ROUND))
                 .map(|point| point.name)
                 .collect();

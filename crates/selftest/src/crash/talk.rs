@@ -39,7 +39,7 @@ pub struct Sent {
 impl World {
     /// Plans a message for some agent and session, and starts to send it.
     pub fn send_new(&mut self) {
-        let shape = *self.rng.pick(&Shape::USUAL);
+        let shape = *self.rng.pick(Shape::usual(self.setup.model));
         self.send_shape(shape);
     }
 
@@ -55,9 +55,13 @@ impl World {
             1 | 2 => Talk::Sender(format!("peer {number}")),
             _ => Talk::Session(format!("talk-{agent}-{number}")),
         };
+        self.send_in(agent, shape, talk);
+    }
+
+    pub fn send_in(&mut self, agent: usize, shape: Shape, talk: Talk) {
         let token = format!("T{}x{:06x}", self.sent.len(), self.rng.next() & 0xff_ffff);
-        let line = self.effects.tool_line();
-        let plan = TurnPlan::new(self.setup.model, shape, &token, &line, &mut self.rng);
+        let lines = self.lines();
+        let plan = TurnPlan::new(self.setup.model, shape, &token, &lines, &mut self.rng);
         let request_id = format!("send-{token}");
         self.sent.push(Sent { plan, agent, talk, session: None, request_id, turn: None });
         self.send(self.sent.len() - 1);
@@ -71,6 +75,7 @@ impl World {
                 self.send(at);
             }
         }
+        self.submit_again();
     }
 
     fn send(&mut self, at: usize) {
@@ -108,6 +113,7 @@ impl World {
                 Err(error) => self.report.add(Broken::Wrong, format!("a send broke off: {error}")),
             }
         }
+        self.gather_jobs().await;
     }
 
     fn acknowledged(&mut self, at: usize, view: TurnView) {
@@ -138,7 +144,8 @@ impl World {
         let until = Instant::now() + self.setup.patience;
         self.gather().await;
         let broken = self.report.broken.len();
-        while self.sent.iter().any(|sent| sent.turn.is_none())
+        while (self.sent.iter().any(|sent| sent.turn.is_none())
+            || self.jobs.iter().any(|job| job.id.is_none()))
             && self.report.broken.len() == broken
             && Instant::now() < until
         {
@@ -148,6 +155,7 @@ impl World {
                     self.send(at);
                 }
             }
+            self.submit_unanswered();
             self.gather().await;
         }
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
@@ -169,7 +177,7 @@ impl World {
                 tokio::time::sleep(LOOK).await;
             }
         }
-        Ok(())
+        self.settle_jobs().await
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use lodge_proto::{MessageView, StepView, TurnView};
 
+use super::job_check::Jobs;
 use super::plan::{Call, Tool, did, effects_of};
 use super::report::{Broken, Report};
 use super::strike::Fall;
@@ -29,7 +30,7 @@ impl Expected {
 
     /// Every call of a message exactly once.
     pub fn once(&mut self, sent: &Sent) {
-        for call in sent.plan.shape.calls() {
+        for call in sent.plan.shape.calls().filter(|call| call.tool.is_program()) {
             self.call(&sent.plan.token, call, &(1..=1));
         }
     }
@@ -42,6 +43,8 @@ pub struct Turn<'a> {
     /// All messages of its session.
     pub session: &'a [MessageView],
     pub falls: &'a [Fall],
+    /// Those that were looked at.
+    pub jobs: &'a Jobs,
 }
 
 impl Turn<'_> {
@@ -79,6 +82,14 @@ impl Turn<'_> {
         for (at, call) in calls.into_iter().enumerate() {
             let falls = tools.get(at).map_or(0, |step| self.falls_during(step));
             let status = tools.get(at).map_or("missing", |step| step.status.as_str());
+            if !call.tool.is_program() {
+                // Whatever becomes of the job, what is asked about it is answered.
+                if status != "done" {
+                    report.add(Broken::Wrong, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
+                }
+                outcomes.push(Outcome::Told(call.tool));
+                continue;
+            }
             let (outcome, range) = match (status, call.tool) {
                 ("done", Tool::Once) => (Outcome::Done, 1..=1),
                 // Declared safe: it may have been made again as often as its keeper was killed.
@@ -87,11 +98,11 @@ impl Turn<'_> {
                     report.unknown += 1;
                     (Outcome::Unknown, 0..=1)
                 }
-                ("unknown", Tool::Once | Tool::Safe) => {
+                ("unknown", _) => {
                     report.add(Broken::Unknown, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
                     (Outcome::Unknown, 0..=1)
                 }
-                (_, Tool::Once | Tool::Safe) => {
+                (_, _) => {
                     report.add(Broken::Wrong, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
                     (Outcome::Done, 1..=1)
                 }
@@ -119,6 +130,7 @@ impl Turn<'_> {
         let token = &plan.token;
         let mine: Vec<&MessageView> =
             self.session.iter().filter(|message| message.turn == self.view.id).collect();
+        let note = mine.first().and_then(|message| message.note.as_deref());
         let mut rest = mine.iter();
         if rest.next().is_none_or(|message| message.role != "user" || message.text != plan.text) {
             return report.add(Broken::Lost, format!("the turn of {token} does not begin with its message"));
@@ -138,7 +150,7 @@ impl Turn<'_> {
                 let texts: Vec<&str> = answers.map(|result| result.text.as_str()).collect();
                 let outcome = outcomes.next().copied().unwrap_or(Outcome::Done);
                 match texts.as_slice() {
-                    [text] if outcome.may_say(text, &did(token, call.key)) => {
+                    [text] if outcome.may_say(text, token, call.key, self.jobs) => {
                         (*text).clone_into(&mut last_result)
                     }
                     _ => report.add(
@@ -148,7 +160,7 @@ impl Turn<'_> {
                 }
             }
         }
-        let answer = plan.answer(&last_result);
+        let answer = plan.answer(&last_result, note);
         let last: Vec<&&MessageView> = rest.collect();
         match last.as_slice() {
             [said] if said.role == "assistant" && said.text == answer && said.calls.is_empty() => {}
@@ -166,14 +178,17 @@ impl Turn<'_> {
 enum Outcome {
     Done,
     Unknown,
+    /// What is told of a job.
+    Told(Tool),
 }
 
 impl Outcome {
     /// Whether a model may be told this of it.
-    fn may_say(self, text: &str, did: &str) -> bool {
+    fn may_say(self, text: &str, token: &str, key: &str, jobs: &Jobs) -> bool {
         match self {
-            Outcome::Done => text == did,
+            Outcome::Done => text == did(token, key),
             Outcome::Unknown => text.contains(UNKNOWN_SAYS),
+            Outcome::Told(tool) => jobs.may_say(tool, token, text),
         }
     }
 }

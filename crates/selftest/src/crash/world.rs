@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lodge_proto::client::ClientError;
-use lodge_proto::{AgentCreateParams, ProviderAddParams, TurnView};
+use lodge_proto::{AgentCreateParams, JobView, ProviderAddParams, TurnView};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
@@ -13,7 +13,8 @@ use super::changes::{Answered, Change};
 use super::edited::Conversations;
 use super::effects::EffectCounter;
 use super::follow::Follower;
-use super::plan::Model;
+use super::jobs::Job;
+use super::plan::{Lines, Model};
 use super::report::{Failed, Report};
 use super::rng::Rng;
 use super::strike::Fall;
@@ -29,8 +30,14 @@ use crate::trouble::{Trouble, refused, system};
 /// Between two looks at a condition.
 pub const LOOK: Duration = Duration::from_millis(2);
 /// Agents are brought back, and quickly: a run has many deaths, and the pause between them proves nothing.
-const SETTINGS: [(&str, &str); 3] =
-    [("LODGED_REVIVAL_POLICY", "revive"), ("LODGED_BACKOFF_BASE", "20ms"), ("LODGED_BACKOFF_CAP", "100ms")];
+/// Few jobs run at a time, so that others wait for their turn.
+const SETTINGS: [(&str, &str); 5] = [
+    ("LODGED_REVIVAL_POLICY", "revive"),
+    ("LODGED_BACKOFF_BASE", "20ms"),
+    ("LODGED_BACKOFF_CAP", "100ms"),
+    ("LODGED_MAX_JOBS", "4"),
+    ("LODGED_JOB_KEEP_FREE", "16m"),
+];
 
 #[derive(Debug)]
 pub struct World {
@@ -40,6 +47,8 @@ pub struct World {
     pub follower: Follower,
     pub agents: Vec<Agent>,
     pub sent: Vec<Sent>,
+    /// What clients submitted; jobs of models are in the plans of their turns.
+    pub jobs: Vec<Job>,
     pub rng: Rng,
     pub report: Report,
     /// Keepers that were killed, in order.
@@ -60,6 +69,7 @@ pub struct World {
     /// Known once a keeper noted its own one.
     pub cgroups: Option<Cgroups>,
     pub sending: JoinSet<(usize, Result<TurnView, ClientError>)>,
+    pub submitting: JoinSet<(usize, Result<JobView, ClientError>)>,
     /// Agents that were ever made.
     pub made: u64,
     // The last to go: everything above speaks with it.
@@ -97,6 +107,7 @@ impl World {
             follower,
             agents: Vec::new(),
             sent: Vec::new(),
+            jobs: Vec::new(),
             rng: Rng::new(setup.seed),
             report: Report::default(),
             falls: Vec::new(),
@@ -110,6 +121,7 @@ impl World {
             pending: None,
             cgroups: None,
             sending: JoinSet::new(),
+            submitting: JoinSet::new(),
             made: 0,
             lodge,
         };
@@ -122,6 +134,11 @@ impl World {
             world.agents.push(agent);
         }
         Ok(world)
+    }
+
+    /// What tools and jobs run here.
+    pub fn lines(&self) -> Lines {
+        Lines { tool: self.effects.tool_line(), job: self.effects.job_line() }
     }
 
     async fn add_provider(&self) -> Result<(), Trouble> {

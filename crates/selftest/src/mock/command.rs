@@ -3,7 +3,7 @@
 //! | command | effect |
 //! |---|---|
 //! | `[[reply:text]]` | the answer; `{{tool}}` is the latest tool result, `{{turn}}` the number of user messages |
-//! | `[[tool:name\|["a","b"]]]` | a step that calls a tool; a third part `\|"text"` is its stdin; an object stands for itself |
+//! | `[[tool:name\|["a","b"]]]` | a step that calls a tool; a third part `\|"text"` is its stdin; an object stands for itself; `{{job}}` in it is the id of the job that was started last |
 //! | `[[and:name\|[…]]]` | one more call in the same step |
 //! | `[[delay:ms]]` | before the first byte of each reply |
 //! | `[[chunks:n:ms]]` | the answer in n pieces, ms apart |

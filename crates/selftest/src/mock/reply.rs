@@ -103,6 +103,14 @@ impl Standing {
             digest: format!("{:016x}", hash.state),
         }
     }
+
+    /// A call that names the job of the last tool result: its id is known when it is made, and not before.
+    fn fill(&self, call: &Call) -> Call {
+        let told = self.tool_result.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let job = told.as_ref().and_then(|told: &serde_json::Value| told["job_id"].as_str());
+        let arguments = call.arguments.replace("{{job}}", job.unwrap_or_default());
+        Call { name: call.name.clone(), arguments }
+    }
 }
 
 /// FNV-1a: a few lines, and enough to tell requests apart.
@@ -143,13 +151,14 @@ pub(super) struct Reply<'a> {
     number: u64,
     model: &'a str,
     pieces: Vec<String>,
-    calls: &'a [Call],
+    calls: Vec<Call>,
     usage: (u64, u64),
 }
 
 impl<'a> Reply<'a> {
-    pub(super) fn of(number: u64, model: &'a str, plan: &'a Plan, standing: &Standing) -> Self {
+    pub(super) fn of(number: u64, model: &'a str, plan: &Plan, standing: &Standing) -> Self {
         let calls = plan.steps.get(standing.step).map_or(&[][..], Vec::as_slice);
+        let calls: Vec<Call> = calls.iter().map(|call| standing.fill(call)).collect();
         let pieces =
             if calls.is_empty() { split(&text(plan, standing), wanted_pieces(plan)) } else { Vec::new() };
         let tokens = |bytes: u64| bytes.div_ceil(4);
@@ -276,4 +285,26 @@ fn split(text: &str, count: usize) -> Vec<String> {
 
 fn middle_of(text: &str) -> usize {
     (text.len() / 2..=text.len()).find(|place| text.is_char_boundary(*place)).unwrap_or(text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(messages: serde_json::Value) -> String {
+        let text = serde_json::json!({"model": "m", "messages": messages}).to_string();
+        let request: ChatRequest<'_> = serde_json::from_str(&text).unwrap();
+        let call = Call { name: "job_wait".into(), arguments: r#"{"job_id":"{{job}}"}"#.into() };
+        Standing::of(&request).fill(&call).arguments
+    }
+
+    #[test]
+    fn a_call_names_the_job_that_the_last_result_told_of() {
+        let said = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
+        let (user, told) = (said("user", "go"), said("tool", r#"{"job_id":"job_7"}"#));
+        assert_eq!(arguments(serde_json::json!([user, told])), r#"{"job_id":"job_7"}"#);
+        for other in [said("tool", "no json"), said("tool", "{}"), said("assistant", "none")] {
+            assert_eq!(arguments(serde_json::json!([user, other])), r#"{"job_id":""}"#);
+        }
+    }
 }

@@ -73,6 +73,8 @@ impl World {
             What::Interrupt(turn) => {
                 self.turn_holds(turn.as_str(), |turn| turn.row.state == TurnState::Interrupted)
             }
+            What::Submit { .. } => self.submission_holds(&asks.what, answer),
+            What::CancelJob(job) => self.cancellation_holds(job),
             What::Edit { session, edit } => self.edit_holds(asks, session, edit, answer),
             What::Issue { text, .. } => {
                 let row = self.disk.token(&id.parse().map_err(|_| "no id")?);

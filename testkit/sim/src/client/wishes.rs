@@ -33,6 +33,9 @@ impl World {
         {
             return what;
         }
+        if self.rng.chance(self.plan.jobs) {
+            return self.some_job_wish(agent, text);
+        }
         if self.rng.chance(self.plan.papers) {
             return self.some_paper(agent, text);
         }
@@ -122,7 +125,7 @@ impl World {
             0..2 => {
                 let new = new_image(text);
                 let old = Box::new(AgentSpec::default());
-                let spec = Box::new(AgentSpec { tools: tools(), ..AgentSpec::default() });
+                let spec = Box::new(AgentSpec { tools: tools(text), ..AgentSpec::default() });
                 let image =
                     Some(ImageChange { name: text.to_owned(), digest: new.digest.clone(), old, new: spec });
                 (Change { image, env: key, ..Change::default() }, Some(new))
@@ -132,7 +135,7 @@ impl World {
         }
     }
 
-    fn some_session(&mut self, agent: &AgentId) -> Option<SessionId> {
+    pub(super) fn some_session(&mut self, agent: &AgentId) -> Option<SessionId> {
         let number = self.rng.below(self.plan.sessions);
         // Now and then the session of another agent.
         let owner = if self.rng.chance(10) { "anybody" } else { agent.as_str() };
@@ -148,12 +151,12 @@ impl World {
                 Command::CreateAgent(Box::new(new_agent(text, policy)))
             }
             What::Start(id) => Command::StartAgent { id: id.clone() },
-            What::Restart(id) => Command::RestartAgent { id: id.clone() },
+            What::Restart(id) => Command::RestartAgent { id: id.clone(), jobs: self.some_fate() },
             What::Update { agent, text } => {
                 let (change, image) = self.some_change(text);
                 Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image }))
             }
-            What::Stop(id) => Command::StopAgent { id: id.clone() },
+            What::Stop(id) => Command::StopAgent { id: id.clone(), jobs: self.some_fate() },
             What::Kill(id) => Command::KillAgent { id: id.clone() },
             What::Settle { agent, lineage, policy } => Command::SettleLineage(Box::new(Settlement {
                 agent: agent.clone(),
@@ -180,6 +183,8 @@ impl World {
                     },
                 }))
             }
+            What::Submit { .. } => self.submission(what)?,
+            What::CancelJob(id) => Command::CancelJob { id: id.clone() },
             What::Edit { session, edit } => self.edit(session, edit)?,
             What::Issue { agent, text } => Command::IssueToken(Box::new(NewToken {
                 holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),
@@ -237,8 +242,9 @@ impl World {
                 }
                 let (_, plan) = self.disk.rewind_plan(session, kept.row.number - 1).ok_or_else(gone)?;
                 let body = &kept.messages.first().ok_or_else(no_turn)?.body;
-                let (turn, text, schema) = (turn.clone(), body.text.clone(), body.schema.clone());
-                SessionWhat::Regenerate(Box::new(TurnAgain { turn, text, schema, plan }))
+                let (turn, text) = (turn.clone(), body.text.clone());
+                let (schema, note) = (body.schema.clone(), body.note.clone());
+                SessionWhat::Regenerate(Box::new(TurnAgain { turn, text, schema, note, plan }))
             }
             Edit::Delete => SessionWhat::Delete,
         };
@@ -256,7 +262,7 @@ fn new_agent(text: &str, policy: Option<Policy>) -> NewAgent {
     let spec = AgentSpec {
         model: "p/m".into(),
         env: BTreeMap::new(),
-        tools: tools(),
+        tools: tools(text),
         revival_policy: policy.map(Policy::code),
         ..AgentSpec::default()
     };
@@ -271,14 +277,19 @@ fn new_agent(text: &str, policy: Option<Policy>) -> NewAgent {
     }
 }
 
-fn tools() -> Vec<ToolRecord> {
+/// Those of every image, and one that only some have.
+fn tools(text: &str) -> Vec<ToolRecord> {
     let tool = |name: &str, safe| ToolRecord {
         name: name.into(),
         path: format!("/usr/bin/{name}"),
         safe,
         ..ToolRecord::default()
     };
-    vec![tool("sh", false), tool("date", true)]
+    let mut tools = vec![tool("sh", false), tool("date", true)];
+    if text.bytes().last().unwrap_or_default().is_multiple_of(3) {
+        tools.push(tool("make", false));
+    }
+    tools
 }
 
 /// One of a few images that share a few names, so that names move and images go.
@@ -288,6 +299,6 @@ fn new_image(text: &str) -> NewImage {
     NewImage { digest, record: ImageRecord::default(), bytes: 1, tags }
 }
 
-fn refusal(code: &str) -> ErrorBody {
+pub(super) fn refusal(code: &str) -> ErrorBody {
     ErrorBody::new(code, "the API refuses that by itself")
 }

@@ -131,7 +131,7 @@ impl Disk {
         Ok(())
     }
 
-    fn all_turns(&self, id: &SessionId) -> impl Iterator<Item = &Kept> {
+    pub fn all_turns(&self, id: &SessionId) -> impl Iterator<Item = &Kept> {
         self.turns_of.get(id).into_iter().flatten().filter_map(|turn| self.turns.get(turn))
     }
 

@@ -1,0 +1,43 @@
+//! Jobs: what is true of each at the host, whatever a daemon believes of it; the archive of their output, which is a
+//! disk of its own; and the laws about both.
+//!
+//! What they do to a sandbox goes through `keeper.rs` like everything that runs there.
+
+mod act;
+mod archive;
+mod checks;
+mod host;
+mod reads;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::JobId;
+
+pub use archive::{Archiver, Stage};
+pub use checks::jobs_agree;
+pub use host::File;
+pub use reads::{Reading, wish_of};
+
+#[derive(Debug, Default)]
+pub struct Jobs {
+    /// Counted where they run.
+    pub truths: BTreeMap<JobId, Truth>,
+    /// The second disk: how much of each job's output it has.
+    pub archive: BTreeMap<JobId, u64>,
+    /// Whether it has no room.
+    pub archive_full: bool,
+    /// The most that were ever allowed to run at a time.
+    pub max_ever: usize,
+    /// Jobs whose end a session read in a note, and in the result of a tool.
+    pub noted: BTreeSet<JobId>,
+    pub read: BTreeSet<JobId>,
+}
+
+/// What happened to a job.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Truth {
+    /// How often its program was started.
+    pub starts: u32,
+    /// What it wrote and no power loss took.
+    pub wrote: u64,
+}

@@ -1,0 +1,252 @@
+//! The archive's own task: rounds of reading, storing and giving back, any of which a death of the daemon may cut off; and
+//! the retention, which takes what is old.
+
+use std::collections::VecDeque;
+
+use lodge_core::JobId;
+use lodge_core::job::JobRow;
+use lodge_daemon::engine::Seen;
+use lodge_daemon::engine::jobs::{Expiry, JobSeen};
+
+use crate::plan::{Mutation, Point};
+use crate::world::{Next, World};
+
+/// What one job may have in a round, and how many jobs a round takes.
+const JOB_BYTES_MAX: u64 = 1_500;
+const ROUND_JOBS_MAX: usize = 4;
+/// How much of the beginning of a job's output never changes once it is written.
+const HEAD_BYTES: u64 = 2_500;
+/// Before a round that found no room is tried again.
+const FULL_MS: u64 = 100;
+/// What the retention takes at a look.
+const EXPIRED_MAX: usize = 8;
+
+/// What waits for the archive, and what it is about. Nothing of this outlives the daemon.
+#[derive(Debug, Default)]
+pub struct Archiver {
+    waiting: VecDeque<Work>,
+    round: Vec<Part>,
+    /// That somebody will go on with it.
+    awake: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Work {
+    Take(JobId, Want),
+    Remove(JobId),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Want {
+    /// What cannot change any more, of a job that runs.
+    Final,
+    /// Everything, of one that ended.
+    All,
+}
+
+#[derive(Debug)]
+struct Part {
+    work: Work,
+    /// Up to where it is read, and whether that is all.
+    upto: u64,
+    whole: bool,
+}
+
+/// Where a round is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Reads,
+    Stores,
+    Releases,
+}
+
+impl Archiver {
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.round.is_empty()
+    }
+
+    /// A job waits once, for the most that anybody wants of it.
+    fn add(&mut self, work: Work) {
+        let job = |work: &Work| match work {
+            Work::Take(job, _) => Some(job.clone()),
+            Work::Remove(_) => None,
+        };
+        match (self.waiting.iter_mut().find(|known| job(known).is_some() && job(known) == job(&work)), &work)
+        {
+            (Some(known), Work::Take(_, Want::All)) => *known = work,
+            (Some(_), Work::Take(_, Want::Final) | Work::Remove(_)) => {}
+            (None, Work::Take(..) | Work::Remove(_)) => self.waiting.push_back(work),
+        }
+    }
+}
+
+impl World {
+    pub fn archive_all(&mut self, job: &JobId) {
+        self.archive_work(Work::Take(job.clone(), Want::All));
+    }
+
+    pub fn archive_some(&mut self, job: &JobId) {
+        self.archive_work(Work::Take(job.clone(), Want::Final));
+    }
+
+    pub fn outputs_go(&mut self, jobs: &[JobId]) {
+        jobs.iter().for_each(|job| self.archive_work(Work::Remove(job.clone())));
+    }
+
+    /// At a start: outputs that belong to no job go.
+    pub fn sweep(&mut self) {
+        let stray = |job: &&JobId| self.disk.job(job).is_none_or(|row| row.output_removed);
+        let strays: Vec<JobId> = self.jobs.archive.keys().filter(stray).cloned().collect();
+        self.outputs_go(&strays);
+    }
+
+    fn archive_work(&mut self, work: Work) {
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.archiver.add(work);
+        self.archive_wakes(0);
+    }
+
+    fn archive_wakes(&mut self, after_ms: u64) {
+        let pause = after_ms + self.rng.delay(self.plan.archive_ms);
+        let Some(daemon) = &mut self.daemon else { return };
+        if !std::mem::replace(&mut daemon.archiver.awake, true) {
+            let life = daemon.life;
+            self.after(pause, Next::Archive { life, stage: Stage::Reads });
+        }
+    }
+
+    pub fn archive_goes(&mut self, stage: Stage) {
+        let life = self.life;
+        let next = match stage {
+            Stage::Reads => {
+                self.archive_reads();
+                Some(Stage::Stores)
+            }
+            Stage::Stores => self.archive_stores(),
+            Stage::Releases => {
+                self.archive_releases();
+                None
+            }
+        };
+        if let Some(stage) = next {
+            let pause = self.rng.delay(self.plan.disk_ms);
+            self.after(pause, Next::Archive { life, stage });
+        }
+    }
+
+    fn archive_reads(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let count = daemon.archiver.waiting.len().min(ROUND_JOBS_MAX);
+        let works: Vec<Work> = daemon.archiver.waiting.drain(..count).collect();
+        let parts: Vec<Part> = works.into_iter().map(|work| self.part(work)).collect();
+        // One that says so before it stored anything.
+        if self.mutation == Mutation::EarlyForget {
+            let done: Vec<JobId> = parts.iter().filter_map(done).collect();
+            done.into_iter().for_each(|job| self.tell(Seen::Job(JobSeen::Archived { job })));
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.archiver.round = parts;
+        }
+    }
+
+    fn part(&self, work: Work) -> Part {
+        let Work::Take(job, want) = &work else { return Part { work, upto: 0, whole: true } };
+        let end = self.jobs.archive.get(job).copied().unwrap_or(0);
+        let row = self.disk.job(job).and_then(|row| self.disk.agent(&row.agent));
+        let file = row.and_then(|row| self.machine.sandboxes.get(&row.sandbox)?.files.get(job));
+        let wrote = file.map_or(end, |file| file.wrote.max(end));
+        let wanted = match want {
+            Want::Final => wrote.min(HEAD_BYTES).max(end),
+            Want::All => wrote,
+        };
+        let upto = wanted.min(end + JOB_BYTES_MAX);
+        Part { work, upto, whole: upto == wanted }
+    }
+
+    /// The moment of truth: the whole round is in the archive, or nothing of it.
+    fn archive_stores(&mut self) -> Option<Stage> {
+        if self.jobs.archive_full {
+            let Some(daemon) = &mut self.daemon else { return None };
+            for part in std::mem::take(&mut daemon.archiver.round) {
+                daemon.archiver.add(part.work);
+            }
+            daemon.archiver.awake = false;
+            self.archive_wakes(FULL_MS);
+            return None;
+        }
+        let parts = self.daemon.as_mut().map(|daemon| std::mem::take(&mut daemon.archiver.round));
+        let parts = parts.unwrap_or_default();
+        for part in &parts {
+            match &part.work {
+                Work::Take(job, _) if part.upto > 0 && self.disk.job(job).is_some() => {
+                    self.jobs.archive.insert(job.clone(), part.upto);
+                }
+                Work::Take(..) => {}
+                Work::Remove(job) => {
+                    self.check_removal(job);
+                    self.jobs.archive.remove(job);
+                }
+            }
+        }
+        self.say(|| format!("archived {parts:?}"));
+        if let Some(daemon) = &mut self.daemon {
+            daemon.archiver.round = parts;
+        }
+        if self.die_at == Some(Point::Archived) {
+            self.daemon_dies("between the archive and what follows from it");
+            return None;
+        }
+        Some(Stage::Releases)
+    }
+
+    /// What is stored is given back, and told where it is all.
+    fn archive_releases(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        for part in std::mem::take(&mut daemon.archiver.round) {
+            let Work::Take(job, want) = &part.work else { continue };
+            if let Some(job) = done(&part) {
+                self.tally.archived += 1;
+                self.tell(Seen::Job(JobSeen::Archived { job }));
+                continue;
+            }
+            let row = self.disk.job(job).and_then(|row| self.disk.agent(&row.agent));
+            let sandbox = row.and_then(|row| self.machine.sandboxes.get_mut(&row.sandbox));
+            if let Some(file) = sandbox.and_then(|sandbox| sandbox.files.get_mut(job)) {
+                file.released = part.upto.min(file.wrote).max(file.released);
+            }
+            self.check_kept(job);
+            if !part.whole {
+                self.archive_work(Work::Take(job.clone(), *want));
+            }
+        }
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.archiver.awake = false;
+        if !daemon.archiver.waiting.is_empty() {
+            self.archive_wakes(0);
+        }
+    }
+
+    /// Some of the oldest jobs or outputs go.
+    pub fn retention_looks(&mut self) {
+        let what = if self.rng.chance(500) { Expiry::All } else { Expiry::Output };
+        let over = |row: &&JobRow| !row.progress.state.is_open() && row.archived;
+        let wanted = |row: &&JobRow| match what {
+            Expiry::All => true,
+            Expiry::Output => !row.output_removed && self.jobs.archive.contains_key(&row.id),
+        };
+        let old = self.disk.jobs().filter(over).filter(wanted).take(EXPIRED_MAX);
+        let jobs: Vec<JobId> = old.map(|row| row.id.clone()).collect();
+        if !jobs.is_empty() {
+            self.tally.expired += jobs.len() as u64;
+            self.tell(Seen::Job(JobSeen::Expired { jobs, what }));
+        }
+    }
+}
+
+/// The job that is archived as a whole with this part.
+fn done(part: &Part) -> Option<JobId> {
+    match &part.work {
+        Work::Take(job, Want::All) if part.whole => Some(job.clone()),
+        Work::Take(..) | Work::Remove(_) => None,
+    }
+}

@@ -1,0 +1,241 @@
+//! What has to be true of jobs after every step, after every commit, and when everything has come to rest.
+
+use std::collections::BTreeMap;
+
+use lodge_core::agent::AgentState;
+use lodge_core::job::{JobProgress, JobRow, JobState, JobWrite};
+use lodge_core::limits::JOBS_UNARCHIVED_MAX;
+use lodge_core::record::{MessageRow, Role, StepRow};
+use lodge_core::turn::StepState;
+use lodge_core::{JobId, TurnId};
+use lodge_daemon::engine::{Facts, Sizes};
+
+use crate::disk::{Disk, jobs_in};
+use crate::world::World;
+
+impl World {
+    /// A job's output is in the archive or in its file, and never in neither, until the retention takes it.
+    pub fn check_kept(&mut self, job: &JobId) {
+        let wrote = self.jobs.truths.get(job).map_or(0, |truth| truth.wrote);
+        let archived = self.jobs.archive.get(job).copied().unwrap_or(0);
+        if archived >= wrote {
+            return;
+        }
+        let may_go = match self.disk.job(job) {
+            Some(row) => row.output_removed,
+            None => self.disk.job_went(job),
+        };
+        let row = self.disk.job(job).and_then(|row| self.disk.agent(&row.agent));
+        let file = row.and_then(|row| self.machine.sandboxes.get(&row.sandbox)?.files.get(job));
+        let kept = file.is_some_and(|file| file.released <= archived && file.wrote >= wrote);
+        if !kept && !may_go {
+            self.fail(format!(
+                "{job} wrote {wrote} bytes, {archived} are archived, and its file is {file:?}"
+            ));
+        }
+    }
+
+    /// Nothing goes from the archive unless that is recorded.
+    pub fn check_removal(&mut self, job: &JobId) {
+        if self.disk.job(job).is_some_and(|row| !row.output_removed) {
+            self.fail(format!("the output of {job} is removed, and nothing says so"));
+        }
+    }
+
+    pub fn check_job_write(&mut self, write: &JobWrite) {
+        match write {
+            JobWrite::New { row, .. } => {
+                self.tally.jobs += 1;
+                let text = row.request.args.first().cloned().unwrap_or_default();
+                if text.starts_with("once-") && self.disk.jobs_accepted(&text) > 1 {
+                    self.fail(format!("`{text}` was submitted once, and is there twice"));
+                }
+            }
+            JobWrite::Progress { id, progress } => {
+                self.count_end(progress);
+                if let Err(broken) = cancelled_for_a_reason(&self.disk, id, progress) {
+                    self.fail(broken);
+                }
+            }
+            JobWrite::Archived { id } => self.check_kept(id),
+            JobWrite::Told { .. } | JobWrite::OutputRemoved { .. } | JobWrite::Gone { .. } => {}
+        }
+    }
+
+    fn count_end(&mut self, progress: &JobProgress) {
+        match progress.state {
+            JobState::Done => self.tally.jobs_done += 1,
+            JobState::Error => self.tally.jobs_failed += 1,
+            JobState::Cancelled => self.tally.jobs_cancelled += 1,
+            JobState::Pending | JobState::Running => {}
+        }
+    }
+
+    /// Whoever breaks off a turn that waits for a job wants neither.
+    pub fn check_cut(&mut self, turn: &TurnId, step: u32, ordinal: u32) {
+        let Some(kept) = self.disk.turn(turn) else { return };
+        let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
+        let Some(job) = row.and_then(|row| waited_for(row, "job_wait")) else { return };
+        let goes_on = |id: &JobId| {
+            let row = self.disk.job(id).filter(|row| row.progress.state.is_open());
+            row.is_some_and(|row| row.progress.cancel.is_none())
+        };
+        if goes_on(&job) {
+            self.fail(format!("{turn} was interrupted, and {job}, which it waited for, goes on"));
+        }
+    }
+
+    /// The end of a job is told once: in a note, or in the result of a tool, and not in a note after that.
+    pub fn check_telling(&mut self, row: &MessageRow) {
+        match row.role {
+            Role::Tool => {
+                let over =
+                    [r#""status":"cancelled""#, r#""status":"done""#, r#""status":"error""#, "ended: "];
+                if !row.body.failed && over.iter().any(|word| row.body.text.contains(word)) {
+                    self.jobs.read.extend(jobs_in(&row.body.text));
+                }
+            }
+            Role::User => {
+                let Some(note) = &row.body.note else { return };
+                // A turn that is done again is told what it was told.
+                let kept = self.disk.turn(&row.turn);
+                let replaced = kept.and_then(|kept| self.disk.turn(kept.row.place.replaces.as_ref()?));
+                let before = replaced.and_then(|kept| kept.messages.first()?.body.note.as_ref());
+                let before: Vec<JobId> = before.map(|note| jobs_in(note)).unwrap_or_default();
+                for job in jobs_in(note).into_iter().filter(|job| !before.contains(job)) {
+                    self.tally.noted += 1;
+                    let agent = self.disk.turn(&row.turn).map(|kept| &kept.row.agent);
+                    let is_foreign = |job: &JobRow| {
+                        job.session.as_ref() != Some(&row.session) || Some(&job.agent) != agent
+                    };
+                    if self.disk.job(&job).is_some_and(is_foreign) {
+                        self.fail(format!("{job} is told to {}, and is not its", row.session));
+                    }
+                    let read = self.jobs.read.contains(&job);
+                    if !self.jobs.noted.insert(job.clone()) || read {
+                        self.fail(format!("{job} is told twice, as a tool had read it: {read}"));
+                    }
+                }
+            }
+            Role::Assistant => {}
+        }
+    }
+}
+
+impl World {
+    /// At rest whatever could end has ended, all output is in one place, and nobody waits for any of it.
+    pub fn jobs_are_settled(&self) -> Result<(), String> {
+        if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
+            return Err("at rest, and the archive has something to do".to_owned());
+        }
+        for row in self.disk.jobs() {
+            let (id, state) = (&row.id, row.progress.state);
+            let agent = self.disk.agent(&row.agent);
+            let sandbox = agent.and_then(|agent| self.machine.sandboxes.get(&agent.sandbox));
+            let given_up = sandbox.is_some_and(|sandbox| sandbox.given_up);
+            let rests =
+                matches!(agent.map(|agent| agent.state), Some(AgentState::Stopped | AgentState::Failed(_)));
+            let may_wait = match state {
+                // Its agent failed or left: it goes on when that is started.
+                JobState::Pending => rests,
+                // Its sandbox could not be ended, and whoever asked was told so.
+                JobState::Running => given_up,
+                JobState::Done | JobState::Error | JobState::Cancelled => true,
+            };
+            if !may_wait {
+                return Err(format!("at rest, and {id} is {} while its agent is {agent:?}", state.word()));
+            }
+            if !state.is_open() && !row.archived {
+                return Err(format!("at rest, and {id} ended and is not archived"));
+            }
+            let wrote = self.jobs.truths.get(id).map_or(0, |truth| truth.wrote);
+            let archived = self.jobs.archive.get(id).copied().unwrap_or(0);
+            if row.archived && !row.output_removed && archived < wrote {
+                return Err(format!("at rest, and of {wrote} bytes of {id} {archived} are archived"));
+            }
+            // Those of a sandbox that nobody is connected to go with the next start or the directory.
+            let ready = agent.is_some_and(|agent| agent.state == AgentState::Ready);
+            if row.archived && ready && sandbox.is_some_and(|sandbox| sandbox.files.contains_key(id)) {
+                return Err(format!("at rest, and the output of {id} is in the archive and in its file"));
+            }
+        }
+        self.no_output_is_left()
+    }
+
+    /// Nothing is archived of a job that is gone, and no file of one that nobody knows.
+    fn no_output_is_left(&self) -> Result<(), String> {
+        let stray = |job: &&JobId| self.disk.job(job).is_none_or(|row| row.output_removed);
+        if let Some(job) = self.jobs.archive.keys().find(stray) {
+            return Err(format!("at rest, and the archive has the output of {job}, which was removed"));
+        }
+        for (id, sandbox) in &self.machine.sandboxes {
+            let Some(keeper) = &sandbox.keeper else { continue };
+            for job in keeper.running.keys().filter_map(|exec| exec.parse::<JobId>().ok()) {
+                let runs = self.disk.job(&job).is_some_and(|row| row.progress.state == JobState::Running);
+                if !runs {
+                    return Err(format!("at rest, and {job} runs in {id} for nobody"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A job is cancelled by its own session alone, and by the end of a turn only if that waited for it.
+fn cancelled_for_a_reason(disk: &Disk, id: &JobId, progress: &JobProgress) -> Result<(), String> {
+    let (tool, state) = match progress.cancel.as_deref().or(progress.error.as_deref()) {
+        Some("cancelled by its session") => ("job_cancel", None),
+        Some("the turn that waited for it was interrupted") => ("job_wait", Some(StepState::Interrupted)),
+        Some(_) | None => return Ok(()),
+    };
+    let session = disk.job(id).and_then(|row| row.session.clone());
+    let Some(session) = session.filter(|session| disk.session(session).is_some()) else { return Ok(()) };
+    let asked = |step: &StepRow| {
+        waited_for(step, tool).as_ref() == Some(id) && state.is_none_or(|state| step.state == state)
+    };
+    match disk.all_turns(&session).any(|turn| turn.steps.iter().any(asked)) {
+        true => Ok(()),
+        false => Err(format!("{id} is cancelled by {tool}, and nobody of {session} called that")),
+    }
+}
+
+/// The job that a call waits for by that tool.
+fn waited_for(step: &StepRow, tool: &str) -> Option<JobId> {
+    let request = step.request.as_ref().filter(|request| step.exec.is_none() && request.bin == tool)?;
+    request.args.first()?.parse().ok()
+}
+
+/// What an engine counts of jobs is what it holds, no place is free while one could start, and none is held in vain.
+pub fn jobs_agree(facts: &Facts, sizes: &Sizes) -> Result<(), String> {
+    let mut states = BTreeMap::new();
+    let (mut unarchived, mut untold) = (0, 0);
+    for row in facts.jobs.values() {
+        let state = row.progress.state;
+        *states.entry(state.word()).or_insert(0) += 1;
+        let ended = !state.is_open();
+        let (no_archive, no_word) = (ended && !row.archived, ended && !row.told && row.session.is_some());
+        unarchived += usize::from(no_archive);
+        untold += usize::from(no_word);
+        if ended && !no_archive && !no_word {
+            return Err(format!("{} is settled, and the engine holds it", row.id));
+        }
+    }
+    let count = |state: JobState| states.get(state.word()).copied().unwrap_or(0);
+    let (pending, working) = (count(JobState::Pending), count(JobState::Running));
+    let counted = (sizes.jobs.pending, sizes.jobs.running, sizes.jobs.unarchived, sizes.jobs.untold);
+    if counted != (pending, working, unarchived, untold) || sizes.jobs.held != facts.jobs.len() {
+        return Err(format!("jobs are counted as {:?}, and are {states:?}", sizes.jobs));
+    }
+    let startable = facts.jobs.values().find(|row| {
+        let agent = facts.agents.get(&row.agent);
+        let ready =
+            agent.is_some_and(|agent| agent.row.state == AgentState::Ready && agent.row.next.is_none());
+        row.progress.state == JobState::Pending && ready
+    });
+    match startable {
+        Some(row) if working < sizes.jobs.max && unarchived < JOBS_UNARCHIVED_MAX => {
+            Err(format!("{} waits, and {working} of {} jobs run", row.id, sizes.jobs.max))
+        }
+        Some(_) | None => Ok(()),
+    }
+}

@@ -1,0 +1,90 @@
+//! Jobs at the host: a program that runs once, writes and ends, and the file that holds what it wrote.
+
+use lodge_core::job::JobState;
+use lodge_core::{JobId, SandboxId};
+
+use crate::keeper::Told;
+use crate::world::{Next, World};
+
+/// What a job wrote, but for what was given back because the archive has it.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct File {
+    pub released: u64,
+    pub wrote: u64,
+}
+
+impl World {
+    /// A program starts once, when that is recorded, and never too many at a time.
+    pub fn check_job_starts(&mut self, id: &SandboxId, job: &JobId) {
+        let state = self.disk.job(job).map(|row| row.progress.state);
+        if state.is_none() {
+            return self.fail(format!("{job} runs, and its intent is not on disk"));
+        }
+        if state != Some(JobState::Running) {
+            return self.fail(format!("{job} runs, and that it starts is not on disk: it is {state:?}"));
+        }
+        let truth = self.jobs.truths.entry(job.clone()).or_default();
+        truth.starts += 1;
+        let starts = truth.starts;
+        if starts > 1 {
+            return self.fail(format!("{job} had its effect twice: it was started {starts} times"));
+        }
+        let keepers = self.machine.sandboxes.values().filter_map(|sandbox| sandbox.keeper.as_ref());
+        let execs = keepers.flat_map(|keeper| keeper.running.keys());
+        let running = execs.filter(|exec| exec.parse::<JobId>().is_ok()).count() + 1;
+        if running > self.jobs.max_ever {
+            self.fail(format!("{job} starts in {id}, and {running} jobs run"));
+        }
+    }
+
+    /// It writes, and perhaps goes on writing.
+    pub fn job_writes(&mut self, id: &SandboxId, keeper: u64, job: &JobId, run: u64) {
+        let more = self.rng.between(1, 1_000);
+        let again = self.rng.chance(600).then(|| self.rng.delay(self.plan.job_ms));
+        self.tally.effects += 1;
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let file = sandbox.files.entry(job.clone()).or_default();
+        file.wrote += more;
+        let (wrote, exec) = (file.wrote, job.to_string());
+        self.jobs.truths.entry(job.clone()).or_default().wrote = wrote;
+        if let Some(pause) = again {
+            self.after(pause, Next::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
+        }
+        if self.machine.keeper(id).is_some_and(|keeper| !keeper.hung) {
+            self.keeper_tells(id, Told::Wrote { exec, bytes: wrote });
+        }
+    }
+
+    /// The file of a job goes. Whatever was in it is in the archive by now.
+    pub fn job_file_goes(&mut self, id: &SandboxId, job: &JobId) {
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        sandbox.shelf.remove(job.as_str());
+        if sandbox.files.remove(job).is_some() {
+            self.check_kept(job);
+        }
+    }
+
+    /// All files of a sandbox go.
+    pub fn sandbox_files_go(&mut self, id: &SandboxId) {
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        sandbox.shelf.clear();
+        let jobs: Vec<JobId> = std::mem::take(&mut sandbox.files).into_keys().collect();
+        jobs.iter().for_each(|job| self.check_kept(job));
+    }
+
+    /// What was not flushed may be gone. What a job wrote is then what is left of it.
+    pub fn job_loses_power(&mut self, id: &SandboxId, job: &JobId) {
+        let cut = self.rng.below(3);
+        let archived = self.jobs.archive.get(job).copied().unwrap_or(0);
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        let is_claimed = sandbox.shelf.contains_key(job.as_str());
+        let Some(file) = sandbox.files.get_mut(job) else { return };
+        match (is_claimed, cut) {
+            (true, 0) => {}
+            (true, _) => file.wrote = file.released + (file.wrote - file.released) / (cut + 1),
+            (false, _) => drop(sandbox.files.remove(job)),
+        }
+        let left = sandbox.files.get(job).map_or(0, |file| file.wrote);
+        self.jobs.truths.entry(job.clone()).or_default().wrote = left.max(archived);
+    }
+}
