@@ -7,6 +7,7 @@ mod commits;
 mod fill;
 mod floor;
 mod growth;
+mod jobs;
 mod ledger;
 mod many;
 mod memory;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::floor::Floors;
+use crate::jobs::Missing;
 use crate::table::Table;
 
 /// Measures Lodge's claims on this machine, each beside the floor of the same run.
@@ -46,7 +48,8 @@ struct Flags {
     /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working.
+    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, jobs;
+    /// of jobs also submit, width, printing, listed, output.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -77,6 +80,16 @@ pub(crate) struct Sizes {
     pub(crate) working: usize,
     pub(crate) working_rounds: usize,
     pub(crate) working_turns: usize,
+    pub(crate) submits: usize,
+    pub(crate) width_rounds: usize,
+    pub(crate) width_jobs: usize,
+    pub(crate) output_rounds: usize,
+    pub(crate) output_mb: u64,
+    pub(crate) printers: usize,
+    pub(crate) printing_commits: usize,
+    pub(crate) listed_jobs: usize,
+    pub(crate) list_rounds: usize,
+    pub(crate) tsp_listed: usize,
 }
 
 const FULL: Sizes = Sizes {
@@ -103,6 +116,16 @@ const FULL: Sizes = Sizes {
     working: 100,
     working_rounds: 5,
     working_turns: 10,
+    submits: 100,
+    width_rounds: 3,
+    width_jobs: 1_000,
+    output_rounds: 3,
+    output_mb: 1_000,
+    printers: 100,
+    printing_commits: 500,
+    listed_jobs: 100_000,
+    list_rounds: 20,
+    tsp_listed: 1_000,
 };
 
 const QUICK: Sizes = Sizes {
@@ -129,17 +152,28 @@ const QUICK: Sizes = Sizes {
     working: 12,
     working_rounds: 1,
     working_turns: 1,
+    submits: 2,
+    width_rounds: 1,
+    width_jobs: 8,
+    output_rounds: 1,
+    output_mb: 8,
+    printers: 4,
+    printing_commits: 5,
+    listed_jobs: 200,
+    list_rounds: 1,
+    tsp_listed: 4,
 };
 
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
-    "many", "working",
+    "many", "working", "jobs",
 ];
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    if let Some(unknown) = flags.only.iter().find(|part| !PARTS.contains(&part.as_str())) {
-        eprintln!("error: there is no part `{unknown}`\n\nhint: the parts are {}", PARTS.join(", "));
+    let parts = [&PARTS[..], &jobs::PARTS].concat();
+    if let Some(unknown) = flags.only.iter().find(|part| !parts.contains(&part.as_str())) {
+        eprintln!("error: there is no part `{unknown}`\n\nhint: the parts are {}", parts.join(", "));
         return ExitCode::from(2);
     }
     if let Some(dir) = &flags.dir {
@@ -192,6 +226,8 @@ fn main() -> ExitCode {
         if wanted("working") {
             many::working(sizes, &mut floors, &mut table).await;
         }
+        let missing = if flags.quick { Missing::Leave } else { Missing::Install };
+        jobs::run(wanted, sizes, missing, &mut floors, &mut table).await;
     });
     table.end();
     if let Some(path) = &flags.json

@@ -36,6 +36,10 @@ impl Sample {
         self.at(0.95)
     }
 
+    pub(crate) fn p99(&self) -> f64 {
+        self.at(0.99)
+    }
+
     pub(crate) fn min(&self) -> f64 {
         self.at(0.0)
     }

@@ -123,6 +123,7 @@ impl Row {
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Row>,
+    not_run: Vec<(String, String)>,
     machine: String,
     quick: bool,
 }
@@ -144,7 +145,7 @@ impl Table {
             "\n{:<58} {:>9} {:>8} {:>8} {:<5} {:>14} {:>7}  hold",
             "what", "median", "min", "p95", "unit", "floor", "ratio"
         );
-        Table { rows: Vec::new(), machine, quick }
+        Table { rows: Vec::new(), not_run: Vec::new(), machine, quick }
     }
 
     pub(crate) fn row(&mut self, row: Row) {
@@ -155,6 +156,12 @@ impl Table {
     /// Words between rows, such as what could not be measured.
     pub(crate) fn note(&self, words: &str) {
         println!("  {words}");
+    }
+
+    /// Something that could not be measured here, and why.
+    pub(crate) fn not_run(&mut self, what: &str, why: &str) {
+        println!("  NOT RUN: {what}: {why}");
+        self.not_run.push((what.to_owned(), why.to_owned()));
     }
 
     pub(crate) fn floors(&mut self, readings: &Readings) {
@@ -175,7 +182,9 @@ impl Table {
 
     pub(crate) fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        json!({"machine": self.machine, "quick": self.quick, "rows": rows})
+        let not_run = self.not_run.iter().map(|(what, why)| json!({"what": what, "why": why}));
+        let not_run: Vec<Value> = not_run.collect();
+        json!({"machine": self.machine, "quick": self.quick, "rows": rows, "not_run": not_run})
     }
 }
 

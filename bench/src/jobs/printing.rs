@@ -1,0 +1,176 @@
+//! A hundred jobs that print all the time, and what a change of state costs meanwhile.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lodge_proto::client::Client;
+use lodge_testkit::lodge::PATIENCE;
+use serde_json::json;
+
+use crate::Sizes;
+use crate::floor::Floors;
+use crate::jobs::ours::{Ours, cancel};
+use crate::jobs::output::Logs;
+use crate::jobs::p99;
+use crate::jobs::pueue::Pueue;
+use crate::jobs::tools::Tools;
+use crate::jobs::tsp::Tsp;
+use crate::sample::Sample;
+use crate::table::{Hold, Row, Table};
+
+/// Flushes that the slowest commit in a hundred may take.
+const FSYNCS_MAX: f64 = 3.0;
+/// One of the host's own programs that prints at a pace without spending the machine on it.
+const PERL: &str = "/usr/bin/perl";
+/// A kilobyte fifty times a second, for so many seconds.
+const PACE: &str = r#"$|=1; for (1..50*shift) { print "x" x 1023, "\n"; select(undef, undef, undef, 0.02) }"#;
+/// Also of a measurement on a slow disk; those that still print then are ended.
+const PRINTS_S: &str = "120";
+/// Until all of them print.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// How long their CPU is looked at before anything is committed.
+const PRINTING_FOR: Duration = Duration::from_secs(3);
+
+pub(crate) fn has_perl() -> bool {
+    Path::new(PERL).is_file()
+}
+
+pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table: &mut Table) {
+    if !has_perl() {
+        table.not_run("jobs that print at a pace", "there is no perl here");
+        return;
+    }
+    of_ours(sizes, floors, table).await;
+    let n = sizes.printers;
+    if let Some(tool) = &tools.pueue {
+        let pueue = Pueue::start(tool, 2 * n);
+        let line = format!("exec {PERL} -e '{PACE}' {PRINTS_S}");
+        let mut wire = pueue.connect();
+        (0..n).for_each(|_| wire.add(&line));
+        let sample = peer(sizes, floors, || wire.add("true")).await;
+        peer_rows("pueue: submission through its socket meanwhile", &sample, table);
+    }
+    if let Some(tool) = &tools.tsp {
+        let tsp = Tsp::start(tool, 2 * n);
+        (0..n).for_each(|_| drop(tsp.ok(&[PERL, "-e", PACE, PRINTS_S])));
+        let sample = peer(sizes, floors, || drop(tsp.ok(&["true"]))).await;
+        peer_rows("task-spooler: submission through its CLI meanwhile", &sample, table);
+    }
+}
+
+async fn of_ours(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+    let n = sizes.printers;
+    let slots = (2 * n).to_string();
+    let mut ours = Ours::start(&[("LODGED_MAX_JOBS", &slots)]).await;
+    let logs = Logs::watched(&ours.world.lodge.home());
+    let mut talker = Talker::of(&ours).await;
+    let (quiet_fsync, quiet) = commits(sizes, floors, &mut talker).await;
+    let mut jobs = Vec::new();
+    for _ in 0..n {
+        jobs.push(ours.submit("perl", &["-e", PACE, PRINTS_S]).await);
+    }
+    running(&mut ours, n).await;
+    tokio::time::sleep(WARM_UP).await;
+    let cpu = cpu_of_printing(&ours).await;
+    let (fsync, commit) = commits(sizes, floors, &mut talker).await;
+    let printed = printed(&mut ours, &jobs).await;
+    for job in &jobs {
+        cancel(&mut ours.client, job).await;
+    }
+    table.row(Row::times("floor: fdatasync while nothing prints", &quiet_fsync));
+    p99(table, &quiet_fsync);
+    table.row(Row::times("state commit while nothing prints", &quiet).beside("fsync", quiet_fsync.p50()));
+    p99(table, &quiet);
+    table.row(Row::times(format!("floor: fdatasync while {n} jobs print"), &fsync));
+    p99(table, &fsync);
+    let what = format!("state commit while {n} jobs print");
+    table.row(Row::times(what, &commit).beside("fsync", fsync.p50()));
+    let row = Row::new("  the 99th in a hundred", "ms", commit.p99()).beside("its fsync", fsync.p99());
+    table.row(row.hold(Hold::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
+    table.row(Row::new("  CPU of daemon and keeper before that, of one core", "%", cpu));
+    table.row(Row::new("  printed by all of them, when they were ended", "MB", printed as f64 / 1e6));
+    logs.rows(table);
+}
+
+/// Of daemon and keeper, while nobody else asks anything of them: in hundredths of a core.
+async fn cpu_of_printing(ours: &Ours) -> f64 {
+    let family = ours.world.family();
+    let (from, cpu_from) = (Instant::now(), family.cpu_ms());
+    tokio::time::sleep(PRINTING_FOR).await;
+    (family.cpu_ms() - cpu_from) / from.elapsed().as_secs_f64() / 10.0
+}
+
+/// One who changes what is recorded, and waits for it.
+struct Talker {
+    client: Client,
+    agent: String,
+}
+
+impl Talker {
+    /// Behind a turn whose model never answers, so that a message is recorded and nothing else happens.
+    async fn of(ours: &Ours) -> Talker {
+        let mut talker = Talker { client: ours.world.lodge.client().await, agent: ours.agent.clone() };
+        talker.say("[[hang]]").await;
+        talker
+    }
+
+    async fn say(&mut self, text: &str) -> String {
+        let turn = json!({"agent": self.agent, "session": "commits", "text": text});
+        let turn = self.client.call_value("turn/send", turn).await.expect("an accepted turn");
+        turn["id"].as_str().expect("a turn has an id").to_owned()
+    }
+}
+
+/// Flushes and durable changes, in turn.
+async fn commits(sizes: Sizes, floors: &mut Floors, talker: &mut Talker) -> (Sample, Sample) {
+    let (mut fsync, mut commit) = (Sample::default(), Sample::default());
+    for _ in 0..sizes.printing_commits {
+        fsync.extend(&floors.fsync(1));
+        let from = Instant::now();
+        let turn = talker.say("recorded and never run").await;
+        commit.push(from.elapsed());
+        talker.client.call_value("turn/interrupt", json!({"turn": turn})).await.expect("an ended turn");
+    }
+    (fsync, commit)
+}
+
+/// Waits until so many run.
+async fn running(ours: &mut Ours, count: usize) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let page = json!({"agent": ours.agent, "status": "running", "limit": count});
+        let page = ours.client.call_value("job/list", page).await.expect("a page");
+        if page["jobs"].as_array().is_some_and(|jobs| jobs.len() >= count) {
+            return;
+        }
+        assert!(Instant::now() < end, "not all of them run: {}", ours.world.lodge.log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn printed(ours: &mut Ours, jobs: &[String]) -> u64 {
+    let mut bytes = 0;
+    for job in jobs {
+        let seen = ours.client.call_value("job/get", json!({"job": job})).await.expect("a job");
+        bytes += seen["stdout_bytes"].as_u64().unwrap_or(0);
+    }
+    bytes
+}
+
+/// A peer's nearest thing to a change of state, which it does not flush.
+async fn peer(sizes: Sizes, floors: &mut Floors, mut act: impl FnMut()) -> (Sample, Sample) {
+    tokio::time::sleep(WARM_UP).await;
+    let (mut fsync, mut sample) = (Sample::default(), Sample::default());
+    for _ in 0..sizes.printing_commits {
+        fsync.extend(&floors.fsync(1));
+        let from = Instant::now();
+        act();
+        sample.push(from.elapsed());
+    }
+    (fsync, sample)
+}
+
+fn peer_rows(what: &str, (fsync, sample): &(Sample, Sample), table: &mut Table) {
+    table.row(Row::times(format!("  {what}"), sample).beside("fsync", fsync.p50()));
+    table.row(Row::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99()));
+}
