@@ -81,6 +81,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Engine {
     epoch: u64,
+    started: Option<Started>,
     host: Host,
     ids: IdSource,
     seq: u64,
@@ -105,6 +106,13 @@ pub struct Engine {
     /// Those that nobody revoked.
     tokens: BTreeMap<TokenId, TokenRow>,
     image_refs: BTreeMap<String, ImageRefRow>,
+}
+
+/// The event that says that this daemon started.
+#[derive(Debug)]
+struct Started {
+    seq: u64,
+    data: EventData,
 }
 
 /// A request that was decided since the daemon started.
@@ -134,7 +142,8 @@ impl Engine {
             version: Some(version.to_owned()),
             ..EventData::default()
         };
-        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data, now);
+        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data.clone(), now);
+        engine.started = Some(Started { seq: engine.seq, data });
         engine.adopt_all(&mut batch, Pauses::Skip, now);
         (engine, batch)
     }
@@ -143,6 +152,7 @@ impl Engine {
     fn over(loaded: Loaded, host: Host, ids: IdSource) -> Engine {
         let mut engine = Engine {
             epoch: loaded.epoch,
+            started: None,
             host,
             ids,
             seq: loaded.seq,

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use lodge_core::agent::AgentState;
 use lodge_core::record::Loaded;
-use lodge_core::{AgentId, SessionId, Timestamp};
+use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
 
 use super::state::Waiting;
-use super::{Batch, Engine, Out, Pauses};
+use super::{Batch, DAEMON_STREAM, Engine, Out, Pauses, Started};
 use crate::room;
 
 /// A caller and the id of its request.
@@ -43,6 +43,7 @@ impl Engine {
             agents,
             sessions,
             turns,
+            started,
             ..
         } = self;
         recent.retain(|name, _| !unrecorded.contains(&**name));
@@ -64,11 +65,22 @@ impl Engine {
             }
         }
         let mut batch = Batch::default();
+        engine.started = started;
+        engine.say_started(&mut batch, now);
         for (id, agent) in agents {
             engine.keep_waiting(&mut batch, &id, agent.stopping);
         }
         engine.adopt_all(&mut batch, Pauses::Keep, now);
         (engine, batch)
+    }
+
+    /// Says once more that the daemon started, if there was no room for that.
+    fn say_started(&mut self, batch: &mut Batch, now: Timestamp) {
+        let lost = self.started.take_if(|started| started.seq > self.seq);
+        if let Some(Started { data, .. }) = lost {
+            self.event(batch, DAEMON_STREAM, EventKind::DaemonStarted, data.clone(), now);
+            self.started = Some(Started { seq: self.seq, data });
+        }
     }
 
     fn keep_waiting(&mut self, batch: &mut Batch, id: &AgentId, waiting: Vec<Waiting>) {
@@ -249,5 +261,17 @@ mod tests {
         let (mut world, _) = world.rebuilt(&[]);
         assert_eq!(send(&mut world, "d").number, first.number + 1);
         assert_eq!(world.engine.idle_sessions, std::slice::from_ref(&id));
+    }
+
+    #[test]
+    fn a_start_for_which_there_was_no_room_is_told_once_there_is() {
+        let started =
+            |batch: &Batch| batch.events().filter(|row| row.kind == EventKind::DaemonStarted).count();
+        let World { engine, loaded } = World::new();
+        let (engine, batch) = engine.rebuild(loaded, &HashSet::new(), NOW);
+        assert_eq!(started(&batch), 1);
+        let recorded = Loaded { seq: 1, ..Loaded::default() };
+        let (_, batch) = engine.rebuild(recorded, &HashSet::new(), NOW);
+        assert_eq!(started(&batch), 0);
     }
 }
