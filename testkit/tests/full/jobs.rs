@@ -191,7 +191,7 @@ fn output_for_which_the_archive_has_no_room_waits_in_its_files_and_is_archived_l
 fn a_job_that_prints_without_end_fills_no_disk_and_ends_as_it_would_have() {
     /// Below this the daemon itself begins nothing new.
     const LOW: u64 = 16 * MIB;
-    const LINES: u64 = 8_000;
+    const LINES: u64 = 16_000;
     with_disk(
         "jobs::a_job_that_prints_without_end_fills_no_disk_and_ends_as_it_would_have",
         |disk| async move {
