@@ -85,12 +85,17 @@ impl Guard {
     }
 
     /// Holds on to the program, for signalling its group when its number may be somebody else's.
+    ///
+    /// Until the guardian is let go on, the number is the program's own: nobody collected it, ended or not.
     pub(crate) fn hold_main(&mut self, main: i32) {
+        self.main = sys::pidfd_open(main).ok();
+    }
+
+    /// Lets the guardian collect what ended, which it does not before.
+    pub(crate) fn go_on(&self) {
         let Some(status) = &self.status else { return };
-        let pidfd = sys::pidfd_open(main);
-        // Its end is told before it is collected: as long as nothing was told, the number is still its own.
-        let is_its_own = sys::wait_readable(status.as_raw_fd(), 0).is_ok_and(|told| !told);
-        self.main = pidfd.ok().filter(|_| is_its_own);
+        // One that was killed collects nothing.
+        if sys::write(status.as_raw_fd(), &[0]).is_err() {}
     }
 
     /// Signals the program's group, also once the program itself is gone.
@@ -139,6 +144,8 @@ pub(crate) fn guard(main: i32, keeper: i32, status: RawFd, lock: RawFd) -> ! {
     arrange(status, lock);
     // A keeper that does not listen is dead, which is looked for below.
     drop(sys::write(STATUS_FD, &main.to_le_bytes()));
+    // So that the number stays the program's until the keeper holds on to it. A dead keeper is looked for below.
+    drop(sys::read(STATUS_FD, &mut [0]));
     loop {
         reap(main);
         // SAFETY: cannot fail and touches no memory.

@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -198,15 +199,15 @@ pub(crate) fn spawn(
             return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress });
         }
         Hold::Guardian { lock, others } => {
-            let (status, status_theirs) = sys::pipe().map_err(failed)?;
-            sys::set_nonblocking(status.as_raw_fd()).map_err(failed)?;
+            let (status, status_theirs) = UnixStream::pair().map_err(failed)?;
+            status.set_nonblocking(true).map_err(failed)?;
             let keeper = std::process::id().cast_signed();
             let pid = fork(confined, start.kind, sys::fork).map_err(failed)?;
             if pid == 0 {
                 let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
                 become_guardian(&prepared, confined, theirs, guards);
             }
-            (pid, status)
+            (pid, OwnedFd::from(status))
         }
     };
     drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
@@ -232,6 +233,7 @@ pub(crate) fn spawn(
             (None, guard)
         }
     };
+    guard.go_on();
     Ok(Spawned { pid, guard: Some(guard), stdin, stdout, stderr, progress })
 }
 

@@ -118,6 +118,18 @@ async fn without_a_proc_of_its_own_a_group_is_killed_also_when_its_leader_is_gon
 }
 
 #[tokio::test]
+async fn without_a_proc_of_its_own_the_group_of_a_program_that_ended_at_once_is_killed() {
+    let home = Home::new();
+    let mut link = home.up_without(Some("keeper.no_cgroup+keeper.no_proc")).await;
+    for round in 0..20 {
+        let (exec, mark) = (format!("e{round}"), mark());
+        home.run_sh(&mut link, &exec, &format!("sleep {mark} &")).await;
+        link.send(&Command::Kill { exec, grace_ms: 0 }).await.unwrap();
+        until("its group is gone", || processes_with(&mark).is_empty()).await;
+    }
+}
+
+#[tokio::test]
 async fn tools_have_the_ordinary_limit_on_descriptors_and_their_keeper_all_it_can_get() {
     // For the two to differ; whoever runs in this process has no need of more.
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
