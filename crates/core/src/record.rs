@@ -20,8 +20,9 @@ use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
 pub use self::image::{
-    AgentSpec, BinRecord, ConfigRecord, ContextRecord, EnvRecord, FileRecord, ImageRecord, LimitsRecord,
-    MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord,
+    AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
+    FileRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRow, ImageState, LimitsRecord,
+    MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
 
 /// One message of a conversation, its variable part.
@@ -352,11 +353,8 @@ pub struct ImageRefRow {
 /// One change to what is stored. Batches of them are applied in one transaction, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    Image {
-        digest: String,
-        name: String,
-        record: ImageRecord,
-    },
+    /// An image is here, or more of it than before.
+    Image(Box<ImageRow>),
     /// The name means this image from now on, whatever it meant before.
     ImageRef(ImageRefRow),
     ImageRefGone {
@@ -466,6 +464,7 @@ pub struct Loaded {
     /// Those that nobody revoked.
     pub tokens: Vec<TokenRow>,
     pub image_refs: Vec<ImageRefRow>,
+    pub images: Vec<ImageHeld>,
     /// Those that wait or run, are not archived, or whose session has not heard of their end; the oldest first.
     pub jobs: Vec<JobRow>,
 }

@@ -1,7 +1,9 @@
 //! Images and their names.
 
 use lodge_core::Timestamp;
-use lodge_core::record::{ImageRecord, ImageRefRow};
+use lodge_core::record::{
+    BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState,
+};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -13,17 +15,32 @@ const FOUND_MAX: u32 = 5;
 /// Agents that are named for one image.
 const AGENTS_SHOWN: u32 = 100;
 
+const PAGE: &str = "SELECT digest, kind, name, bytes, complete FROM images \
+    WHERE kind = ?1 AND digest > ?2 AND gone = 0 ORDER BY digest LIMIT ?3";
+/// From the index alone, like the next: the columns stand behind records, which may be large.
+const HELD: &str =
+    "SELECT digest, kind, bytes, complete FROM images INDEXED BY images_kind WHERE gone = 0 ORDER BY digest";
+const REFS: &str =
+    "SELECT * FROM image_refs INDEXED BY image_refs_digest WHERE digest BETWEEN ?1 AND ?2 ORDER BY ref";
+/// With what images need and nobody recorded yet: an agent that is pulling has its tools one after the other.
+const DIGESTS: &str = "SELECT digest FROM images INDEXED BY images_kind WHERE gone = 0 \
+    UNION SELECT needs FROM image_needs ORDER BY 1";
+
 /// An image without its contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageSummary {
     pub digest: String,
+    pub kind: ImageKind,
     /// The name it was built with first.
     pub name: String,
     /// In order of their text.
     pub refs: Vec<ImageRefRow>,
     pub bytes: u64,
-    /// Agents that have it.
+    /// Agents that have it, or whose image needs it.
     pub agents: u64,
+    /// Images that cannot do without it.
+    pub needed_by: u64,
+    pub state: ImageState,
     /// When it got its newest name, or its first agent if it has none.
     pub at: Timestamp,
 }
@@ -32,19 +49,24 @@ impl Reader {
     /// What an image is made of; absent when it is gone.
     pub fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
         self.with(|c| {
-            c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND gone = 0")?
-                .query_row([digest], |row| {
-                    let bytes = row.get_ref(0)?.as_blob()?;
-                    ImageRecord::decode(bytes).map_err(|cause| {
-                        rusqlite::Error::FromSqlConversionFailure(
-                            0,
-                            rusqlite::types::Type::Blob,
-                            Box::new(cause),
-                        )
-                    })
-                })
+            c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 1 AND gone = 0")?
+                .query_row([digest], decoded)
                 .optional()
         })
+    }
+
+    /// A tool; absent when it is gone, or no tool.
+    pub fn bin_image(&self, digest: &str) -> Result<Option<BinImageRecord>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 2 AND gone = 0")?
+                .query_row([digest], decoded)
+                .optional()
+        })
+    }
+
+    /// The digests of all images whose contents are wanted.
+    pub fn image_digests(&self) -> Result<Vec<String>> {
+        self.with(|c| c.prepare_cached(DIGESTS)?.query_map([], |row| row.get(0))?.collect())
     }
 
     pub fn image_ref(&self, reference: &str) -> Result<Option<ImageRefRow>> {
@@ -52,6 +74,23 @@ impl Reader {
             c.prepare_cached("SELECT * FROM image_refs WHERE ref = ?1")?
                 .query_row([reference], image_ref)
                 .optional()
+        })
+    }
+
+    /// All names, in their order; there are `IMAGE_REFS_MAX` at most.
+    pub fn image_refs(&self) -> Result<Vec<ImageRefRow>> {
+        self.with(refs)
+    }
+
+    /// The names that are `name` with some tag, in the order of their tags.
+    pub fn image_tags(&self, name: &str) -> Result<Vec<ImageRefRow>> {
+        self.with(|c| {
+            c.prepare_cached(
+                "SELECT * FROM image_refs WHERE ref >= ?1 || ':' AND ref < ?1 || ';' AND instr(substr(ref, length(?1) + 2), '/') = 0 \
+                 ORDER BY ref",
+            )?
+            .query_map([name], image_ref)?
+            .collect()
         })
     }
 
@@ -66,15 +105,12 @@ impl Reader {
         })
     }
 
-    /// A page of images, in the order of their digests.
-    pub fn images(&self, after: Option<&str>, limit: u32) -> Result<Vec<ImageSummary>> {
+    /// A page of images of a kind, in the order of their digests.
+    pub fn images(&self, kind: ImageKind, after: Option<&str>, limit: u32) -> Result<Vec<ImageSummary>> {
         self.with(|c| {
             let found = c
-                .prepare_cached(
-                    "SELECT digest, name, length(record) AS bytes FROM images \
-                     WHERE digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2",
-                )?
-                .query_map(params![after.unwrap_or(""), limit], bare)?
+                .prepare_cached(PAGE)?
+                .query_map(params![kind.code(), after.unwrap_or(""), limit], bare)?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
             filled(c, found)
         })
@@ -84,7 +120,7 @@ impl Reader {
         self.with(|c| {
             let found = c
                 .prepare_cached(
-                    "SELECT digest, name, length(record) AS bytes FROM images WHERE digest = ?1 AND gone = 0",
+                    "SELECT digest, kind, name, bytes, complete FROM images WHERE digest = ?1 AND gone = 0",
                 )?
                 .query_row([digest], bare)
                 .optional()?;
@@ -108,44 +144,66 @@ impl Reader {
 fn bare(row: &Row<'_>) -> rusqlite::Result<ImageSummary> {
     Ok(ImageSummary {
         digest: row.get("digest")?,
+        kind: kind(row)?,
         name: row.get("name")?,
         refs: Vec::new(),
         bytes: rows::unsigned(row, "bytes")?,
         agents: 0,
+        needed_by: 0,
+        state: state(row)?,
         at: Timestamp::from_ms(0),
     })
 }
 
 /// Images, in the order of their digests, with their names and users: one look at each table, however many they are.
 fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec<ImageSummary>> {
-    let (Some(first), Some(last)) = (images.first(), images.last()) else { return Ok(images) };
-    let span = [first.digest.clone(), last.digest.clone()];
-    let mut refs =
-        c.prepare_cached("SELECT * FROM image_refs WHERE digest BETWEEN ?1 AND ?2 ORDER BY ref")?;
-    for row in refs.query_map([&span[0], &span[1]], image_ref)? {
-        let row = row?;
-        if let Ok(place) = images.binary_search_by(|image| image.digest.cmp(&row.digest)) {
-            images[place].refs.push(row);
-        }
-    }
-    let mut users = c.prepare_cached(
-        "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
+    each(c, REFS, &mut images, |image, row| {
+        image.refs.push(image_ref(row)?);
+        Ok(())
+    })?;
+    let users = "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
          (SELECT image_digest AS digest, created_at FROM agents WHERE state < 7 UNION ALL \
           SELECT next_digest, created_at FROM agents WHERE state < 7 AND next_digest IS NOT image_digest) \
-         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest",
-    )?;
-    let mut found = users.query([&span[0], &span[1]])?;
-    while let Some(row) = found.next()? {
-        let digest: String = row.get("digest")?;
-        if let Ok(place) = images.binary_search_by(|image| image.digest.cmp(&digest)) {
-            images[place].agents = rows::unsigned(row, "agents")?;
-            images[place].at = Timestamp::from_ms(row.get("first")?);
-        }
+         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest";
+    let of_tools = "SELECT needs AS digest, count(*) AS agents, min(created_at) AS first FROM image_needs \
+         JOIN agents ON agents.image_digest = image_needs.image AND agents.state < 7 \
+         WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
+    for users in [users, of_tools] {
+        each(c, users, &mut images, |image, row| {
+            image.agents += rows::unsigned(row, "agents")?;
+            image.at = Timestamp::from_ms(row.get("first")?);
+            Ok(())
+        })?;
     }
+    let needs = "SELECT needs AS digest, count(*) AS images FROM image_needs WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
+    each(c, needs, &mut images, |image, row| {
+        image.needed_by = rows::unsigned(row, "images")?;
+        Ok(())
+    })?;
     for image in &mut images {
         image.at = image.refs.iter().map(|row| row.at).max().unwrap_or(image.at);
     }
     Ok(images)
+}
+
+/// Reads about all images of a span, and hands each of them what it is about.
+fn each(
+    c: &Connection,
+    sql: &str,
+    images: &mut [ImageSummary],
+    put: impl Fn(&mut ImageSummary, &Row<'_>) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
+    let (Some(first), Some(last)) = (images.first(), images.last()) else { return Ok(()) };
+    let span = [first.digest.clone(), last.digest.clone()];
+    let mut statement = c.prepare_cached(sql)?;
+    let mut found = statement.query([&span[0], &span[1]])?;
+    while let Some(row) = found.next()? {
+        let digest: String = row.get("digest")?;
+        if let Ok(place) = images.binary_search_by(|image| image.digest.cmp(&digest)) {
+            put(&mut images[place], row)?;
+        }
+    }
+    Ok(())
 }
 
 fn image_ref(row: &Row<'_>) -> rusqlite::Result<ImageRefRow> {
@@ -160,22 +218,80 @@ pub(crate) fn refs(c: &Connection) -> rusqlite::Result<Vec<ImageRefRow>> {
     c.prepare("SELECT * FROM image_refs ORDER BY ref")?.query_map([], image_ref)?.collect()
 }
 
-/// Records an image once. One that was gone is there again.
-pub(crate) fn put(tx: &Connection, digest: &str, name: &str, record: &ImageRecord) -> rusqlite::Result<()> {
+/// Records an image. One that was gone is there again; what is known of a complete one does not change.
+pub(crate) fn put(tx: &Connection, row: &ImageRow) -> rusqlite::Result<()> {
     let known = tx
-        .prepare_cached("SELECT 1 FROM images WHERE digest = ?1 AND gone = 0")?
-        .query_row([digest], |_| Ok(()))
+        .prepare_cached("SELECT 1 FROM images WHERE digest = ?1 AND gone = 0 AND complete >= ?2")?
+        .query_row(params![row.digest, complete(row.state)], |_| Ok(()))
         .optional()?;
     if known.is_some() {
-        // Contents can be large: they are written once.
         return Ok(());
     }
+    let record = match &row.contents {
+        ImageContents::Agent(record) => record.encode_to_vec(),
+        ImageContents::Bin(record) => record.encode_to_vec(),
+    };
     tx.prepare_cached(
-        "INSERT INTO images (digest, name, record) VALUES (?1, ?2, ?3) \
-         ON CONFLICT (digest) DO UPDATE SET name = excluded.name, record = excluded.record, gone = 0",
+        "INSERT INTO images (digest, name, record, kind, bytes, complete) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
+         ON CONFLICT (digest) DO UPDATE SET record = excluded.record, kind = excluded.kind, bytes = excluded.bytes, \
+         complete = excluded.complete, gone = 0",
     )?
-    .execute(params![digest, name, record.encode_to_vec()])?;
+    .execute(params![
+        row.digest,
+        row.name,
+        record,
+        row.contents.kind().code(),
+        i64::try_from(row.bytes).unwrap_or(i64::MAX),
+        complete(row.state)
+    ])?;
+    let mut needs = tx.prepare_cached("INSERT OR IGNORE INTO image_needs (image, needs) VALUES (?1, ?2)")?;
+    for need in row.contents.needs() {
+        needs.execute(params![row.digest, need])?;
+    }
     Ok(())
+}
+
+fn complete(state: ImageState) -> i64 {
+    match state {
+        ImageState::Announced => 0,
+        ImageState::Complete => 1,
+    }
+}
+
+fn state(row: &Row<'_>) -> rusqlite::Result<ImageState> {
+    let complete: i64 = row.get("complete")?;
+    Ok(if complete == 1 { ImageState::Complete } else { ImageState::Announced })
+}
+
+fn kind(row: &Row<'_>) -> rusqlite::Result<ImageKind> {
+    let code = row.get("kind")?;
+    ImageKind::from_code(code).ok_or(rusqlite::Error::IntegralValueOutOfRange(0, code))
+}
+
+fn decoded<M: Message + Default>(row: &Row<'_>) -> rusqlite::Result<M> {
+    M::decode(row.get_ref(0)?.as_blob()?).map_err(|cause| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(cause))
+    })
+}
+
+/// What an engine knows of all images.
+pub(crate) fn held(c: &Connection) -> rusqlite::Result<Vec<ImageHeld>> {
+    let mut images: Vec<ImageHeld> = c
+        .prepare(HELD)?
+        .query_map([], |row| {
+            let (digest, bytes) = (row.get("digest")?, rows::unsigned(row, "bytes")?);
+            Ok(ImageHeld { digest, kind: kind(row)?, bytes, state: state(row)?, needs: Vec::new() })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut needs = c.prepare("SELECT image, needs FROM image_needs ORDER BY image, needs")?;
+    let mut found = needs.query([])?;
+    while let Some(row) = found.next()? {
+        let image: String = row.get("image")?;
+        if let Ok(place) = images.binary_search_by(|held| held.digest.cmp(&image)) {
+            images[place].needs.push(row.get("needs")?);
+        }
+    }
+    Ok(images)
 }
 
 pub(crate) fn put_ref(tx: &Connection, row: &ImageRefRow) -> rusqlite::Result<()> {
@@ -195,6 +311,7 @@ pub(crate) fn remove_ref(tx: &Connection, reference: &str) -> rusqlite::Result<(
 /// Drops the contents of an image. Its row stays as long as a removed agent's row names it.
 pub(crate) fn remove(tx: &Connection, digest: &str) -> rusqlite::Result<()> {
     let named = "EXISTS (SELECT 1 FROM agents WHERE image_digest = ?1 OR next_digest = ?1)";
+    tx.prepare_cached("DELETE FROM image_needs WHERE image = ?1")?.execute([digest])?;
     tx.prepare_cached(&format!("DELETE FROM images WHERE digest = ?1 AND NOT {named}"))?.execute([digest])?;
     tx.prepare_cached("UPDATE images SET gone = 1, record = x'' WHERE digest = ?1")?.execute([digest])?;
     Ok(())
@@ -223,5 +340,42 @@ mod tests {
         let found: Vec<_> =
             found.iter().map(|row| (row.reference.as_str(), row.digest.as_str(), row.at.ms())).collect();
         assert_eq!(found, [("a:latest", "sha256:1", 42), ("b:latest", "sha256:3", 0)]);
+    }
+
+    fn plan(c: &Connection, sql: &str) -> String {
+        let mut plan = c.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let unbound = vec![rusqlite::types::Null; plan.parameter_count()];
+        let lines = plan
+            .query_map(rusqlite::params_from_iter(unbound), |row| row.get::<_, String>("detail"))
+            .unwrap();
+        lines.map(std::result::Result::unwrap).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn listings_of_a_kind_and_what_an_engine_holds_are_read_from_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.db");
+        drop(crate::open(&path, &[7; 64]).unwrap());
+        let c = Connection::open(&path).unwrap();
+        let page = plan(&c, PAGE);
+        assert!(page.contains("INDEX images_kind (kind=? AND digest>?)"), "{page}");
+        assert!(!page.contains("TEMP B-TREE") && !page.contains("SCAN"), "{page}");
+        for sql in [HELD, DIGESTS] {
+            let plan = plan(&c, sql);
+            assert!(plan.contains("COVERING INDEX images_kind"), "{plan}");
+        }
+    }
+
+    #[test]
+    fn the_names_of_a_few_images_are_found_without_looking_at_those_of_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.db");
+        drop(crate::open(&path, &[7; 64]).unwrap());
+        let c = Connection::open(&path).unwrap();
+        // As the database itself asks when an image goes.
+        for sql in [REFS, "SELECT 1 FROM image_refs WHERE digest = ?1"] {
+            let plan = plan(&c, sql);
+            assert!(plan.contains("INDEX image_refs_digest (digest") && !plan.contains("SCAN"), "{plan}");
+        }
     }
 }

@@ -1,6 +1,9 @@
 CREATE UNIQUE INDEX IF NOT EXISTS agents_name ON agents (name) WHERE state < 7;
 CREATE INDEX IF NOT EXISTS agents_image ON agents (image_digest);
 CREATE INDEX IF NOT EXISTS agents_next_image ON agents (next_digest) WHERE next_digest IS NOT NULL;
+CREATE INDEX IF NOT EXISTS images_kind ON images (kind, digest, complete, bytes) WHERE gone = 0;
+CREATE INDEX IF NOT EXISTS image_refs_digest ON image_refs (digest);
+CREATE INDEX IF NOT EXISTS image_needs_needs ON image_needs (needs);
 CREATE INDEX IF NOT EXISTS sessions_agent ON sessions (agent, sender, created_at);
 CREATE UNIQUE INDEX IF NOT EXISTS turns_path ON turns (session, dropped, number);
 CREATE INDEX IF NOT EXISTS turns_live ON turns (agent) WHERE state < 10;

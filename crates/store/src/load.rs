@@ -74,6 +74,7 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         turns,
         tokens: tokens::unrevoked(connection)?,
         image_refs: images::refs(connection)?,
+        images: images::held(connection)?,
         jobs: jobs::unsettled(connection)?,
     };
     Ok((loaded, heads))

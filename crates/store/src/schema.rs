@@ -8,10 +8,11 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0002.sql"),
     include_str!("migrations/0003.sql"),
     include_str!("migrations/0004.sql"),
+    include_str!("migrations/0005.sql"),
 ];
 
 /// The oldest release's schema number that may still read what this one writes.
-pub(crate) const MIN_READER: u32 = 4;
+pub(crate) const MIN_READER: u32 = 5;
 
 /// Indexes serve speed alone: they are derived, and made again when they are missing.
 const INDEXES: &str = include_str!("indexes.sql");

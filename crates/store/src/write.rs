@@ -266,7 +266,7 @@ fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>, failed: &Mutex<Fail
 
 fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
     match write {
-        Write::Image { digest, name, record } => images::put(tx, digest, name, record)?,
+        Write::Image(row) => images::put(tx, row)?,
         Write::ImageRef(row) => images::put_ref(tx, row)?,
         Write::ImageRefGone { reference } => images::remove_ref(tx, reference)?,
         Write::ImageGone { digest } => images::remove(tx, digest)?,

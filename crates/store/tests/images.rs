@@ -1,16 +1,19 @@
 //! Images and their names, as they are found again.
 
 use lodge_core::agent::AgentState;
-use lodge_core::record::{AgentRow, AgentSpec, FileRecord, ImageRecord, ImageRefRow, Retry, Write};
+use lodge_core::record::{
+    AgentRow, AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, FileRecord, ImageContents, ImageHeld,
+    ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, Retry, Write,
+};
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
 use lodge_store::{Opened, open};
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
 
 fn image(digest: &str, text: &str) -> Write {
-    let file = FileRecord { name: "f".into(), bytes: text.into(), description: None };
+    let file = FileRecord { name: "f".into(), bytes: text.into(), ..FileRecord::default() };
     let record = ImageRecord { files: vec![file], ..ImageRecord::default() };
-    Write::Image { digest: digest.into(), name: "a:latest".into(), record }
+    Write::Image(Box::new(ImageRow::agent(digest.into(), "a:latest".into(), text.len() as u64, record)))
 }
 
 fn named(reference: &str, digest: &str) -> Write {
@@ -84,10 +87,10 @@ fn names_and_images_are_there_after_opening_again() {
     let reader = &world.store.reader;
     assert_eq!(reader.image_ref("x:v1").unwrap().unwrap().digest, "sha256:1");
     assert!(reader.image_ref("x").unwrap().is_none());
-    let found = reader.images(None, 10).unwrap();
+    let found = reader.images(ImageKind::Agent, None, 10).unwrap();
     let facts: Vec<_> = found.iter().map(|one| (one.digest.as_str(), one.refs.len(), one.agents)).collect();
     assert_eq!(facts, [("sha256:1", 1, 0), ("sha256:2", 1, 1)]);
-    assert_eq!(reader.images(Some("sha256:1"), 1).unwrap()[0].digest, "sha256:2");
+    assert_eq!(reader.images(ImageKind::Agent, Some("sha256:1"), 1).unwrap()[0].digest, "sha256:2");
     assert_eq!(reader.image("sha256:2").unwrap().unwrap().files[0].bytes, b"two");
     assert_eq!(reader.agents_of_image("sha256:2").unwrap(), ["a"]);
     assert_eq!(reader.find_digests("sha256:").unwrap().len(), 2);
@@ -101,7 +104,7 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
     world.write(&[named("x:latest", "sha256:1"), Write::ImageRefGone { reference: "x:latest".into() }]);
     world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
     assert!(world.store.reader.image("sha256:1").unwrap().is_none());
-    assert!(world.store.reader.images(None, 10).unwrap().is_empty());
+    assert!(world.store.reader.images(ImageKind::Agent, None, 10).unwrap().is_empty());
     assert!(world.store.reader.find_digests("sha256:1").unwrap().is_empty());
     world.write(&[image("sha256:1", "one"), named("x:latest", "sha256:1")]);
     assert_eq!(world.store.reader.image("sha256:1").unwrap().unwrap().files[0].bytes, b"one");
@@ -113,4 +116,94 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
     world.write(&[image("sha256:2", "two")]);
     world.write(&[Write::ImageGone { digest: "sha256:2".into() }]);
     assert!(world.store.reader.image_summary("sha256:2").unwrap().is_none());
+}
+
+const RG: &str = "sha256:rg";
+
+/// A tool.
+fn bin() -> ImageRow {
+    let linux = BinPlatformRecord { platform: "linux/amd64".into(), ..BinPlatformRecord::default() };
+    let record = BinImageRecord { name: "rg".into(), platforms: vec![linux], ..BinImageRecord::default() };
+    let (digest, name) = (RG.to_owned(), "rg:latest".to_owned());
+    ImageRow { digest, name, bytes: 9, state: ImageState::Complete, contents: ImageContents::Bin(record) }
+}
+
+/// An agent's image that needs the tool.
+fn needing(digest: &str, state: ImageState) -> ImageRow {
+    let rg = BinRecord { name: "rg".into(), image: Some(format!("rg:latest@{RG}")), ..BinRecord::default() };
+    let record = ImageRecord { bins: vec![rg], ..ImageRecord::default() };
+    ImageRow { state, ..ImageRow::agent(digest.into(), "a:latest".into(), 5, record) }
+}
+
+fn put(row: ImageRow) -> Write {
+    Write::Image(Box::new(row))
+}
+
+#[test]
+fn what_an_engine_knows_of_images_is_found_again() {
+    let mut world = World::new();
+    world.write(&[put(needing("sha256:1", ImageState::Announced)), put(bin()), image("sha256:2", "two")]);
+    let mut world = world.again();
+    let held = |digest: &str, kind, bytes, state, needs: &[&str]| ImageHeld {
+        digest: digest.into(),
+        kind,
+        bytes,
+        state,
+        needs: needs.iter().map(|need| (*need).to_owned()).collect(),
+    };
+    let plain = held("sha256:2", ImageKind::Agent, 3, ImageState::Complete, &[]);
+    let tool = held(RG, ImageKind::Bin, 9, ImageState::Complete, &[]);
+    let announced = held("sha256:1", ImageKind::Agent, 5, ImageState::Announced, &[RG]);
+    assert_eq!(world.store.loaded.images, [announced.clone(), plain.clone(), tool.clone()]);
+    world.write(&[put(needing("sha256:1", ImageState::Complete))]);
+    // One that is whole is not announced again.
+    world.write(&[put(needing("sha256:1", ImageState::Announced))]);
+    let world = world.again();
+    let whole = ImageHeld { state: ImageState::Complete, ..announced };
+    assert_eq!(world.store.loaded.images, [whole, plain, tool]);
+}
+
+#[test]
+fn tools_are_listed_apart_from_agents_with_who_needs_them() {
+    let mut world = World::new();
+    world.write(&[put(bin()), put(needing("sha256:1", ImageState::Complete)), image("sha256:2", "two")]);
+    world.write(&[put(needing("sha256:3", ImageState::Announced))]);
+    world.write(&[Write::Agent(agent(AgentState::Ready, "sha256:1"))]);
+    let reader = &world.store.reader;
+    let digests = |kind| -> Vec<String> {
+        reader.images(kind, None, 10).unwrap().into_iter().map(|one| one.digest).collect()
+    };
+    assert_eq!(digests(ImageKind::Agent), ["sha256:1", "sha256:2", "sha256:3"]);
+    assert_eq!(digests(ImageKind::Bin), [RG]);
+    let found = reader.image_summary(RG).unwrap().unwrap();
+    assert_eq!((found.kind, found.bytes, found.needed_by, found.agents), (ImageKind::Bin, 9, 2, 1));
+    assert_eq!(found.at, NOW, "since its first agent");
+    assert!(reader.image(RG).unwrap().is_none(), "no agent");
+    assert_eq!(reader.bin_image(RG).unwrap().unwrap().platforms[0].platform, "linux/amd64");
+    assert!(reader.bin_image("sha256:1").unwrap().is_none(), "no tool");
+    assert_eq!(reader.image_digests().unwrap(), ["sha256:1", "sha256:2", "sha256:3", RG]);
+    assert_eq!(reader.image_summary("sha256:3").unwrap().unwrap().state, ImageState::Announced);
+}
+
+#[test]
+fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_longer_than_that_image() {
+    let mut world = World::new();
+    world.write(&[put(needing("sha256:1", ImageState::Announced))]);
+    assert_eq!(world.store.reader.image_digests().unwrap(), ["sha256:1", RG]);
+    world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
+    assert!(world.store.reader.image_digests().unwrap().is_empty());
+}
+
+#[test]
+fn an_image_that_goes_needs_nothing_and_one_that_comes_again_needs_what_it_did() {
+    let mut world = World::new();
+    let row = || put(needing("sha256:1", ImageState::Complete));
+    world.write(&[put(bin()), row(), Write::Agent(agent(AgentState::Removed, "sha256:1"))]);
+    world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
+    assert_eq!(world.store.reader.image_summary(RG).unwrap().unwrap().needed_by, 0);
+    let mut world = world.again();
+    assert_eq!(world.store.loaded.images.len(), 1);
+    world.write(&[row()]);
+    assert_eq!(world.store.reader.image_summary(RG).unwrap().unwrap().needed_by, 1);
+    assert_eq!(world.again().store.loaded.images[0].needs, [RG]);
 }

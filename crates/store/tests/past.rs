@@ -1,6 +1,6 @@
 //! What was written before: by the last release, and long ago.
 
-use lodge_core::record::{EventRow, Write};
+use lodge_core::record::{EventRow, ImageHeld, ImageKind, ImageRecord, ImageState, Write};
 use lodge_core::turn::TurnState;
 use lodge_core::{EventData, EventKind, Timestamp};
 use lodge_store::open;
@@ -51,6 +51,53 @@ fn a_database_from_before_there_were_branches_and_slots_keeps_its_work() {
         listed.iter().map(|one| (one.row.id.as_str(), one.turns, one.last_active.ms())).collect();
     assert_eq!(listed, [("s", 2, 41), ("t", 1, 30)]);
     assert_eq!(store.loaded.image_refs.len(), 1);
+}
+
+#[test]
+fn images_from_before_there_were_manifests_are_agents_that_are_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let record = ImageRecord { agentfile: b"FROM scratch".to_vec(), ..ImageRecord::default() };
+    let bytes = lodge_store::encode(&record);
+    {
+        let connection = Connection::open(&path).unwrap();
+        for migration in [
+            include_str!("../src/migrations/0001.sql"),
+            include_str!("../src/migrations/0002.sql"),
+            include_str!("../src/migrations/0003.sql"),
+            include_str!("../src/migrations/0004.sql"),
+        ] {
+            connection.execute_batch(migration).unwrap();
+        }
+        connection
+            .execute_batch(
+                "INSERT INTO meta VALUES ('log', CAST('log_1' AS BLOB)), ('state-key', zeroblob(32));
+                 INSERT INTO counters VALUES ('epoch', 4);",
+            )
+            .unwrap();
+        connection
+            .execute(
+                "INSERT INTO images (digest, name, record) VALUES ('sha256:0', 'a:latest', ?1)",
+                [&bytes],
+            )
+            .unwrap();
+        connection
+            .execute_batch(
+                "INSERT INTO image_refs VALUES ('a:latest', 'sha256:0', 17);
+                 INSERT INTO images (digest, name, record, gone) VALUES ('sha256:1', 'b:latest', x'', 1);",
+            )
+            .unwrap();
+        connection.pragma_update(None, "user_version", (4_u32 << 16) | 4).unwrap();
+    }
+    let store = open(&path, &[7; 64]).unwrap();
+    let (digest, bytes) = ("sha256:0".to_owned(), bytes.len() as u64);
+    let held =
+        ImageHeld { digest, kind: ImageKind::Agent, bytes, state: ImageState::Complete, needs: Vec::new() };
+    assert_eq!(store.loaded.images, [held], "one that was gone stays so");
+    assert_eq!(store.reader.image("sha256:0").unwrap(), Some(record));
+    let listed = store.reader.images(ImageKind::Agent, None, 9).unwrap();
+    let listed: Vec<_> = listed.iter().map(|one| (one.digest.as_str(), one.bytes, one.refs.len())).collect();
+    assert_eq!(listed, [("sha256:0", bytes, 1)]);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ImageRecord, MessageBody, MessageRow, Retry, Role, SessionRow, TurnRow,
-    Usage, Write,
+    AgentRow, AgentSpec, EventRow, ImageRecord, ImageRow, MessageBody, MessageRow, Retry, Role, SessionRow,
+    TurnRow, Usage, Write,
 };
 use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
@@ -52,11 +52,8 @@ impl World {
             next: None,
         };
         let mut world = World { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
-        let image = Write::Image {
-            digest: "sha256:0".into(),
-            name: "a:latest".into(),
-            record: ImageRecord::default(),
-        };
+        let image = ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default());
+        let image = Write::Image(Box::new(image));
         world.commit(&[image, Write::Agent(row)]);
         world
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, MessageBody,
-    MessageRow, RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
+    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, ImageRow,
+    MessageBody, MessageRow, RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
 };
 use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepState, TurnState};
@@ -66,7 +66,7 @@ impl Ids {
 }
 
 fn image() -> Write {
-    Write::Image { digest: "sha256:0".into(), name: "a:latest".into(), record: ImageRecord::default() }
+    Write::Image(Box::new(ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default())))
 }
 
 /// An agent with a running turn whose tool call has no result yet.

@@ -1,7 +1,9 @@
 //! What images and agents are made of.
 
 use std::collections::BTreeMap;
+use std::iter;
 
+use super::{AgentRow, NextSpec};
 use crate::lineage::Policy;
 
 /// An agent's image: everything of its Agentfile that is needed to make its root.
@@ -47,9 +49,18 @@ pub struct ImageRecord {
     /// How many parents were flattened into it.
     #[prost(uint32, tag = "18")]
     pub parents: u32,
+    /// The image that the runtime is in, as `name:tag@sha256:…`; then `runtime` is absent.
+    #[prost(string, optional, tag = "19")]
+    pub runtime_image: Option<String>,
 }
 
 impl ImageRecord {
+    /// The images that its tools and its runtime are in, as `name:tag@sha256:…`.
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        let bins = self.bins.iter().filter_map(|bin| bin.image.as_deref());
+        bins.chain(self.runtime_image.as_deref())
+    }
+
     /// The CONFIG keys that must have a value and have none, here or in `given`.
     pub fn unset<'a>(&'a self, given: &'a BTreeMap<String, String>) -> impl Iterator<Item = &'a str> {
         let needed = self.declared.iter().filter(|config| config.required).map(|config| config.key.as_str());
@@ -151,6 +162,10 @@ pub struct RuntimeRecord {
     pub path: String,
     #[prost(string, tag = "3")]
     pub digest: String,
+    /// The image that it is in, as `name:tag@sha256:…`. Then `path` and `digest` are empty until it was pulled, and
+    /// `path` stands in the store of images.
+    #[prost(string, optional, tag = "4")]
+    pub image: Option<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -167,10 +182,16 @@ pub struct ContextRecord {
 pub struct FileRecord {
     #[prost(string, tag = "1")]
     pub name: String,
+    /// Its contents, where an earlier release kept them; empty when `digest` names them.
     #[prost(bytes = "vec", tag = "2")]
     pub bytes: Vec<u8>,
     #[prost(string, optional, tag = "3")]
     pub description: Option<String>,
+    /// Its contents in the store of images.
+    #[prost(string, optional, tag = "4")]
+    pub digest: Option<String>,
+    #[prost(uint64, tag = "5")]
+    pub size: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -188,7 +209,7 @@ pub struct EnvRecord {
 pub struct BinRecord {
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The program after `host:`.
+    /// The program after `host:`; empty when it comes from an image.
     #[prost(string, tag = "2")]
     pub host: String,
     #[prost(bool, tag = "3")]
@@ -197,6 +218,9 @@ pub struct BinRecord {
     pub description: String,
     #[prost(string, optional, tag = "5")]
     pub usage: Option<String>,
+    /// The image that it is in, as `name:tag@sha256:…`.
+    #[prost(string, optional, tag = "6")]
+    pub image: Option<String>,
 }
 
 /// What one agent adds to its image; written when it is created and whole when it is updated.
@@ -235,6 +259,28 @@ impl AgentSpec {
     pub fn policy(&self, daemon: Policy) -> Policy {
         self.revival_policy.and_then(Policy::from_code).unwrap_or(daemon)
     }
+
+    /// The digests of the images that its tools and its runtime are in.
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        let tools = self.tools.iter().filter_map(|tool| tool.image.as_deref());
+        let runtime = self.runtime.iter().filter_map(|runtime| runtime.image.as_deref());
+        tools.chain(runtime).filter_map(pinned_digest)
+    }
+}
+
+impl AgentRow {
+    /// The digests of the images that it has or will have: its own, and those of its tools and its runtime.
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        let next = self.next.iter().flat_map(NextSpec::images);
+        iter::once(self.image_digest.as_str()).chain(self.spec.images()).chain(next)
+    }
+}
+
+impl NextSpec {
+    /// As in [`AgentRow::images`].
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        iter::once(self.image_digest.as_str()).chain(self.spec.images())
+    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -267,4 +313,178 @@ pub struct ToolRecord {
     pub description: String,
     #[prost(string, optional, tag = "7")]
     pub usage: Option<String>,
+    /// The image that it is in, as `name:tag@sha256:…`. Then `path` and `digest` are empty until it was pulled, and
+    /// `path` stands in the store of images.
+    #[prost(string, optional, tag = "8")]
+    pub image: Option<String>,
+}
+
+/// An image of the store. Its contents lie in files, by their digests; what stands here is what is asked for often.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageRow {
+    /// Of its manifest or index.
+    pub digest: String,
+    /// The name it had first.
+    pub name: String,
+    /// All of its blobs together.
+    pub bytes: u64,
+    pub state: ImageState,
+    pub contents: ImageContents,
+}
+
+impl ImageRow {
+    /// All of an agent's image.
+    pub fn agent(digest: String, name: String, bytes: u64, record: ImageRecord) -> ImageRow {
+        let contents = ImageContents::Agent(record);
+        ImageRow { digest, name, bytes, state: ImageState::Complete, contents }
+    }
+
+    /// What an engine keeps of it.
+    pub fn held(&self) -> ImageHeld {
+        let ImageRow { digest, name: _, bytes, state, contents } = self;
+        let (kind, needs) = (contents.kind(), contents.needs());
+        ImageHeld { digest: digest.clone(), kind, bytes: *bytes, state: *state, needs }
+    }
+}
+
+/// Whether everything of an image is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageState {
+    /// Its manifest and its config alone: an agent of it is being pulled.
+    Announced,
+    Complete,
+}
+
+/// What an image is of, and what is recorded of it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ImageContents {
+    Agent(ImageRecord),
+    Bin(BinImageRecord),
+}
+
+/// What an image is of. Codes are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ImageKind {
+    Agent,
+    Bin,
+}
+
+impl ImageKind {
+    pub fn code(self) -> i64 {
+        match self {
+            ImageKind::Agent => 1,
+            ImageKind::Bin => 2,
+        }
+    }
+
+    pub fn from_code(code: i64) -> Option<ImageKind> {
+        [ImageKind::Agent, ImageKind::Bin].into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+impl ImageContents {
+    pub fn kind(&self) -> ImageKind {
+        match self {
+            ImageContents::Agent(_) => ImageKind::Agent,
+            ImageContents::Bin(_) => ImageKind::Bin,
+        }
+    }
+
+    /// The digests of the images that this one cannot do without.
+    pub fn needs(&self) -> Vec<String> {
+        match self {
+            ImageContents::Agent(record) => {
+                let mut needs: Vec<String> =
+                    record.images().filter_map(pinned_digest).map(str::to_owned).collect();
+                needs.sort();
+                needs.dedup();
+                needs
+            }
+            ImageContents::Bin(_) => Vec::new(),
+        }
+    }
+}
+
+/// The digest in `name:tag@sha256:…`.
+pub fn pinned_digest(reference: &str) -> Option<&str> {
+    reference.split_once('@').map(|(_, digest)| digest)
+}
+
+/// A tool, as one program for each platform.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct BinImageRecord {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub description: String,
+    /// How it is used, for the model to read.
+    #[prost(string, optional, tag = "3")]
+    pub usage: Option<String>,
+    #[prost(message, repeated, tag = "4")]
+    pub platforms: Vec<BinPlatformRecord>,
+    #[prost(btree_map = "string, string", tag = "5")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The program of a tool for one platform.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct BinPlatformRecord {
+    /// `os/arch` or `os/arch/variant`.
+    #[prost(string, tag = "1")]
+    pub platform: String,
+    /// Of its manifest.
+    #[prost(string, tag = "2")]
+    pub manifest: String,
+    /// Its path in its layers, from their root.
+    #[prost(string, tag = "3")]
+    pub path: String,
+    /// Of its layers, as they travel.
+    #[prost(uint64, tag = "4")]
+    pub size: u64,
+}
+
+/// What an engine knows of an image of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageHeld {
+    pub digest: String,
+    pub kind: ImageKind,
+    pub bytes: u64,
+    pub state: ImageState,
+    /// Digests of images that it cannot do without.
+    pub needs: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_needs_each_image_of_its_tools_and_its_runtime_once_and_no_program_of_the_host() {
+        let bin = |image: Option<&str>| BinRecord { image: image.map(str::to_owned), ..BinRecord::default() };
+        let record = ImageRecord {
+            bins: vec![
+                bin(Some("rg:latest@sha256:2")),
+                bin(None),
+                bin(Some("grep:1@sha256:2")),
+                bin(Some("unpinned:latest")),
+            ],
+            runtime_image: Some("localhost:5000/loop:1@sha256:1".to_owned()),
+            ..ImageRecord::default()
+        };
+        let row = ImageRow::agent("sha256:0".into(), "a:latest".into(), 7, record);
+        assert_eq!(row.held().needs, ["sha256:1", "sha256:2"]);
+    }
+
+    #[test]
+    fn an_agent_has_the_images_of_its_tools_and_its_runtime() {
+        let tool = |image: &str| ToolRecord { image: Some(image.to_owned()), ..ToolRecord::default() };
+        let runtime = RuntimeRecord { image: Some("loop:1@sha256:3".into()), ..RuntimeRecord::default() };
+        let spec = AgentSpec {
+            tools: vec![tool("rg:latest@sha256:1"), ToolRecord::default(), tool("jq:latest@sha256:2")],
+            runtime: Some(runtime),
+            ..AgentSpec::default()
+        };
+        assert_eq!(spec.images().collect::<Vec<_>>(), ["sha256:1", "sha256:2", "sha256:3"]);
+        assert_eq!(AgentSpec::default().images().count(), 0);
+    }
 }
