@@ -4,3 +4,4 @@
 pub mod crash;
 pub mod lodge;
 pub mod mock;
+pub mod registry;

@@ -1,9 +1,16 @@
-//! Files from strangers: Agentfiles and what they refer to.
+//! Images, from Agentfiles and from registries: files and answers of strangers.
 //!
-//! Owns: turning untrusted bytes into checked, plain data. Never: runs anything, talks to a network, or
-//! writes a file.
+//! Owns: turning untrusted bytes into checked, plain data, the store of their contents, and the way to registries and
+//! back. Never: runs anything, or writes a file outside that store.
 
 pub mod agentfile;
+mod blobs;
+pub mod diff;
+mod digest;
+pub mod oci;
 mod reference;
+pub mod registry;
 
-pub use reference::{BadReference, Reference, Tagged};
+pub use blobs::{BlobError, Blobs, Checked, Collected, Fresh, Incoming, NO_ROOM_HINT, Pins};
+pub use digest::{BadDigest, Digest, Hasher};
+pub use reference::{BadReference, Reference, Remote, Tagged, Version, stock_hint};

@@ -2,6 +2,9 @@
 //!
 //! Owns: what can be a name, and the one way it is written down. Never: knows which images there are.
 
+use std::fmt;
+
+use crate::Digest;
 use crate::agentfile::names;
 
 const TAG_DEFAULT: &str = "latest";
@@ -30,20 +33,48 @@ pub struct BadReference {
     given: String,
 }
 
+/// An image in a registry.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Remote {
+    /// `host` or `host:port`.
+    pub host: String,
+    pub repository: String,
+    pub version: Version,
+}
+
+/// Which of the images of a repository.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    Tag(String),
+    Digest(Digest),
+}
+
 impl BadReference {
     pub fn hint(&self) -> &'static str {
+        if self.given.contains("://") {
+            return "leave out what stands before the host: `registry.example/name:tag`";
+        }
         "names are `name`, `name:tag` or `registry.example/name:tag`"
     }
 }
 
 impl Reference {
     pub fn read(text: &str) -> Result<Reference, BadReference> {
-        let digest = text.split_once('@').map_or(text, |(_, digest)| digest);
-        let whole = DIGEST_KIND.len() + DIGEST_LETTERS;
-        if is_digest(digest) && (digest.len() == whole || digest == text) {
-            return Ok(Reference::Digest(digest.to_owned()));
+        if let Some((_, digest)) = Reference::pinned(text)? {
+            return Ok(Reference::Digest(digest.to_string()));
+        }
+        if is_digest(text) {
+            return Ok(Reference::Digest(text.to_owned()));
         }
         Tagged::read(text).map(Reference::Name)
+    }
+
+    /// Reads `name[:tag]@sha256:…`: a name, and what it led to once. `None` when nothing is pinned.
+    pub fn pinned(text: &str) -> Result<Option<(Tagged, Digest)>, BadReference> {
+        let Some((name, digest)) = text.split_once('@') else { return Ok(None) };
+        let bad = || BadReference { given: text.to_owned() };
+        let name = Tagged::read(name).map_err(|_| bad())?;
+        Ok(Some((name, digest.parse().map_err(|_| bad())?)))
     }
 
     /// The beginning of a digest that a name could be meant as, should there be no image of that name.
@@ -73,6 +104,64 @@ impl Tagged {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether BIN and RUNTIME would take it for a program of the host, so that no tool can be called so.
+    pub fn reads_as_program(&self) -> bool {
+        names::reads_as_program(&self.0)
+    }
+
+    /// The name with what it leads to now, as [`Reference::pinned`] reads it.
+    pub fn pin(&self, digest: &Digest) -> String {
+        format!("{}@{digest}", self.0)
+    }
+}
+
+impl Remote {
+    /// Reads `host/name[:tag][@sha256:…]`; the digest goes before the tag. `None` when it names no registry: its first
+    /// part has neither a dot nor a port and is not `localhost`.
+    pub fn read(text: &str) -> Result<Option<Remote>, BadReference> {
+        let bad = || BadReference { given: text.to_owned() };
+        let (name, digest) = match Reference::pinned(text)? {
+            Some((name, digest)) => (name, Some(digest)),
+            None if is_digest(text) => return Ok(None),
+            None => (Tagged::read(text)?, None),
+        };
+        let Some((host, rest)) = name.as_str().split_once('/').filter(|(host, _)| names::is_registry(host))
+        else {
+            return Ok(None);
+        };
+        let (repository, tag) = rest.split_once(':').ok_or_else(bad)?;
+        let version = digest.map_or_else(|| Version::Tag(tag.to_owned()), Version::Digest);
+        Ok(Some(Remote { host: host.to_ascii_lowercase(), repository: repository.to_owned(), version }))
+    }
+
+    /// The same repository, and another of its images.
+    pub fn with(&self, version: Version) -> Remote {
+        Remote { version, ..self.clone() }
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.host, self.repository)?;
+        match &self.version {
+            Version::Tag(tag) => write!(f, ":{tag}"),
+            Version::Digest(digest) => write!(f, "@{digest}"),
+        }
+    }
+}
+
+impl fmt::Display for Tagged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How the tools are had that come with Lodge, for whoever names one of them.
+pub fn stock_hint(reference: &str) -> Option<&'static str> {
+    reference.starts_with("stock/").then_some(
+        "`make stock` builds the tools that come with Lodge; `lodge image import target/stock/stock.tar` brings them in",
+    )
 }
 
 fn is_digest(text: &str) -> bool {
@@ -106,6 +195,15 @@ mod tests {
     }
 
     #[test]
+    fn who_gives_an_address_or_wants_the_stock_tools_is_told_what_to_do() {
+        let hint = |text: &str| Remote::read(text).unwrap_err().hint();
+        assert!(hint("https://registry.example/a:v1").starts_with("leave out"));
+        assert!(hint("a b").starts_with("names are"));
+        assert!(stock_hint("stock/rg:latest").is_some_and(|hint| hint.contains("make stock")));
+        assert_eq!((stock_hint("rg"), stock_hint("r.example/stock/rg")), (None, None));
+    }
+
+    #[test]
     fn a_digest_is_found_whole_short_and_behind_a_name() {
         for text in [DIGEST.to_owned(), format!("otter@{DIGEST}"), format!("otter:v1@{DIGEST}")] {
             assert_eq!(Reference::read(&text), Ok(Reference::Digest(DIGEST.to_owned())), "{text}");
@@ -113,6 +211,77 @@ mod tests {
         assert_eq!(Reference::read("sha256:012345"), Ok(Reference::Digest("sha256:012345".to_owned())));
         assert_eq!(Reference::short_digest("012345"), Some("sha256:012345".to_owned()));
         assert_eq!((Reference::short_digest("01234"), Reference::short_digest("otters")), (None, None));
+    }
+
+    #[test]
+    fn what_is_pinned_is_read_as_it_was_written() {
+        let digest: Digest = DIGEST.parse().expect("a digest");
+        for (text, name) in [("rg", "rg:latest"), ("stock/rg:1", "stock/rg:1"), ("rg-", "rg-:latest")] {
+            let pinned = Tagged::read(text).expect("a name").pin(&digest);
+            assert_eq!(pinned, format!("{name}@{DIGEST}"));
+            assert_eq!(Reference::pinned(&pinned), Ok(Some((Tagged(name.to_owned()), digest))));
+        }
+        assert_eq!(Reference::pinned("rg"), Ok(None));
+        for text in ["rg@", "@", "rg@sha256:0123", "../rg@", "rg@sha512:00", "a@b@c"] {
+            assert!(Reference::pinned(text).is_err(), "{text}");
+        }
+        for name in ["", "../rg", "a b", "sha256:012345", "a@a"] {
+            assert!(Reference::read(&format!("{name}@{DIGEST}")).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_registry_is_named_by_a_dot_a_port_or_localhost() {
+        let digest: Digest = DIGEST.parse().expect("a digest");
+        let tag = |tag: &str| Version::Tag(tag.to_owned());
+        for (text, host, repository, version) in [
+            ("localhost/a", "localhost", "a", tag("latest")),
+            ("localhost:5000/a/b:v1", "localhost:5000", "a/b", tag("v1")),
+            ("Registry.Example/a", "registry.example", "a", tag("latest")),
+            ("[::1]:5000/a:1", "[::1]:5000", "a", tag("1")),
+            ("10.0.0.1/a:b", "10.0.0.1", "a", tag("b")),
+            (&format!("r.example/a@{DIGEST}"), "r.example", "a", Version::Digest(digest)),
+            (&format!("r.example/a:v1@{DIGEST}"), "r.example", "a", Version::Digest(digest)),
+        ] {
+            let remote = Remote { host: host.to_owned(), repository: repository.to_owned(), version };
+            assert_eq!(Remote::read(text), Ok(Some(remote.clone())), "{text}");
+            assert_eq!(Remote::read(&remote.to_string()), Ok(Some(remote)), "{text}");
+        }
+        for text in ["a", "a:b", "agents/a:v1", DIGEST, "sha256:012345", &format!("a/b@{DIGEST}")] {
+            assert_eq!(Remote::read(text), Ok(None), "{text}");
+        }
+        for text in [
+            "r.example/",
+            "r.example//a",
+            "r.example:0/a",
+            "r.example:99999/a",
+            "r..example/a",
+            "r.example/../a",
+            "user@r.example/a",
+            "user:secret@r.example/a",
+            "https://r.example/a",
+            "r.example/a?x=1",
+            "r.example/a#b",
+            "r.example/a%2f",
+            "[::1/a",
+            "[fe80::1%25eth0]:1/a",
+            "-r.example/a",
+            "r.example/a:b:c",
+            "r.example/a@sha256:0123",
+            "r.example/a\r\nx:1",
+        ] {
+            assert!(Remote::read(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_begins_as_a_program_of_the_host_does_is_taken_for_one() {
+        for text in ["host", "host:v1", "host:5000/rg"] {
+            assert!(Tagged::read(text).expect("a name").reads_as_program(), "{text}");
+        }
+        for text in ["hosts", "stock/host", "host/rg", "host.example/host:v1", "Host"] {
+            assert!(!Tagged::read(text).expect("a name").reads_as_program(), "{text}");
+        }
     }
 
     #[test]

@@ -5,18 +5,16 @@
 //! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
 
 use super::bounds::LINE_MAX;
-use super::capability::{CAPABILITIES, JOB_TOOLS};
 use super::cursor::{Cursor, Pair, PairValue, Spot};
 use super::document::{
-    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Model,
-    Parent, put,
+    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Parent, put,
 };
 use super::env_key::check_env_key;
 use super::expand::Scope;
 use super::lex::Kind;
 use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::names;
-use crate::reference::Reference;
+use super::rules;
 
 pub(super) fn from(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("an image, a path, or `scratch`")?;
@@ -29,10 +27,7 @@ pub(super) fn from(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
         cursor.fault(at, ValueMistake::ParentPath { found: word.text });
         return Some(());
     } else {
-        // Whatever an image can be called: NAME allows more than registries do.
-        if Reference::read(&word.text).is_err() {
-            cursor.fault(at, ValueMistake::ImageRef { found: word.text.clone() });
-        }
+        hold(cursor, at, rules::parent_image(&word.text));
         Parent::Image(word.text)
     };
     doc.from = cursor.at(at, value);
@@ -51,12 +46,9 @@ pub(super) fn runtime(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
 
 pub(super) fn model(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text } = cursor.word("a model")?;
-    match text.split_once('/') {
-        Some((provider, name)) if !provider.is_empty() && !name.is_empty() && !text.contains("${") => {
-            let value = Model { provider: provider.to_owned(), name: name.to_owned() };
-            doc.model = Some(cursor.at(at, value));
-        }
-        Some(_) | None => cursor.fault(at, ValueMistake::Model { found: text }),
+    match rules::model(&text) {
+        Ok(value) => doc.model = Some(cursor.at(at, value)),
+        Err(mistake) => cursor.fault(at, mistake),
     }
     Some(())
 }
@@ -71,11 +63,7 @@ pub(super) fn name(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
 
 pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
-    let at = word.at;
     let name = path_name(cursor, word, NameOf::Context);
-    if names::reserved_context(&name) {
-        cursor.fault(at, ValueMistake::ReservedContext { found: name.clone() });
-    }
     let description = cursor.description();
     let file = match cursor.word_if_any() {
         Some(word) if word.text.starts_with("file://") => {
@@ -114,12 +102,8 @@ pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) ->
         Some(key) => (key.to_owned(), true),
         None => (text, false),
     };
-    if !names::dns_label(&key) {
-        cursor.fault(at, ValueMistake::ConfigKey { found: key.clone() });
-    }
-    if required && value.is_some() {
-        cursor.fault(at, ValueMistake::RequiredWithDefault { key: key.clone() });
-    }
+    hold(cursor, at, rules::config_key(&key));
+    hold(cursor, at, rules::config_default(&key, required, value.as_ref()));
     let value = value.map(|value| match value {
         PairValue::Bare(text) => typed(text),
         PairValue::Quoted(text) => ConfigValue::String(text),
@@ -141,11 +125,7 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
 
 pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
-    let at = word.at;
     let name = path_name(cursor, word, NameOf::Tool);
-    if JOB_TOOLS.contains(&name.as_str()) {
-        cursor.fault(at, ValueMistake::ReservedTool { found: name.clone() });
-    }
     let word = cursor.word("an image or `host:program`")?;
     let source = bin_source(cursor, word);
     let safe = cursor.flag("safe");
@@ -221,9 +201,7 @@ pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
 
 pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let (key, value) = full_pair(cursor, "`key=value`")?;
-    if !names::label_key(&key.text) {
-        cursor.fault(key.at, ValueMistake::LabelKey { found: key.text.clone() });
-    }
+    hold(cursor, key.at, rules::label_key(&key.text));
     put(&mut doc.labels, Label { line, key: key.text, value });
     Some(())
 }
@@ -235,8 +213,8 @@ pub(super) fn arg(
     cursor: &mut Cursor<'_>,
 ) -> Option<()> {
     let Pair { key: Spot { at, text: key }, value } = cursor.pair("a key")?;
-    if !names::arg_key(&key) {
-        cursor.fault(at, ValueMistake::ArgKey { found: key });
+    if let Err(mistake) = rules::arg_key(&key) {
+        cursor.fault(at, mistake);
         return Some(());
     }
     let default = value.map(PairValue::into_string);
@@ -260,48 +238,44 @@ pub(super) fn capability(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option
             cursor.fault(at, FormMistake::Unexpected { keyword, found: text });
             return None;
         }
-        if !names::capability(&text) {
-            cursor.fault(at, ValueMistake::Capability { found: text });
-        } else if !CAPABILITIES.contains(&text.as_str()) {
-            cursor.fault(at, ValueMistake::UnknownCapability { found: text });
-        } else {
-            put(&mut doc.capabilities, cursor.at(at, text));
+        match rules::capability(&text) {
+            Ok(()) => put(&mut doc.capabilities, cursor.at(at, text)),
+            Err(mistake) => cursor.fault(at, mistake),
         }
         next = cursor.word_if_any();
     }
     Some(())
 }
 
-pub(super) fn path_name(cursor: &mut Cursor<'_>, word: Spot, of: NameOf) -> String {
-    if !names::path_name(&word.text) {
-        cursor.fault(word.at, ValueMistake::Name { of, found: word.text.clone() });
+/// Notes what a value breaks, if it breaks anything.
+pub(super) fn hold(cursor: &mut Cursor<'_>, at: usize, rule: Result<(), ValueMistake>) {
+    if let Err(mistake) = rule {
+        cursor.fault(at, mistake);
     }
+}
+
+pub(super) fn path_name(cursor: &mut Cursor<'_>, word: Spot, of: NameOf) -> String {
+    hold(cursor, word.at, rules::name(of, &word.text));
     word.text
 }
 
 pub(super) fn image_ref(cursor: &mut Cursor<'_>, word: Spot) -> String {
-    if !names::image_ref(&word.text) {
-        cursor.fault(word.at, ValueMistake::ImageRef { found: word.text.clone() });
-    }
+    hold(cursor, word.at, rules::image(&word.text));
     word.text
 }
 
 pub(super) fn bin_source(cursor: &mut Cursor<'_>, word: Spot) -> BinSource {
-    let Some(program) = word.text.strip_prefix("host:") else {
-        return BinSource::Image(image_ref(cursor, word));
+    let source = match word.text.strip_prefix("host:") {
+        Some(program) => BinSource::Host(program.to_owned()),
+        None => BinSource::Image(word.text),
     };
-    let program = program.to_owned();
-    if !names::host_program(&program) {
-        cursor.fault(word.at, ValueMistake::HostProgram { found: word.text });
-    }
-    BinSource::Host(program)
+    hold(cursor, word.at, rules::bin_source(&source));
+    source
 }
 
 fn file_path(cursor: &mut Cursor<'_>, word: Spot) -> String {
     let path = word.text.strip_prefix("file://").unwrap_or(&word.text).to_owned();
-    if let Err(fault) = names::relative_path(&path) {
-        cursor.fault(word.at, ValueMistake::Path { found: path.clone(), fault });
-    }
+    hold(cursor, word.at, rules::path(&path));
     path
 }
 

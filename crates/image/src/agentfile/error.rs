@@ -9,6 +9,8 @@ use super::mistake::Mistake;
 const SHOWN_MAX: usize = 60;
 /// A path is of use only whole.
 const PATH_SHOWN_MAX: usize = 1024;
+/// Of the beginning and of the end of a cause, which may be a chain: where it began to go wrong stands last.
+const CAUSE_SHOWN_MAX: [usize; 2] = [80, 320];
 
 /// One mistake and where it stands. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,8 +96,19 @@ impl fmt::Display for Errors {
 impl std::error::Error for Errors {}
 
 /// A stranger's text made fit for a terminal: short, on one line, with invisible characters spelled out.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     shown_up_to(text, SHOWN_MAX)
+}
+
+/// As [`shown`], of what a cause says: it is left out in the middle when it is long.
+pub(super) fn shown_cause(text: &str) -> String {
+    let [begin, end] = CAUSE_SHOWN_MAX;
+    let count = text.chars().count();
+    if count <= begin + end {
+        return shown_up_to(text, begin + end);
+    }
+    let last: String = text.chars().skip(count - end).collect();
+    shown_up_to(text, begin) + &shown_up_to(&last, end)
 }
 
 fn shown_up_to(text: &str, chars_max: usize) -> String {
@@ -111,4 +124,23 @@ fn shown_up_to(text: &str, chars_max: usize) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_chain_of_causes_the_first_and_the_last_are_shown() {
+        let inner = "the registry `r.example` has no image of that name";
+        let mut told = inner.to_owned();
+        for parent in 0..20 {
+            let image = format!("r.example/agents/parent-{parent}:latest");
+            let cause = shown_cause(&told);
+            assert!(cause.chars().count() < 500 && cause.ends_with(inner), "{cause}");
+            told = format!("the image `{image}` could not be read: Agentfile:1:6: {cause}");
+        }
+        assert!(shown_cause(&told).starts_with("the image `r.example/agents/parent-19:latest`"), "{told}");
+        assert_eq!(shown_cause("a\u{1b}b"), "a\\u{1b}b");
+    }
 }

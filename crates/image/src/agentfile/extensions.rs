@@ -3,14 +3,13 @@
 //! Owns: what each takes and what it does to the document. Never: decides whether what it asks for is granted.
 
 use super::cursor::{Cursor, Pair, PairValue, Spot};
-use super::directives::{bin_source, image_ref, path_name};
+use super::directives::{bin_source, hold, image_ref, path_name};
 use super::document::{
     Agentfile, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
 };
-use super::env_key;
 use super::limit::{Limit, LimitKey};
 use super::mistake::{FormMistake, NameOf, ValueMistake};
-use super::names;
+use super::rules;
 
 pub(super) fn limit(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text } = cursor.word("a key")?;
@@ -43,18 +42,12 @@ pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
         [only] if only.text == "host" => Network::Host,
         _ => {
             for host in &hosts {
-                let found = host.text.clone();
-                if matches!(found.as_str(), "none" | "host") {
-                    cursor.fault(host.at, ValueMistake::NetworkMixed { found });
-                } else if found.starts_with('#') {
-                    let keyword = cursor.keyword;
+                if host.text.starts_with('#') {
+                    let (keyword, found) = (cursor.keyword, host.text.clone());
                     cursor.fault(host.at, FormMistake::Unexpected { keyword, found });
                     return None;
-                } else if !names::network_host(&found) {
-                    cursor.fault(host.at, ValueMistake::NetworkHost { found });
-                } else if names::never_opened(&found) {
-                    cursor.fault(host.at, ValueMistake::NetworkClosed { found });
                 }
+                hold(cursor, host.at, rules::network_host(&host.text));
             }
             Network::Allow(hosts.into_iter().map(|host| host.text).collect())
         }
@@ -75,9 +68,7 @@ pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
     let name = path_name(cursor, word, NameOf::McpServer);
     let target = cursor.word("a URL, an image or `host:program`")?;
     let source = if target.text.contains("://") {
-        if !names::http_url(&target.text) {
-            cursor.fault(target.at, ValueMistake::McpUrl { found: target.text.clone() });
-        }
+        hold(cursor, target.at, rules::mcp_url(&target.text));
         McpSource::Url(target.text)
     } else {
         let program = bin_source(cursor, target);
@@ -98,9 +89,7 @@ pub(super) fn skill(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> 
 
 pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: name } = cursor.word("a name")?;
-    if !names::dns_label(&name) {
-        cursor.fault(at, ValueMistake::ServiceName { found: name.clone() });
-    }
+    hold(cursor, at, rules::service_name(&name));
     let word = cursor.word("an image")?;
     let image = image_ref(cursor, word);
     let need = if cursor.flag("optional") { ServiceNeed::Optional } else { ServiceNeed::Required };
@@ -109,11 +98,11 @@ pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -
     while !cursor.is_empty() {
         let Pair { key, value } = cursor.pair("`KEY=value`")?;
         match value.map(PairValue::into_string) {
-            Some(value) if key.text == "healthcheck" && value.is_empty() => {
-                cursor.fault(key.at, ValueMistake::Empty { what: "healthcheck command" });
+            Some(value) if key.text == "healthcheck" => {
+                hold(cursor, key.at, rules::not_empty("healthcheck command", &value));
+                healthcheck = Some(value);
             }
-            Some(value) if key.text == "healthcheck" => healthcheck = Some(value),
-            Some(value) if env_key::well_formed(&key.text) => {
+            Some(value) if rules::service_env_key(&key.text).is_ok() => {
                 match envs.iter_mut().find(|(k, _)| *k == key.text) {
                     Some((_, old)) => *old = value,
                     None => envs.push((key.text, value)),
@@ -133,8 +122,8 @@ pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -
 
 pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: cron } = cursor.word_or_text("a cron expression")?;
-    if !names::cron(&cron) {
-        cursor.fault(at, ValueMistake::Cron { found: cron });
+    if let Err(mistake) = rules::cron(&cron) {
+        cursor.fault(at, mistake);
         return None;
     }
     let prompt = not_empty(cursor, "prompt", "a prompt")?;
@@ -144,9 +133,7 @@ pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) 
 
 pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
     let Spot { at, text: pattern } = cursor.word_or_text("a pattern")?;
-    if pattern.trim().is_empty() {
-        cursor.fault(at, ValueMistake::Empty { what: "pattern" });
-    }
+    hold(cursor, at, rules::not_empty("pattern", &pattern));
     let prompt = not_empty(cursor, "prompt", "a prompt")?;
     doc.ons.push(On { line, pattern, prompt });
     Some(())
@@ -154,9 +141,7 @@ pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Opt
 
 fn not_empty(cursor: &mut Cursor<'_>, what: &'static str, missing: &'static str) -> Option<String> {
     let Spot { at, text } = cursor.text_or_body(missing)?;
-    if text.trim().is_empty() {
-        cursor.fault(at, ValueMistake::Empty { what });
-    }
+    hold(cursor, at, rules::not_empty(what, &text));
     Some(text)
 }
 

@@ -65,7 +65,7 @@ fn word(line: &str, start: usize) -> Result<(Kind, usize), Fault> {
 }
 
 /// Characters that look like nothing or like a space and would make a word lie about itself.
-fn invisible(c: char) -> bool {
+pub(super) fn invisible(c: char) -> bool {
     c.is_control()
         || c.is_whitespace()
         || matches!(c, '\u{ad}' | '\u{feff}' | '\u{200b}'..='\u{200f}')

@@ -124,6 +124,44 @@ impl Limit {
     }
 }
 
+impl fmt::Display for Limit {
+    /// The value, as LIMIT takes it: reading it again gives the same limit.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::MemoryBytes(bytes) | Limit::DiskBytes(bytes) | Limit::OutputBytes(bytes) => {
+                in_units(f, *bytes, &[(1 << 40, "t"), (1 << 30, "g"), (1 << 20, "m"), (1 << 10, "k")])
+            }
+            Limit::Pids(count) => count.fmt(f),
+            Limit::CpuTime(time) => {
+                let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+                in_units(
+                    f,
+                    ms,
+                    &[(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")],
+                )
+            }
+            Limit::BudgetMicroUsd(micros) => {
+                let text = format!("{}.{:06}", micros / MICROS_PER_USD, micros % MICROS_PER_USD);
+                f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
+            }
+            Limit::BudgetTokens(tokens) | Limit::ContextTokens(tokens) => {
+                in_units(f, *tokens, &[(1_000_000, "m"), (1_000, "k")])
+            }
+            Limit::RevivalPolicy(RevivalPolicy::Revive) => f.write_str("revive"),
+            Limit::RevivalPolicy(RevivalPolicy::Reap) => f.write_str("reap"),
+            Limit::RevivalPolicy(RevivalPolicy::Ask) => f.write_str("ask"),
+        }
+    }
+}
+
+/// In the largest unit of which it is a whole number.
+fn in_units(f: &mut fmt::Formatter<'_>, value: u64, units: &[(u64, &str)]) -> fmt::Result {
+    match units.iter().find(|(size, _)| value.is_multiple_of(*size) && value > 0) {
+        Some((size, unit)) => write!(f, "{}{unit}", value / size),
+        None => write!(f, "{value}"),
+    }
+}
+
 fn policy(value: &str) -> Option<RevivalPolicy> {
     match value {
         "revive" => Some(RevivalPolicy::Revive),

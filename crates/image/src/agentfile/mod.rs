@@ -26,6 +26,7 @@ mod merge;
 mod mistake;
 pub(crate) mod names;
 mod parse;
+mod rules;
 
 pub use bounds::{
     ADD_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
@@ -37,13 +38,16 @@ pub use document::{
     McpSource, Model, Network, On, Parent, Schedule, Service, ServiceNeed,
 };
 pub use env_key::{EnvKeyError, check_env_key};
-pub(crate) use error::shown;
-pub use error::{Error, Errors};
+pub use error::{Error, Errors, shown};
 pub use keyword::Keyword;
 pub use limit::{Limit, LimitKey, RevivalPolicy, read_duration, read_limit, read_size};
-pub use load::{AddedFile, Builder, ContextText, LoadError, Loaded, load_dir, load_inline};
+pub use load::{
+    AddedFile, Builder, ContextText, LoadError, Loaded, PackedFiles, load_dir, load_inline, load_packed,
+};
 pub use merge::merge;
 pub use mistake::{
     BoundMistake, FileMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake,
 };
 pub use parse::parse;
+pub use rules::Unfit;
+pub(crate) use rules::check;

@@ -62,6 +62,11 @@ pub(super) fn reserved_context(word: &str) -> bool {
     RESERVED_CONTEXTS.iter().any(|reserved| reserved.eq_ignore_ascii_case(word))
 }
 
+/// Whether BIN and RUNTIME would read the name of an image, with its tag, as a program of the host.
+pub(crate) fn reads_as_program(reference: &str) -> bool {
+    reference.split([':', '@']).next() == Some("host")
+}
+
 /// `[host[:port]/]name[/name…][:tag][@algorithm:hex]`
 pub(crate) fn image_ref(word: &str) -> bool {
     if word.len() > REF_MAX {
@@ -83,11 +88,16 @@ pub(crate) fn image_ref(word: &str) -> bool {
         return false;
     }
     match path.split_once('/') {
-        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => {
+        Some((host, path)) if is_registry(host) => {
             registry_host(host) && path.split('/').all(image_component)
         }
         Some(_) | None => path.split('/').all(image_component),
     }
+}
+
+/// Whether the first part of a reference, which has more than one, names a registry.
+pub(crate) fn is_registry(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
 }
 
 pub(crate) fn image_tag(tag: &str) -> bool {
@@ -149,7 +159,7 @@ pub(super) fn host_program(program: &str) -> bool {
 }
 
 /// `.`, `..`, or a path that starts with one of them: a parent on disk, and never an image.
-pub(super) fn dotted_path(word: &str) -> bool {
+pub(crate) fn dotted_path(word: &str) -> bool {
     word.len() <= PATH_MAX && matches!(word.split('/').next(), Some("." | ".."))
 }
 

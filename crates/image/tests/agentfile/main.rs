@@ -35,6 +35,14 @@ impl Builder for Shelf {
         Ok(self.0.get(reference).cloned())
     }
 
+    fn pin(&self, reference: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+        match reference {
+            "torn" => Err("the shelf broke".into()),
+            "nobody" => Ok(None),
+            other => Ok(Some(other.to_owned())),
+        }
+    }
+
     fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)> {
         agentfile.mcps.iter().map(|mcp| (mcp.line, "MCP")).collect()
     }

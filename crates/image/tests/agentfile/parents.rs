@@ -272,3 +272,15 @@ fn long_chains_of_long_files_are_flattened_soon() {
     let tree = Tree::of(&files);
     assert_eq!(tree.good(&PARENTS_MAX.to_string()).agentfile.labels.len(), 4_000 * (PARENTS_MAX + 1));
 }
+
+#[test]
+fn tools_that_cannot_be_had_are_told_with_their_lines_and_all_at_once() {
+    let source = "FROM scratch\nRUNTIME torn\nBIN good rg:1\nBIN bad nobody\nBIN own host:sh\n";
+    let errors = match crate::load_inline(source.as_bytes(), &args(&[])) {
+        Err(LoadError::Mistakes(errors)) => errors,
+        other => panic!("{other:?}"),
+    };
+    let told: Vec<(u32, &str)> = errors.iter().map(|error| (error.line, error.code())).collect();
+    assert_eq!(told, [(2, "agentfile.bin_unreadable"), (4, "agentfile.bin_not_found")]);
+    assert!(errors.iter().all(|error| !error.hint().is_empty()));
+}

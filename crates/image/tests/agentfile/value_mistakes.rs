@@ -41,6 +41,8 @@ const LINES: &[(&str, &str)] = &[
     ("RUNTIME a@sha256:12", "9 agentfile.bad_image_ref"),
     ("RUNTIME a@md5:12", "9 agentfile.bad_image_ref"),
     ("RUNTIME a..b", "9 agentfile.bad_image_ref"),
+    ("RUNTIME host", "9 agentfile.bad_image_ref"),
+    ("BIN ls host", "8 agentfile.bad_image_ref"),
     ("RUNTIME https://a/b", "9 agentfile.bad_image_ref"),
     ("RUNTIME a.io:99999/b", "9 agentfile.bad_image_ref"),
     ("RUNTIME /a", "9 agentfile.bad_image_ref"),

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use self::files::{Directory, Found, Identity, NamedBy};
-use super::bounds::{ADD_MAX, ERRORS_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
-use super::document::{Agentfile, At, ContextSource, Keyed, Parent, put_all};
+use super::bounds::{ADD_MAX, CONTEXT_MAX, ERRORS_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
+use super::document::{Agentfile, At, BinSource, ContextSource, Keyed, Parent, put_all};
 use super::error::{Error, Errors, shown};
 use super::merge::merge;
 use super::mistake::{BoundMistake, FileMistake, FormMistake, Mistake};
@@ -50,10 +50,20 @@ pub struct AddedFile {
     pub bytes: Vec<u8>,
 }
 
+/// What an image of others holds beside its Agentfile, by the names in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PackedFiles {
+    pub contexts: BTreeMap<String, String>,
+    pub files: BTreeMap<String, Vec<u8>>,
+}
+
 /// What a build asks of whoever wants it.
 pub trait Builder {
-    /// The local image of that name; `None` when there is none.
+    /// The image of that name; `None` when there is none.
     fn image(&self, reference: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>>;
+
+    /// The tool that a BIN or RUNTIME names, as that very one from now on: `name:tag@sha256:…`. `None` when there is none.
+    fn pin(&self, reference: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
 
     /// What of one Agentfile is not carried out: its lines, and what stands there.
     fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)>;
@@ -121,7 +131,7 @@ pub fn load_dir(
         name: place.join(&found.name).to_string_lossy().into_owned(),
         source: found.source,
         identity: Some(found.identity),
-        directory: Some(found.directory),
+        files: Files::Directory(found.directory),
         place,
     };
     Loader::new(args, builder).load(level)
@@ -137,10 +147,22 @@ pub fn load_inline(
         name: STDIN_NAME.to_owned(),
         source: source.to_owned(),
         identity: None,
-        directory: None,
+        files: Files::Nowhere,
         place: PathBuf::new(),
     };
     Loader::new(args, builder).load(level)
+}
+
+/// Loads an Agentfile out of an image that was not flattened, with the files that the image holds.
+pub fn load_packed(source: &[u8], files: PackedFiles, builder: &dyn Builder) -> Result<Loaded, LoadError> {
+    let level = Level {
+        name: files::FILE_NAME.to_owned(),
+        source: source.to_owned(),
+        identity: None,
+        files: Files::Packed(files),
+        place: PathBuf::new(),
+    };
+    Loader::new(&BTreeMap::new(), builder).load(level)
 }
 
 /// Loads and checks a chain from the child upwards.
@@ -162,9 +184,16 @@ struct Level {
     name: String,
     source: Vec<u8>,
     identity: Option<Identity>,
-    directory: Option<Directory>,
+    files: Files,
     /// The directory as it was named, for the names of parents.
     place: PathBuf,
+}
+
+/// Where the files are that an Agentfile names.
+enum Files {
+    Nowhere,
+    Directory(Directory),
+    Packed(PackedFiles),
 }
 
 /// What stands above an Agentfile.
@@ -192,7 +221,7 @@ impl<'a> Loader<'a> {
         let mut next = Some(child);
         while let Some(level) = next.take() {
             self.chain.push((level.name.clone(), level.identity));
-            let agentfile = match parse(&level.name, &level.source, self.args) {
+            let mut agentfile = match parse(&level.name, &level.source, self.args) {
                 Ok(agentfile) => agentfile,
                 Err(mistakes) => {
                     self.errors.extend(mistakes.iter().cloned());
@@ -204,7 +233,8 @@ impl<'a> Loader<'a> {
             for (line, what) in self.builder.refuses(&agentfile) {
                 faults.add(line, 1, FormMistake::Unsupported { what });
             }
-            let (contexts, files) = self.files(&agentfile, level.directory.as_ref(), &mut faults);
+            self.pin(&mut agentfile, &mut faults);
+            let (contexts, files) = self.files(&agentfile, &level.files, &mut faults);
             match self.above(&level, &agentfile.from) {
                 Ok(Above::Nothing) => {}
                 Ok(Above::Level(parent)) => next = Some(parent),
@@ -230,21 +260,38 @@ impl<'a> Loader<'a> {
         Ok(flatten(levels, source))
     }
 
+    /// Lets the tools of one Agentfile be those that their names mean now.
+    fn pin(&self, agentfile: &mut Agentfile, faults: &mut Faults) {
+        let runtime = agentfile.runtime.iter_mut().map(|at| (at.line, at.column, &mut at.value));
+        let bins = agentfile.bins.iter_mut().map(|bin| (bin.line, 1, &mut bin.source));
+        for (line, column, source) in runtime.chain(bins) {
+            let BinSource::Image(reference) = source else { continue };
+            let image = reference.clone();
+            match self.builder.pin(&image) {
+                Ok(Some(pinned)) => *reference = pinned,
+                Ok(None) => faults.add(line, column, FileMistake::NoBin { image }),
+                Err(cause) => {
+                    faults.add(line, column, FileMistake::BinUnreadable { image, why: cause.to_string() });
+                }
+            }
+        }
+    }
+
     /// The texts and files of one Agentfile. What cannot be had is a fault, and the rest is still looked at.
     fn files(
         &mut self,
         agentfile: &Agentfile,
-        directory: Option<&Directory>,
+        from: &Files,
         faults: &mut Faults,
     ) -> (Vec<ContextText>, Vec<AddedFile>) {
         let mut contexts = Vec::new();
         for context in &agentfile.contexts {
-            let text = match (&context.source, directory) {
-                (ContextSource::Inline(text), _) => Ok(text.clone()),
-                (ContextSource::File(path), Some(directory)) => directory
-                    .read_text(&path.value, &mut self.budget)
-                    .map_err(|mistake| (path.line, path.column, mistake)),
-                (ContextSource::File(path), None) => Err(no_directory(path)),
+            let text = match &context.source {
+                ContextSource::Inline(text) => Ok(text.clone()),
+                ContextSource::File(path) => {
+                    let read = from.text(&context.name, &path.value, &mut self.budget);
+                    read.map_err(|mistake| (path.line, path.column, mistake))
+                }
             };
             let (name, description) = (context.name.clone(), context.description.clone());
             match text {
@@ -254,12 +301,9 @@ impl<'a> Loader<'a> {
         }
         let mut files = Vec::new();
         for add in &agentfile.adds {
-            let bytes = match directory {
-                Some(directory) => directory
-                    .read_within(&add.src.value, ADD_MAX, &mut self.budget)
-                    .map_err(|mistake| (add.src.line, add.src.column, mistake)),
-                None => Err(no_directory(&add.src)),
-            };
+            let bytes = from
+                .bytes(&add.name, &add.src.value, &mut self.budget)
+                .map_err(|mistake| (add.src.line, add.src.column, mistake));
             match bytes {
                 Ok(bytes) => files.push(AddedFile { name: add.name.clone(), bytes }),
                 Err((line, column, mistake)) => faults.add(line, column, mistake),
@@ -272,8 +316,9 @@ impl<'a> Loader<'a> {
         match &from.value {
             Parent::Scratch => Ok(Above::Nothing),
             Parent::Path(path) => {
-                let directory =
-                    level.directory.as_ref().ok_or(FileMistake::NoDirectory { path: path.clone() })?;
+                let Files::Directory(directory) = &level.files else {
+                    return Err(FileMistake::NoDirectory { path: path.clone() });
+                };
                 let found = files::find(&directory.join(path), path)?;
                 self.parent_on_disk(level, path, found).map(Above::Level)
             }
@@ -296,8 +341,8 @@ impl<'a> Loader<'a> {
             return Err(FileMistake::Cycle { names });
         }
         self.check_depth(&name, 0)?;
-        let directory = Some(found.directory);
-        Ok(Level { name, source: found.source, identity: Some(found.identity), directory, place })
+        let files = Files::Directory(found.directory);
+        Ok(Level { name, source: found.source, identity: Some(found.identity), files, place })
     }
 
     fn parent_image(&mut self, reference: &str) -> Result<Loaded, FileMistake> {
@@ -331,6 +376,48 @@ impl<'a> Loader<'a> {
     }
 }
 
+impl Files {
+    /// The text of a CONTEXT, which is in the file at `path`.
+    fn text(&self, context: &str, path: &str, budget: &mut u64) -> Result<String, FileMistake> {
+        match self {
+            Files::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
+            Files::Directory(directory) => directory.read_text(path, budget),
+            Files::Packed(packed) => {
+                let text = packed.contexts.get(context).ok_or_else(|| not_packed(path))?;
+                spend(text.len(), path, CONTEXT_MAX, budget)?;
+                Ok(text.clone())
+            }
+        }
+    }
+
+    /// The file that ADD calls `name`, which is the one at `path`.
+    fn bytes(&self, name: &str, path: &str, budget: &mut u64) -> Result<Vec<u8>, FileMistake> {
+        match self {
+            Files::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
+            Files::Directory(directory) => directory.read_within(path, ADD_MAX, budget),
+            Files::Packed(packed) => {
+                let bytes = packed.files.get(name).ok_or_else(|| not_packed(path))?;
+                spend(bytes.len(), path, ADD_MAX, budget)?;
+                Ok(bytes.clone())
+            }
+        }
+    }
+}
+
+fn not_packed(path: &str) -> FileMistake {
+    FileMistake::Unreadable { path: path.to_owned(), why: "the image has no layer for it".to_owned() }
+}
+
+/// Takes the size of a file from what may be read, unless it is too large by itself.
+fn spend(bytes: usize, path: &str, max: u64, budget: &mut u64) -> Result<(), FileMistake> {
+    let (path, bytes) = (path.to_owned(), bytes as u64);
+    if bytes > max {
+        return Err(FileMistake::TooLarge { path, max });
+    }
+    *budget = budget.checked_sub(bytes).ok_or(FileMistake::TotalTooLarge { path, max: LOAD_TOTAL_MAX })?;
+    Ok(())
+}
+
 /// The mistakes of one file, which are told in the order of its lines.
 struct Faults {
     file: String,
@@ -355,10 +442,6 @@ impl Faults {
         self.found.sort_by_key(|error| (error.line, error.column));
         self.found
     }
-}
-
-fn no_directory(path: &At<String>) -> (u32, u32, FileMistake) {
-    (path.line, path.column, FileMistake::NoDirectory { path: path.value.clone() })
 }
 
 /// The chain as one, the newest over the oldest.

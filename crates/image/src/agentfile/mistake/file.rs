@@ -3,7 +3,7 @@
 //! Owns: their words. Never: finds them (see `load`).
 
 use super::codes;
-use crate::agentfile::error::shown;
+use crate::agentfile::error::{shown, shown_cause};
 
 /// A file or a parent that an Agentfile names cannot be had. Paths are as the Agentfile wrote them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,10 +26,14 @@ pub enum FileMistake {
     NoDirectory { path: String },
     #[error("there is no Agentfile in `{}`", shown(path))]
     NoAgentfile { path: String },
-    #[error("there is no local image `{}`", shown(image))]
+    #[error("there is no image `{}` here", shown(image))]
     NoImage { image: String },
-    #[error("the image `{}` could not be read: {}", shown(image), shown(why))]
+    #[error("the image `{}` could not be read: {}", shown(image), shown_cause(why))]
     ImageUnreadable { image: String, why: String },
+    #[error("there is no tool `{}` here, and that names no registry", shown(image))]
+    NoBin { image: String },
+    #[error("the tool `{}` could not be had: {}", shown(image), shown_cause(why))]
+    BinUnreadable { image: String, why: String },
     #[error("FROM leads back to where it came from: {}", chain(names))]
     Cycle { names: Vec<String> },
     #[error("there are too many parents: {}", chain(names))]
@@ -48,6 +52,8 @@ codes! { FileMistake:
     NoAgentfile => "agentfile.not_found",
     NoImage => "agentfile.parent_not_found",
     ImageUnreadable => "agentfile.parent_unreadable",
+    NoBin => "agentfile.bin_not_found",
+    BinUnreadable => "agentfile.bin_unreadable",
     Cycle => "agentfile.parent_cycle",
     TooDeep => "agentfile.too_many_parents",
 }
@@ -67,7 +73,10 @@ impl FileMistake {
             FileMistake::NoDirectory { .. } => "an Agentfile that stands by itself".to_owned(),
             FileMistake::NoAgentfile { .. } => "a directory with an Agentfile, or the file itself".to_owned(),
             FileMistake::NoImage { .. } | FileMistake::ImageUnreadable { .. } => {
-                "the name of a local image, a path, or `scratch`".to_owned()
+                "the name of an image, a path, or `scratch`".to_owned()
+            }
+            FileMistake::NoBin { .. } | FileMistake::BinUnreadable { .. } => {
+                "`host:program`, a local tool, or one in a registry".to_owned()
             }
             FileMistake::Cycle { .. } => "a chain of parents that ends with `FROM scratch`".to_owned(),
             FileMistake::TooDeep { max, .. } => format!("at most {max} parents above an agent"),
@@ -98,7 +107,17 @@ impl FileMistake {
                     "`lodge image ls` lists the images there are; build it with `lodge image build DIR -t {name}`"
                 )
             }
-            FileMistake::ImageUnreadable { .. } => "build that image again".to_owned(),
+            FileMistake::ImageUnreadable { .. } => "build that image again, or pull it".to_owned(),
+            FileMistake::NoBin { image } => match crate::stock_hint(image) {
+                Some(hint) => hint.to_owned(),
+                None => {
+                    "`lodge bin ls` lists the tools there are; a program of this host is written `host:program`"
+                        .to_owned()
+                }
+            },
+            FileMistake::BinUnreadable { .. } => {
+                "check the name; `lodge bin pull` brings it by itself".to_owned()
+            }
             FileMistake::Cycle { .. } => "let one of them start with `FROM scratch`".to_owned(),
             FileMistake::TooDeep { .. } => "flatten some of them into one".to_owned(),
         }

@@ -1,0 +1,313 @@
+//! The store of contents, by their digests.
+//!
+//! Owns: the files below one directory. A blob is there whole or not at all, whatever is killed when. Never: knows what
+//! is in a blob, or which of them are wanted.
+//!
+//! One process at a time has a store. Everything here waits for the disk.
+
+mod checked;
+mod collect;
+mod dirs;
+mod error;
+mod fresh;
+mod incoming;
+mod pins;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustix::fs::{Mode, Stat, fchmod};
+
+pub use self::checked::Checked;
+pub use self::collect::Collected;
+use self::dirs::{Dirs, Temp};
+pub use self::error::{BlobError, NO_ROOM_HINT};
+pub use self::fresh::Fresh;
+pub use self::incoming::Incoming;
+pub use self::pins::Pins;
+use self::pins::Shared;
+use crate::agentfile::names;
+use crate::oci::Blob;
+use crate::{Digest, Hasher};
+
+/// Bytes that are read at once.
+const PIECE: usize = 256 << 10;
+/// A blob is never changed.
+const BLOB: Mode = Mode::RUSR;
+/// A blob that may be written is one that was found to be damaged: it is as if it were not there for all but those who
+/// read it, and whoever brings it anew replaces it.
+const DAMAGED: Mode = Mode::WUSR;
+/// Programs run as whoever the sandbox makes of them.
+const PROGRAM: Mode = Mode::from_raw_mode(0o555);
+
+/// The store. Clones are the same store.
+#[derive(Debug, Clone)]
+pub struct Blobs {
+    dir: PathBuf,
+    dirs: Arc<Dirs>,
+    shared: Arc<Shared>,
+}
+
+impl Blobs {
+    /// Opens the store below `dir`, which is made when it is not there and refused when it is a link or somebody else's.
+    ///
+    /// What a killed process left half done goes, but for transfers that can be gone on with.
+    pub fn open(dir: &Path) -> Result<Blobs, BlobError> {
+        let failed = |cause| BlobError::Io { path: dir.to_owned(), cause };
+        let dirs = Dirs::open(dir).map_err(failed)?;
+        collect::drop_stale_partials(&dirs, SystemTime::now()).map_err(failed)?;
+        Ok(Blobs { dir: dir.to_owned(), dirs: Arc::new(dirs), shared: Arc::default() })
+    }
+
+    pub fn pins(&self) -> Pins {
+        Pins::new(Arc::clone(&self.shared))
+    }
+
+    /// Puts bytes into the store, durably. Nothing is written when they are there; a damaged blob is replaced.
+    pub fn put(&self, pins: &Pins, bytes: &[u8]) -> Result<Digest, BlobError> {
+        let digest = Digest::of(bytes);
+        let written = self.written(pins, &digest, bytes)?;
+        self.name_all(written.map(|temp| (digest, temp)))?;
+        Ok(digest)
+    }
+
+    /// Puts blobs into the store, durably once this returns. None of them is there before all are written.
+    pub fn put_all<'b>(
+        &self,
+        pins: &Pins,
+        blobs: impl IntoIterator<Item = &'b Blob>,
+    ) -> Result<(), BlobError> {
+        let mut all = Vec::new();
+        for blob in blobs {
+            debug_assert_eq!(Digest::of(&blob.bytes), blob.digest);
+            let written = self.written(pins, &blob.digest, &blob.bytes)?;
+            all.extend(written.map(|temp| (blob.digest, temp)));
+        }
+        self.name_all(all)
+    }
+
+    /// Begins a blob whose digest is known once all of it was written.
+    pub fn begin<'p>(&self, pins: &'p Pins) -> Result<Fresh<'p>, BlobError> {
+        Fresh::new(self, pins)
+    }
+
+    /// Whether a blob of that size is there, and was not found to be damaged. It is pinned in any case.
+    pub fn has(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<bool, BlobError> {
+        pins.keep(digest);
+        let found = dirs::stat(&self.dirs.blobs, digest.hex());
+        let found = found.map_err(|cause| self.failed(digest, cause))?;
+        Ok(found.is_some_and(|found| {
+            dirs::is_file(&found) && !is_marked(&found) && u64::try_from(found.st_size) == Ok(size)
+        }))
+    }
+
+    /// Bytes of a blob of that size that have to come: none when it is there, and all but those of a transfer that can be
+    /// gone on with. It is pinned in any case.
+    pub fn lacks(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<u64, BlobError> {
+        if self.has(pins, digest, size)? {
+            return Ok(0);
+        }
+        let begun = dirs::stat(&self.dirs.partial, digest.hex());
+        let begun = begun.map_err(|cause| self.partial_failed(digest, cause))?.filter(dirs::is_file);
+        let begun = begun.map_or(0, |found| found.st_size.unsigned_abs());
+        // What cannot be the beginning of it is begun anew.
+        Ok(size.checked_sub(begun).unwrap_or(size))
+    }
+
+    /// All of a blob, checked. `max` is what a reader can take.
+    pub fn read(&self, digest: &Digest, max: u64) -> Result<Vec<u8>, BlobError> {
+        let (mut file, size) = self.open_blob(digest)?;
+        if size > max {
+            return Err(BlobError::TooLong { digest: *digest, max });
+        }
+        let mut bytes = Vec::new();
+        Read::by_ref(&mut file)
+            .take(size.saturating_add(1))
+            .read_to_end(&mut bytes)
+            .map_err(|cause| self.failed(digest, cause))?;
+        if Digest::of(&bytes) == *digest {
+            return Ok(bytes);
+        }
+        self.mark_damaged(&file);
+        Err(BlobError::Damaged { digest: *digest })
+    }
+
+    /// A blob to be read in pieces. Whoever does so checks the digest of what he read.
+    pub fn open_blob(&self, digest: &Digest) -> Result<(File, u64), BlobError> {
+        match dirs::open(&self.dirs.blobs, &digest.hex()) {
+            Ok(Some((file, found))) => Ok((file, found.st_size.unsigned_abs())),
+            Ok(None) => Err(BlobError::Missing { digest: *digest }),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(BlobError::Damaged { digest: *digest })
+            }
+            Err(cause) => Err(self.failed(digest, cause)),
+        }
+    }
+
+    /// A blob to be read in pieces, which are checked on the way.
+    pub fn open_checked(&self, digest: &Digest) -> Result<Checked, BlobError> {
+        Checked::open(self, digest)
+    }
+
+    /// Reads a blob to its end; one that is damaged is not there from now on for `has`.
+    pub fn verify(&self, digest: &Digest) -> Result<(), BlobError> {
+        let (mut file, _) = self.open_blob(digest)?;
+        if Digest::of_rest(&mut file).map_err(|cause| self.failed(digest, cause))? == *digest {
+            return Ok(());
+        }
+        self.mark_damaged(&file);
+        Err(BlobError::Damaged { digest: *digest })
+    }
+
+    /// Begins to receive a blob, or goes on with one that was begun. One transfer at a time has it: for another this is
+    /// `Busy`, and `until_free` waits for the end of the one there is.
+    ///
+    /// Whether the blob is there already is not looked at.
+    pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<Incoming, BlobError> {
+        pins.keep(digest);
+        Incoming::open(self, digest, size)
+    }
+
+    /// Takes a blob from a stream at once, durably: all of it or nothing, also when it is there already.
+    pub(crate) fn take<E: From<BlobError>>(
+        &self,
+        pins: &Pins,
+        digest: &Digest,
+        copy: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), BlobError>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        pins.keep(digest);
+        let failed = |cause| self.failed(digest, cause);
+        let taken = self.dirs.place(&self.dirs.blobs, &digest.hex(), BLOB, |file| {
+            let mut hasher = Hasher::default();
+            let write = &mut |piece: &[u8]| {
+                hasher.update(piece);
+                file.write_all(piece).map_err(failed)
+            };
+            copy(write).map_err(Making::Made)?;
+            match hasher.finish() {
+                found if found == *digest => Ok(()),
+                found => Err(Making::Made(BlobError::Wrong { wanted: *digest, found }.into())),
+            }
+        });
+        taken.map_err(|error| error.told(failed))
+    }
+
+    /// Returns once nobody receives this blob. Then it may be there, or it can be received, unless somebody was faster.
+    pub async fn until_free(&self, digest: &Digest) {
+        loop {
+            let mut freed = std::pin::pin!(self.shared.freed.notified());
+            // From here on, nothing that is freed is missed.
+            freed.as_mut().enable();
+            if !self.shared.held().receiving.contains(digest) {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// A file made from blobs, by a name of its own: made by `make` once, and collected with `owner`, which is pinned.
+    ///
+    /// It can be run by everybody and written by nobody. When `make` fails nothing is left.
+    pub fn derived<E: From<BlobError>>(
+        &self,
+        pins: &Pins,
+        owner: &Digest,
+        name: &str,
+        make: &mut dyn FnMut(&mut File) -> Result<(), E>,
+    ) -> Result<PathBuf, E> {
+        if !names::path_name(name) {
+            return Err(BlobError::Name { name: name.to_owned() }.into());
+        }
+        pins.keep(owner);
+        let path = self.dir.join("programs").join(owner.hex()).join(name);
+        let failed = |cause| BlobError::Io { path: path.clone(), cause };
+        let dir = self.dirs.programs_of(&owner.hex()).map_err(failed)?;
+        let found = dirs::stat(&dir, name).map_err(failed)?;
+        if !found.is_some_and(|found| dirs::is_file(&found)) {
+            let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(Making::Made));
+            made.map_err(|error| error.told(failed))?;
+        }
+        Ok(path)
+    }
+
+    /// Writes a blob that has no name yet, unless it is there.
+    fn written(&self, pins: &Pins, digest: &Digest, bytes: &[u8]) -> Result<Option<Temp>, BlobError> {
+        pins.keep(digest);
+        if self.holds(digest, bytes) {
+            return Ok(None);
+        }
+        let write = || {
+            let (temp, mut file) = Temp::new(&self.dirs)?;
+            file.write_all(bytes)?;
+            dirs::seal(&file, BLOB)?;
+            Ok(Some(temp))
+        };
+        write().map_err(|cause| self.failed(digest, cause))
+    }
+
+    /// Gives blobs their names, durably.
+    fn name_all(&self, written: impl IntoIterator<Item = (Digest, Temp)>) -> Result<(), BlobError> {
+        for (digest, temp) in written {
+            temp.move_to(&self.dirs.blobs, &digest.hex()).map_err(|cause| self.failed(&digest, cause))?;
+        }
+        // Also for what was found: whoever named it may not have come so far.
+        let flushed = dirs::flush(&self.dirs.blobs);
+        flushed.map_err(|cause| BlobError::Io { path: self.dir.join("blobs/sha256"), cause })
+    }
+
+    /// Whether exactly these bytes are there. What cannot be read is not.
+    fn holds(&self, digest: &Digest, bytes: &[u8]) -> bool {
+        let Ok(Some((mut file, found))) = dirs::open(&self.dirs.blobs, &digest.hex()) else { return false };
+        if is_marked(&found) || u64::try_from(found.st_size) != Ok(bytes.len() as u64) {
+            return false;
+        }
+        let mut piece = vec![0; PIECE.min(bytes.len())];
+        bytes.chunks(PIECE).all(|wanted| {
+            let piece = &mut piece[..wanted.len()];
+            file.read_exact(piece).is_ok() && piece == wanted
+        })
+    }
+
+    /// Marks the blob that this is. One that replaced it meanwhile is another file.
+    fn mark_damaged(&self, file: &File) {
+        if fchmod(file, BLOB | DAMAGED).is_err() {
+            // Where no mark can be set, whoever reads the blob finds out again.
+        }
+    }
+
+    fn failed(&self, digest: &Digest, cause: io::Error) -> BlobError {
+        BlobError::Io { path: self.dir.join("blobs/sha256").join(digest.hex()), cause }
+    }
+
+    fn partial_failed(&self, digest: &Digest, cause: io::Error) -> BlobError {
+        BlobError::Io { path: self.dir.join("partial").join(digest.hex()), cause }
+    }
+}
+
+fn is_marked(found: &Stat) -> bool {
+    Mode::from_raw_mode(found.st_mode).contains(DAMAGED)
+}
+
+/// Why a file was not made.
+enum Making<E> {
+    Made(E),
+    Io(io::Error),
+}
+
+impl<E: From<BlobError>> Making<E> {
+    fn told(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
+        match self {
+            Making::Made(error) => error,
+            Making::Io(cause) => failed(cause).into(),
+        }
+    }
+}
+
+impl<E> From<io::Error> for Making<E> {
+    fn from(cause: io::Error) -> Making<E> {
+        Making::Io(cause)
+    }
+}

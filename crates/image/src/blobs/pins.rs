@@ -1,0 +1,98 @@
+//! What may not be collected, and what is being received.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::Digest;
+
+/// What all clones of a store know together.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    held: Mutex<Held>,
+    /// Somebody stopped receiving something.
+    pub(super) freed: Notify,
+    /// Held by a collection: there is one at a time.
+    pub(super) collection: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pins: BTreeMap<Digest, usize>,
+    pub(super) receiving: BTreeSet<Digest>,
+    /// While a collection is under way: everything that was pinned at some time since it began.
+    spared: Option<BTreeSet<Digest>>,
+}
+
+/// Keeps blobs from being collected until it is dropped. Whoever writes or finds a blob and records it later holds one
+/// until that is recorded.
+#[derive(Debug)]
+pub struct Pins {
+    shared: Arc<Shared>,
+    own: Mutex<BTreeSet<Digest>>,
+}
+
+impl Shared {
+    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on, until what this returns is dropped, whatever is pinned is spared, even once it is pinned no more: it
+    /// may have been recorded after it was asked what is wanted.
+    pub(super) fn spare(&self) -> Sparing<'_> {
+        let mut held = self.held();
+        held.spared = Some(held.pins.keys().copied().collect());
+        Sparing { shared: self }
+    }
+}
+
+pub(super) struct Sparing<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Sparing<'_> {
+    fn drop(&mut self) {
+        self.shared.held().spared = None;
+    }
+}
+
+impl Held {
+    pub(super) fn is_spared(&self, digest: &Digest) -> bool {
+        self.pins.contains_key(digest)
+            || self.receiving.contains(digest)
+            || self.spared.as_ref().is_some_and(|spared| spared.contains(digest))
+    }
+}
+
+impl Pins {
+    pub(super) fn new(shared: Arc<Shared>) -> Pins {
+        Pins { shared, own: Mutex::default() }
+    }
+
+    /// Keeps one more, whether it is there or not.
+    pub fn keep(&self, digest: &Digest) {
+        if !self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest) {
+            return;
+        }
+        let mut held = self.shared.held();
+        *held.pins.entry(*digest).or_default() += 1;
+        if let Some(spared) = &mut held.spared {
+            spared.insert(*digest);
+        }
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let own = std::mem::take(self.own.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut held = self.shared.held();
+        for digest in own {
+            let left = held.pins.get(&digest).map_or(0, |count| count.saturating_sub(1));
+            match left {
+                0 => held.pins.remove(&digest),
+                left => held.pins.insert(digest, left),
+            };
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The config of an agent's image: the flattened Agentfile as JSON.
+//!
+//! Owns: how each instruction is written down, in one way only. Never: holds texts of contexts or bytes of files, which
+//! are layers; nor places in a source, which mean nothing without it.
+
+mod parts;
+
+use serde::{Deserialize, Serialize};
+
+use self::parts::{
+    WrittenAdd, WrittenArg, WrittenBin, WrittenConfig, WrittenContext, WrittenMcp, WrittenOn, WrittenPair,
+    WrittenSchedule, WrittenService, is_false, model, pair, source,
+};
+use super::{BadImage, json};
+use crate::Reference;
+use crate::agentfile::{Agentfile, At, BinSource, Loaded, Network, PARENTS_MAX, check, names, shown};
+
+const WHAT: &str = "the config";
+const SCRATCH: &str = "scratch";
+const SHARED: &str = "host";
+
+/// What a config says. Readers ignore what they do not know.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written {
+    from: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    runtime: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// NAME stands in a parent.
+    #[serde(default, skip_serializing_if = "is_false")]
+    name_inherited: bool,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    contexts: Vec<WrittenContext>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    configs: Vec<WrittenConfig>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    bins: Vec<WrittenBin>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    adds: Vec<WrittenAdd>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exec: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<WrittenPair>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    args: Vec<WrittenArg>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    envs: Vec<WrittenPair>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    capabilities: Vec<String>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<WrittenPair>,
+    /// The words after NETWORK.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    mcps: Vec<WrittenMcp>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    skills: Vec<String>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    services: Vec<WrittenService>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    schedules: Vec<WrittenSchedule>,
+    #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
+    ons: Vec<WrittenOn>,
+    /// How many parents were flattened into it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    parents: usize,
+}
+
+/// The bytes of the config of an agent that [`check_loaded`] has nothing against.
+pub(super) fn write(loaded: &Loaded) -> Result<Vec<u8>, BadImage> {
+    let agentfile = &loaded.agentfile;
+    let written = Written {
+        from: loaded.from.clone().unwrap_or_else(|| SCRATCH.to_owned()),
+        runtime: agentfile.runtime.as_ref().map(|runtime| runtime.value.to_string()),
+        model: agentfile.model.as_ref().map(|model| model.value.to_string()),
+        name: agentfile.name.as_ref().map(|name| name.value.clone()),
+        name_inherited: agentfile.name.is_some() && loaded.own_name.is_none(),
+        contexts: agentfile.contexts.iter().map(WrittenContext::of).collect(),
+        configs: agentfile.configs.iter().map(WrittenConfig::of).collect(),
+        bins: agentfile.bins.iter().map(WrittenBin::of).collect(),
+        adds: agentfile.adds.iter().map(WrittenAdd::of).collect(),
+        exec: agentfile.exec.as_ref().map(|exec| exec.value.clone()),
+        labels: agentfile.labels.iter().map(|label| pair(&label.key, &label.value, None)).collect(),
+        args: agentfile.args.iter().map(WrittenArg::of).collect(),
+        envs: agentfile
+            .envs
+            .iter()
+            .map(|env| pair(&env.key, &env.value, env.description.as_deref()))
+            .collect(),
+        capabilities: agentfile.capabilities.iter().map(|name| name.value.clone()).collect(),
+        limits: agentfile
+            .limits
+            .iter()
+            .map(|limit| pair(limit.value.key().word(), &limit.value.to_string(), None))
+            .collect(),
+        network: agentfile.network.as_ref().map(|network| network_words(&network.value)),
+        mcps: agentfile.mcps.iter().map(WrittenMcp::of).collect(),
+        skills: agentfile.skills.iter().map(|skill| skill.value.clone()).collect(),
+        services: agentfile.services.iter().map(WrittenService::of).collect(),
+        schedules: agentfile.schedules.iter().map(WrittenSchedule::of).collect(),
+        ons: agentfile.ons.iter().map(WrittenOn::of).collect(),
+        parents: loaded.parents,
+    };
+    json::write_pretty(WHAT, &written)
+}
+
+/// Reads a config: everything of an agent but its source, the texts of its contexts and the bytes of its files.
+pub(super) fn read(bytes: &[u8]) -> Result<Loaded, BadImage> {
+    let written: Written = json::read(WHAT, bytes)?;
+    let from = (written.from != SCRATCH).then(|| written.from.clone());
+    let parents = written.parents;
+    let name_inherited = written.name_inherited;
+    let agentfile = written.into_agentfile()?;
+    let own_name = agentfile.name.as_ref().filter(|_| !name_inherited).map(|name| name.value.clone());
+    let loaded = Loaded { agentfile, from, own_name, parents, ..Loaded::default() };
+    check_loaded(&loaded)?;
+    Ok(loaded)
+}
+
+/// Refuses what could not be the outcome of a build, whether it is to be written or was read.
+pub(super) fn check_loaded(loaded: &Loaded) -> Result<(), BadImage> {
+    check(&loaded.agentfile).map_err(|unfit| BadImage::new(unfit.to_string()))?;
+    if let Some(from) = loaded.from.as_deref()
+        && !names::dotted_path(from)
+        && Reference::read(from).is_err()
+    {
+        return Err(BadImage::new(format!("its FROM is refused: `{}` is no image", shown(from))));
+    }
+    if loaded.parents > PARENTS_MAX {
+        return Err(BadImage::new(format!(
+            "it has {} parents, and at most {PARENTS_MAX} are",
+            loaded.parents
+        )));
+    }
+    let bins = loaded.agentfile.bins.iter().map(|bin| &bin.source);
+    let runtime = loaded.agentfile.runtime.iter().map(|runtime| &runtime.value);
+    for source in runtime.chain(bins) {
+        match source {
+            BinSource::Image(image) if !matches!(Reference::pinned(image), Ok(Some(_))) => {
+                return Err(BadImage::new(format!("`{}` could be any tool: it has no digest", shown(image))));
+            }
+            BinSource::Image(_) | BinSource::Host(_) => {}
+        }
+    }
+    Ok(())
+}
+
+impl Written {
+    fn into_agentfile(self) -> Result<Agentfile, BadImage> {
+        Ok(Agentfile {
+            from: At::default(),
+            runtime: self.runtime.map(source).map(somewhere),
+            model: self.model.map(|text| model(&text)).transpose()?.map(somewhere),
+            name: self.name.map(somewhere),
+            contexts: self.contexts.into_iter().map(WrittenContext::into_context).collect(),
+            configs: self.configs.into_iter().map(WrittenConfig::into_config).collect::<Result<_, _>>()?,
+            envs: self.envs.into_iter().map(WrittenPair::into_env).collect(),
+            bins: self.bins.into_iter().map(WrittenBin::into_bin).collect(),
+            exec: self.exec.map(somewhere),
+            adds: self.adds.into_iter().map(WrittenAdd::into_add).collect(),
+            labels: self.labels.into_iter().map(WrittenPair::into_label).collect(),
+            args: self.args.into_iter().map(WrittenArg::into_arg).collect(),
+            capabilities: self.capabilities.into_iter().map(somewhere).collect(),
+            limits: self.limits.into_iter().map(WrittenPair::into_limit).collect::<Result<_, _>>()?,
+            network: self.network.map(network).map(somewhere),
+            mcps: self.mcps.into_iter().map(WrittenMcp::into_mcp).collect::<Result<_, _>>()?,
+            skills: self.skills.into_iter().map(somewhere).collect(),
+            services: self.services.into_iter().map(WrittenService::into_service).collect(),
+            schedules: self.schedules.into_iter().map(WrittenSchedule::into_schedule).collect(),
+            ons: self.ons.into_iter().map(WrittenOn::into_on).collect(),
+        })
+    }
+}
+
+/// `none` and `host` mean what they do only when they stand alone.
+fn network_words(network: &Network) -> Vec<String> {
+    match network {
+        Network::None => vec!["none".to_owned()],
+        Network::Host => vec![SHARED.to_owned()],
+        Network::Allow(hosts) => hosts.clone(),
+    }
+}
+
+fn network(words: Vec<String>) -> Network {
+    match words.as_slice() {
+        [only] if only == "none" => Network::None,
+        [only] if only == SHARED => Network::Host,
+        _hosts => Network::Allow(words),
+    }
+}
+
+/// A value whose place is not known, because the text that it stood in is not there.
+fn somewhere<T>(value: T) -> At<T> {
+    At { line: 0, column: 0, value }
+}
+
+fn is_zero(value: &usize) -> bool {
+    *value == 0
+}

@@ -1,0 +1,83 @@
+//! OCI images: what stands in manifests and indexes, checked as it is read and written in one way only.
+//!
+//! Owns: the formats of agents and tools. Never: talks to a network or knows where blobs lie.
+
+mod agent;
+mod archive;
+mod bin;
+mod config;
+mod foreign;
+mod json;
+mod layer;
+mod manifest;
+mod stream;
+
+pub use agent::{
+    ADDED, AGENT, AGENT_CONFIG, AGENTFILE, AgentKind, CONTEXT, Head, pack_agent, read_agent, read_agent_head,
+};
+pub use archive::{Archive, read_archive, write_archive};
+pub use bin::{BIN, BinImage, BinPlatform, NewBin, pack_bin, read_bin};
+pub use foreign::{Foreign, unpack_foreign};
+pub use layer::{Layer, extract_program};
+pub use manifest::{
+    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, Dialect, Document, INDEX, Index, MANIFEST, Manifest, Platform,
+    TITLE,
+};
+pub use stream::StreamError;
+
+use crate::Digest;
+
+/// Bytes of a manifest or an index, and of a config.
+pub const MANIFEST_MAX: u64 = 4 << 20;
+/// Layers of one manifest.
+pub const LAYERS_MAX: usize = 1_024;
+/// Manifests of one index.
+pub const PLATFORMS_MAX: usize = 64;
+/// Bytes of one layer of a tool, as it travels.
+pub const LAYER_MAX: u64 = 1 << 30;
+/// Bytes of one program, unpacked.
+pub const PROGRAM_MAX: u64 = 1 << 30;
+
+/// Why an image is none, or none that is run here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct BadImage {
+    pub why: String,
+}
+
+impl BadImage {
+    pub const CODE: &'static str = "image.invalid";
+    pub const HINT: &'static str = "ask whoever made it; nothing of it was run";
+
+    pub fn new(why: impl Into<String>) -> BadImage {
+        BadImage { why: why.into() }
+    }
+}
+
+/// Some bytes that go by their digest, which is not to be changed apart from them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blob {
+    pub media_type: String,
+    pub digest: Digest,
+    pub bytes: Vec<u8>,
+}
+
+impl Blob {
+    pub fn new(media_type: impl Into<String>, bytes: Vec<u8>) -> Blob {
+        Blob { media_type: media_type.into(), digest: Digest::of(&bytes), bytes }
+    }
+
+    /// How a manifest names it.
+    pub fn descriptor(&self) -> Descriptor {
+        Descriptor::new(self.media_type.clone(), self.digest, self.bytes.len() as u64)
+    }
+}
+
+/// An image that was just made. Its blobs are all in memory, but for the layers of programs: those are in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// Of the last of the blobs, which is its manifest or index.
+    pub digest: Digest,
+    /// Each stands behind those that it names.
+    pub blobs: Vec<Blob>,
+}

@@ -1,0 +1,383 @@
+//! One request and its answer: within bounds of size and time, and with credentials only where they belong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
+use reqwest::{Body, Method, Response, StatusCode, Url};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::Registries;
+use super::auth::Right;
+use super::error::{Again, RegistryError, Trouble};
+use super::net::{self, Hops, REDIRECTS_MAX, Reach, same_origin, shown_host};
+use super::retry::when_again;
+use crate::oci::BadImage;
+use crate::{Digest, Remote};
+
+/// Bytes of an answer that only says why.
+const REASON_MAX: u64 = 16 << 10;
+/// Letters of such a reason that people get to see.
+const REASON_SHOWN: usize = 200;
+const HUB: &str = "docker.io";
+const HUB_API: &str = "registry-1.docker.io";
+
+/// A repository, and how its registry is reached, for as long as one is at it.
+#[derive(Debug)]
+pub(super) struct Home {
+    /// As the reference says it.
+    pub(super) host: String,
+    pub(super) repository: String,
+    pub(super) base: Url,
+    /// Whether the registry has answered anything since this was made.
+    answered: AtomicBool,
+}
+
+impl Home {
+    pub(super) fn of(remote: &Remote) -> Result<Home, RegistryError> {
+        let hub = remote.host == HUB;
+        let api = if hub { HUB_API } else { remote.host.as_str() };
+        let repository = if hub && !remote.repository.contains('/') {
+            format!("library/{}", remote.repository)
+        } else {
+            remote.repository.clone()
+        };
+        let open = Url::parse(&format!("http://{api}/")).ok().filter(is_bare);
+        let secure = Url::parse(&format!("https://{api}/")).ok().filter(is_bare);
+        let base = open.filter(net::is_loopback).or(secure);
+        let base = base
+            .ok_or_else(|| BadImage::new(format!("`{}` is the name of no registry", plain(&remote.host))))?;
+        Ok(Home { host: remote.host.clone(), repository, base, answered: AtomicBool::new(false) })
+    }
+
+    /// The home of what came from there just before.
+    pub(super) fn known(remote: &Remote) -> Result<Home, RegistryError> {
+        Ok(Home { answered: AtomicBool::new(true), ..Home::of(remote)? })
+    }
+
+    pub(super) fn manifest(&self, reference: &str) -> Url {
+        self.at(&format!("manifests/{reference}"))
+    }
+
+    pub(super) fn blob(&self, digest: &Digest) -> Url {
+        self.at(&format!("blobs/{digest}"))
+    }
+
+    pub(super) fn uploads(&self) -> Url {
+        self.at("blobs/uploads/")
+    }
+
+    /// Who cannot be connected to at all, and never was, is most likely misspelled or not running: people want to know
+    /// that now. Whoever answered before may be starting again.
+    fn met(&self, trouble: Trouble) -> Trouble {
+        let nobody = match &trouble.error {
+            RegistryError::Unreachable { cause, .. } => {
+                cause.downcast_ref().is_some_and(reqwest::Error::is_connect)
+            }
+            RegistryError::Stalled { .. }
+            | RegistryError::NotFound { .. }
+            | RegistryError::Denied { .. }
+            | RegistryError::Login { .. }
+            | RegistryError::Lies { .. }
+            | RegistryError::Refused { .. }
+            | RegistryError::Image(_)
+            | RegistryError::Blob(_) => false,
+        };
+        if nobody && trouble.again == Again::Soon && !self.answered.load(Ordering::Relaxed) {
+            return Trouble { again: Again::Once, ..trouble };
+        }
+        trouble
+    }
+
+    fn at(&self, path: &str) -> Url {
+        let mut url = self.base.clone();
+        url.set_path(&format!("/v2/{}/{path}", self.repository));
+        url
+    }
+}
+
+fn is_bare(url: &Url) -> bool {
+    url.has_host()
+        && url.username().is_empty()
+        && url.password().is_none()
+        && (url.path(), url.query(), url.fragment()) == ("/", None, None)
+}
+
+/// What is asked of a registry.
+pub(super) struct Ask<'a> {
+    pub(super) method: Method,
+    pub(super) url: Url,
+    pub(super) right: Right,
+    pub(super) hops: Hops,
+    pub(super) headers: HeaderMap,
+    /// Makes the body, for each time that it is sent.
+    pub(super) body: Option<&'a (dyn Fn() -> Sent + Send + Sync)>,
+    /// How long nothing may be said before the answer, when that is longer than usual.
+    pub(super) silence: Option<Duration>,
+    /// What the answer is about, for people.
+    pub(super) about: &'a str,
+}
+
+/// A body on its way out.
+pub(super) struct Sent {
+    pub(super) body: Body,
+    pub(super) pulse: Pulse,
+}
+
+/// Counts the bytes of a body that went out, which shows that it is moving.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pulse(Arc<AtomicU64>);
+
+impl Pulse {
+    pub(super) fn beat(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<'a> Ask<'a> {
+    pub(super) fn new(method: Method, url: Url, right: Right, about: &'a str) -> Ask<'a> {
+        Ask {
+            method,
+            url,
+            right,
+            hops: Hops::None,
+            headers: HeaderMap::new(),
+            body: None,
+            silence: None,
+            about,
+        }
+    }
+
+    pub(super) fn hops(mut self, hops: Hops) -> Ask<'a> {
+        self.hops = hops;
+        self
+    }
+
+    pub(super) fn header(mut self, name: reqwest::header::HeaderName, value: HeaderValue) -> Ask<'a> {
+        self.headers.insert(name, value);
+        self
+    }
+
+    pub(super) fn accept(self, kinds: &'static str) -> Ask<'a> {
+        self.header(ACCEPT, HeaderValue::from_static(kinds))
+    }
+}
+
+impl Registries {
+    /// Asks once, and once more when the registry wants to know who we are. Whatever is no success is trouble.
+    pub(super) async fn ask(&self, home: &Home, ask: &Ask<'_>) -> Result<Response, Trouble> {
+        let mut pass = self.inner.passes.held(home, ask.right);
+        let mut shown_fresh = false;
+        loop {
+            let answer = match self.follow(home, ask, pass.as_ref()).await {
+                Ok(answer) => answer,
+                Err(trouble) => return Err(home.met(trouble)),
+            };
+            home.answered.store(true, Ordering::Relaxed);
+            let ours = same_origin(answer.url(), &home.base);
+            if answer.status() != StatusCode::UNAUTHORIZED || !ours {
+                return self.judged(home, ask, answer).await;
+            }
+            if shown_fresh {
+                self.inner.passes.forget(home, ask.right);
+                return self.judged(home, ask, answer).await;
+            }
+            pass = Some(self.obtain(home, ask.right, &answer).await?);
+            shown_fresh = true;
+        }
+    }
+
+    /// Sends, and goes where the answers lead as far as they may.
+    async fn follow(
+        &self,
+        home: &Home,
+        ask: &Ask<'_>,
+        pass: Option<&HeaderValue>,
+    ) -> Result<Response, Trouble> {
+        let mut url = ask.url.clone();
+        let mut reach = Reach::Anywhere;
+        for _ in 0..=REDIRECTS_MAX {
+            let ours = same_origin(&url, &home.base);
+            let reached = if ours { Reach::Anywhere } else { reach };
+            let mut headers = ask.headers.clone();
+            if let Some(pass) = pass.filter(|_| ours) {
+                headers.insert(AUTHORIZATION, pass.clone());
+            }
+            let answer = self.send(ask, &url, reached, headers).await?;
+            if !leads_on(answer.status()) {
+                return Ok(answer);
+            }
+            if ours {
+                reach = self.inner.clients.reach_from(&answer);
+            }
+            let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+            let hop = self.inner.clients.hop(&url, location.unwrap_or("//"), ask.hops, reach);
+            url = hop.map_err(|why| Trouble::lies(&shown_host(&url), why.to_string()))?;
+        }
+        Err(Trouble::lies(&home.host, format!("it redirected us more than {REDIRECTS_MAX} times")))
+    }
+
+    /// One request to one host, whose head must come in time.
+    pub(super) async fn send(
+        &self,
+        ask: &Ask<'_>,
+        url: &Url,
+        reach: Reach,
+        headers: HeaderMap,
+    ) -> Result<Response, Trouble> {
+        let failed = |cause| unreachable(url, cause);
+        let client = self.inner.clients.get(url, reach).map_err(failed)?;
+        let mut request = client.request(ask.method.clone(), url.clone()).headers(headers);
+        // What is compressed has another digest than the one that was asked for.
+        request = request.header(ACCEPT_ENCODING, "identity");
+        let mut pulse = Pulse::default();
+        if let Some(body) = ask.body {
+            let sent = body();
+            pulse = sent.pulse;
+            request = request.body(sent.body);
+        }
+        let silence = ask.silence.unwrap_or(self.inner.terms.silence);
+        alive(silence, &pulse, request.send()).await.ok_or_else(|| stalled(url, silence))?.map_err(failed)
+    }
+
+    /// Turns what is no success into words.
+    async fn judged(&self, home: &Home, ask: &Ask<'_>, answer: Response) -> Result<Response, Trouble> {
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let host = shown_host(answer.url());
+        let ours = same_origin(answer.url(), &home.base);
+        let again = when_again(answer.headers());
+        let why = match self.read_whole(answer, REASON_MAX).await {
+            Ok(Some(body)) => reason(&body, status),
+            Ok(None) | Err(_) => reason(&[], status),
+        };
+        let denied = |why| RegistryError::Denied { host: home.host.clone(), why }.into();
+        let refused = |why| RegistryError::Refused { host: host.clone(), status: status.as_u16(), why };
+        Err(match status.as_u16() {
+            // Elsewhere it is an address that was good for a while only: the registry gives another.
+            _any if !ours => Trouble { error: refused(why), again },
+            401 | 403 => denied(why),
+            404 => RegistryError::NotFound { reference: ask.about.to_owned() }.into(),
+            408 | 429 | 500..=599 => Trouble { error: refused(why), again },
+            _final => refused(why).into(),
+        })
+    }
+
+    /// All of an answer that must not be large, whatever it says about its length; `None` when it is.
+    pub(super) async fn read_whole(&self, answer: Response, max: u64) -> Result<Option<Vec<u8>>, Trouble> {
+        if answer.content_length().is_some_and(|length| length > max) {
+            return Ok(None);
+        }
+        let url = answer.url().clone();
+        let terms = &self.inner.terms;
+        let until = Instant::now() + terms.whole;
+        let mut body = answer.bytes_stream();
+        let mut whole = Vec::new();
+        loop {
+            let within = terms.silence.min(until.saturating_duration_since(Instant::now()));
+            let piece = tokio::time::timeout(within, body.next()).await.map_err(|_| stalled(&url, within))?;
+            match piece {
+                None => return Ok(Some(whole)),
+                Some(Ok(piece)) if piece.len() as u64 > max - whole.len() as u64 => return Ok(None),
+                Some(Ok(piece)) => whole.extend_from_slice(&piece),
+                Some(Err(cause)) => return Err(unreachable(&url, cause)),
+            }
+        }
+    }
+}
+
+/// Waits for an answer as long as the body that asks for it is moving.
+async fn alive<T>(silence: Duration, pulse: &Pulse, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(answer);
+    loop {
+        let before = pulse.count();
+        match tokio::time::timeout(silence, &mut answer).await {
+            Ok(answer) => return Some(answer),
+            Err(_) if pulse.count() == before => return None,
+            Err(_) => {}
+        }
+    }
+}
+
+pub(super) fn stalled(url: &Url, silence: Duration) -> Trouble {
+    Trouble::passing(RegistryError::Stalled { host: shown_host(url), waited_s: silence.as_secs() })
+}
+
+pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> Trouble {
+    let host = shown_host(url);
+    if let Some(why) = net::refused_hop(&cause) {
+        return Trouble::lies(&host, why.to_string());
+    }
+    // Addresses of blobs elsewhere are signed: whoever has one can read.
+    let cause = cause.without_url();
+    let passing = !cause.is_builder();
+    let error = RegistryError::Unreachable { host, cause: Box::new(cause) };
+    if passing { Trouble::passing(error) } else { error.into() }
+}
+
+fn leads_on(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// The reason that an error body gives, fit to be shown.
+fn reason(body: &[u8], status: StatusCode) -> String {
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<One>,
+    }
+    #[derive(Deserialize)]
+    struct One {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let told =
+        serde_json::from_slice::<Errors>(body).ok().and_then(|errors| errors.errors.into_iter().next());
+    let told = told.map(|one| if one.message.is_empty() { one.code } else { one.message });
+    let told = told.map(|text| plain(&text)).filter(|text| !text.is_empty());
+    told.unwrap_or_else(|| status.canonical_reason().unwrap_or("without a reason").to_lowercase())
+}
+
+/// Letters of a stranger, with those spelled out that do something to a terminal.
+pub(super) fn plain(text: &str) -> String {
+    text.trim().chars().take(REASON_SHOWN).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Login, Logins};
+    use super::*;
+
+    struct Nobody;
+
+    impl Logins for Nobody {
+        fn login(&self, _host: &str) -> Result<Option<Login>, String> {
+            Ok(None)
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_at_the_first_contact_is_tried_once_more_and_nobody_later_as_often_as_others() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let closed = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let registries = Registries::new(Arc::new(Nobody));
+        let remote = Remote::read(&format!("{closed}/thing:v1")).unwrap().unwrap();
+        for (home, again) in [(Home::of(&remote), Again::Once), (Home::known(&remote), Again::Soon)] {
+            let home = home.unwrap();
+            let ask = Ask::new(Method::GET, home.manifest("v1"), Right::Pull, "thing");
+            let trouble = registries.ask(&home, &ask).await.unwrap_err();
+            assert_eq!((trouble.error.code(), trouble.again), ("registry.unreachable", again));
+        }
+    }
+}

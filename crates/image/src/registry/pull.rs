@@ -1,0 +1,518 @@
+//! From a registry into the store.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
+use reqwest::{Method, Response, StatusCode};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::auth::Right;
+use super::error::{RegistryError, Trouble};
+use super::http::{Ask, Home, stalled, unreachable};
+use super::net::{Hops, shown_host};
+use super::retry::Tries;
+use super::{AT_ONCE, Registries, Terms, Watch};
+use crate::oci::{BadImage, Descriptor, Document, MANIFEST_MAX, Platform};
+use crate::{BlobError, Blobs, Digest, Incoming, Pins, Remote, Version};
+
+pub(super) const DOCUMENTS: &str = "application/vnd.oci.image.index.v1+json, \
+     application/vnd.oci.image.manifest.v1+json, \
+     application/vnd.docker.distribution.manifest.list.v2+json, \
+     application/vnd.docker.distribution.manifest.v2+json";
+pub(super) const CONTENT_DIGEST: &str = "docker-content-digest";
+/// Indexes that an index may lead through before there are only manifests.
+pub(super) const DEPTH_MAX: usize = 3;
+/// Manifests and indexes of one image.
+pub(super) const DOCUMENTS_MAX: usize = 256;
+/// Pieces of one blob that wait for the disk.
+const PIECES_WAITING: usize = 4;
+
+impl Registries {
+    /// The manifest or index that a reference leads to, checked and in the store.
+    pub async fn resolve(
+        &self,
+        blobs: &Blobs,
+        pins: &Pins,
+        remote: &Remote,
+    ) -> Result<(Descriptor, Document), RegistryError> {
+        let home = Home::of(remote)?;
+        let (reference, wanted) = match &remote.version {
+            Version::Tag(tag) => (tag.clone(), None),
+            Version::Digest(digest) => (digest.to_string(), Some(*digest)),
+        };
+        let bytes = self.document(&home, &reference, wanted, &remote.to_string()).await?;
+        let size = bytes.len() as u64;
+        let (digest, document) = keep(blobs, pins, bytes).await?;
+        let descriptor = Descriptor::new(document.media_type(), digest, size);
+        Ok((descriptor, document))
+    }
+
+    /// Everything that a document names, in the store when this returns; with what its manifests name, for an index.
+    ///
+    /// Dropping this gives up. What came until then is gone on with the next time.
+    pub async fn fetch(
+        &self,
+        blobs: &Blobs,
+        pins: &Pins,
+        remote: &Remote,
+        document: &Document,
+        watch: Arc<dyn Watch>,
+    ) -> Result<(), RegistryError> {
+        let pull = Pull { registries: self, home: Home::known(remote)?, blobs, pins, watch };
+        let parts = pull.documents(document).await?;
+        pull.all_blobs(parts).await
+    }
+
+    /// The bytes of a document, which have the digest that was wanted.
+    async fn document(
+        &self,
+        home: &Home,
+        reference: &str,
+        wanted: Option<Digest>,
+        about: &str,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let mut tries = Tries::new(&self.inner.terms);
+        loop {
+            match self.document_once(home, reference, wanted, about).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(trouble) => tries.again(trouble).await?,
+            }
+        }
+    }
+
+    async fn document_once(
+        &self,
+        home: &Home,
+        reference: &str,
+        wanted: Option<Digest>,
+        about: &str,
+    ) -> Result<Vec<u8>, Trouble> {
+        let ask = Ask::new(Method::GET, home.manifest(reference), Right::Pull, about);
+        let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(Hops::SameOrigin)).await?;
+        let claimed = answer.headers().get(CONTENT_DIGEST).cloned();
+        let bytes = self.read_whole(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
+        let found = Digest::of(&bytes);
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
+            return Err(Trouble::lies(&home.host, format!("asked for {wanted} it sent {found}")));
+        }
+        agrees(home, claimed.as_ref(), found)?;
+        Ok(bytes)
+    }
+}
+
+fn too_large() -> BadImage {
+    BadImage::new(format!("its manifest is larger than the {MANIFEST_MAX} bytes that one may have"))
+}
+
+/// What a registry says about a digest must be so.
+pub(super) fn agrees(home: &Home, claimed: Option<&HeaderValue>, found: Digest) -> Result<(), Trouble> {
+    let Some(claimed) = claimed else { return Ok(()) };
+    let text = claimed.to_str().unwrap_or_default();
+    // Another algorithm is a claim that is not checked here.
+    let other_kind = text.starts_with("sha512:") || text.starts_with("sha384:");
+    if other_kind || text.parse() == Ok(found) {
+        return Ok(());
+    }
+    Err(Trouble::lies(&home.host, format!("it gives {found} another digest")))
+}
+
+/// Runs what waits for the disk where it may.
+pub(super) async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, BlobError> + Send + 'static,
+) -> Result<T, BlobError> {
+    let cut = |cause: tokio::task::JoinError| BlobError::Io { path: Default::default(), cause: cause.into() };
+    tokio::task::spawn_blocking(work).await.map_err(cut)?
+}
+
+/// Reads a document and puts it into the store.
+async fn keep(blobs: &Blobs, pins: &Pins, bytes: Vec<u8>) -> Result<(Digest, Document), RegistryError> {
+    let (document, bytes) = read_document(bytes).await?;
+    let size = bytes.len() as u64;
+    let (store, held) = (blobs.clone(), blobs.pins());
+    let (digest, held) = on_disk(move || Ok((store.put(&held, &bytes)?, held))).await?;
+    // From here on the caller's pins hold it.
+    blobs.has(pins, &digest, size)?;
+    drop(held);
+    Ok((digest, document))
+}
+
+async fn read_document(bytes: Vec<u8>) -> Result<(Document, Vec<u8>), RegistryError> {
+    let read = tokio::task::spawn_blocking(move || (Document::read(&bytes), bytes)).await;
+    let (document, bytes) = read.map_err(|_| BadImage::new("reading it broke off"))?;
+    Ok((document?, bytes))
+}
+
+/// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
+pub(super) fn add_parts(
+    parts: &mut BTreeMap<Digest, Descriptor>,
+    document: &Document,
+    platform: Option<&Platform>,
+) {
+    for part in document.parts() {
+        let platform = part.platform.as_ref().or(platform);
+        let known = parts.entry(part.digest);
+        let known = known.or_insert_with(|| Descriptor { platform: platform.cloned(), ..part.clone() });
+        if known.platform.as_ref() != platform {
+            known.platform = None;
+        }
+    }
+}
+
+/// One image on its way here.
+struct Pull<'a> {
+    registries: &'a Registries,
+    home: Home,
+    blobs: &'a Blobs,
+    pins: &'a Pins,
+    watch: Arc<dyn Watch>,
+}
+
+impl Pull<'_> {
+    /// Brings the documents below one, and returns the blobs that all of them name.
+    async fn documents(&self, top: &Document) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
+        let mut found = BTreeMap::new();
+        let mut count = 0;
+        let mut level = vec![(None, top.clone())];
+        for _ in 0..=DEPTH_MAX {
+            let mut below = BTreeMap::new();
+            for (platform, document) in &level {
+                match document {
+                    Document::Manifest(_) => add_parts(&mut found, document, platform.as_ref()),
+                    Document::Index(_) => add_parts(&mut below, document, None),
+                }
+            }
+            if below.is_empty() {
+                return Ok(found);
+            }
+            count += below.len();
+            if count > DOCUMENTS_MAX {
+                return Err(BadImage::new(format!("it has more than {DOCUMENTS_MAX} manifests")).into());
+            }
+            let brought = stream::iter(below.into_values()).map(async |part| {
+                let platform = part.platform.clone();
+                Ok::<_, RegistryError>((platform, self.document(part).await?))
+            });
+            level = brought.buffer_unordered(AT_ONCE).try_collect().await?;
+        }
+        Err(BadImage::new(format!("its indexes are nested more than {DEPTH_MAX} deep")).into())
+    }
+
+    async fn document(&self, part: Descriptor) -> Result<Document, RegistryError> {
+        if part.size > MANIFEST_MAX {
+            return Err(too_large().into());
+        }
+        if let Some(bytes) = self.document_here(&part).await? {
+            self.watch.there(&part);
+            return Ok(read_document(bytes).await?.0);
+        }
+        self.watch.planned(&part);
+        let about = format!("{}/{}@{}", self.home.host, self.home.repository, part.digest);
+        let reference = part.digest.to_string();
+        let bytes = self.registries.document(&self.home, &reference, Some(part.digest), &about).await?;
+        if bytes.len() as u64 != part.size {
+            let why = format!("{} has {} bytes, not {}", part.digest, bytes.len(), part.size);
+            return Err(BadImage::new(why).into());
+        }
+        let (_, document) = keep(self.blobs, self.pins, bytes).await?;
+        self.watch.moved(&part.digest, part.size);
+        Ok(document)
+    }
+
+    /// What is in the store of it. What is damaged there is not.
+    async fn document_here(&self, part: &Descriptor) -> Result<Option<Vec<u8>>, RegistryError> {
+        if !self.blobs.has(self.pins, &part.digest, part.size)? {
+            return Ok(None);
+        }
+        let (store, digest) = (self.blobs.clone(), part.digest);
+        match on_disk(move || store.read(&digest, MANIFEST_MAX)).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(BlobError::Damaged { .. } | BlobError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn all_blobs(&self, parts: BTreeMap<Digest, Descriptor>) -> Result<(), RegistryError> {
+        let mut missing = Vec::new();
+        for part in parts.into_values() {
+            if self.blobs.has(self.pins, &part.digest, part.size)? {
+                self.watch.there(&part);
+            } else {
+                self.watch.planned(&part);
+                missing.push(part);
+            }
+        }
+        let brought = stream::iter(missing).map(|part| self.blob(part));
+        brought.buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// Brings one blob, or finds that somebody else just did.
+    async fn blob(&self, part: Descriptor) -> Result<(), RegistryError> {
+        let mut lied = false;
+        loop {
+            let Some(incoming) = self.take_turn(&part).await? else { return Ok(()) };
+            let whole = self.go_on(&part, incoming).await?;
+            match on_disk(move || whole.finish()).await {
+                Ok(()) => return Ok(()),
+                Err(BlobError::Wrong { wanted, found }) if lied => {
+                    let why = format!("what it sends for {wanted} is {found}");
+                    return Err(RegistryError::Lies { host: self.home.host.clone(), why });
+                }
+                // What came may have been begun with another registry: it gets one more chance.
+                Err(BlobError::Wrong { .. }) => lied = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Becomes the one who receives a blob, unless it is there by then.
+    async fn take_turn(&self, part: &Descriptor) -> Result<Option<Incoming>, RegistryError> {
+        loop {
+            let (store, held, wanted) = (self.blobs.clone(), self.blobs.pins(), part.clone());
+            let taken = on_disk(move || store.receive(&held, &wanted.digest, wanted.size)).await;
+            if !matches!(taken, Err(BlobError::Busy { .. })) {
+                // Whoever had it before us may have finished.
+                return if self.is_here(part)? { Ok(None) } else { Ok(Some(taken?)) };
+            }
+            self.blobs.until_free(&part.digest).await;
+        }
+    }
+
+    /// Asks until all of a blob came, or it gets no further.
+    async fn go_on(&self, part: &Descriptor, mut incoming: Incoming) -> Result<Incoming, RegistryError> {
+        let mut tries = Tries::new(&self.registries.inner.terms);
+        loop {
+            let (back, done) = self.blob_once(part, incoming).await?;
+            incoming = back;
+            tries.reached(incoming.len());
+            match done {
+                Ok(()) => return Ok(incoming),
+                Err(trouble) => tries.again(trouble).await?,
+            }
+        }
+    }
+
+    fn is_here(&self, part: &Descriptor) -> Result<bool, BlobError> {
+        let here = self.blobs.has(self.pins, &part.digest, part.size)?;
+        if here {
+            self.watch.moved(&part.digest, part.size);
+        }
+        Ok(here)
+    }
+
+    /// Asks for what is missing of a blob, and gives back what there is of it then.
+    async fn blob_once(
+        &self,
+        part: &Descriptor,
+        mut incoming: Incoming,
+    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        let at = incoming.len();
+        self.watch.moved(&part.digest, at);
+        if at == part.size {
+            return Ok((incoming, Ok(())));
+        }
+        let about = format!("{}/{}@{}", self.home.host, self.home.repository, part.digest);
+        let mut ask = Ask::new(Method::GET, self.home.blob(&part.digest), Right::Pull, &about);
+        if at > 0
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes={at}-"))
+        {
+            ask = ask.header(RANGE, range);
+        }
+        let begun = match self.registries.ask(&self.home, &ask.hops(Hops::Elsewhere)).await {
+            Ok(answer) => begins_at(&answer, at, part.size).map(|begin| (begin, answer)),
+            Err(trouble) => Err(trouble),
+        };
+        let unusable = match begun {
+            Ok((begin, answer)) if begin == at => return self.pour(part, answer, incoming).await,
+            Ok((_, answer)) => match incoming.restart() {
+                Ok(()) => return self.pour(part, answer, incoming).await,
+                Err(error) => error.into(),
+            },
+            // It has less than we have of it: one of us is wrong, so from the beginning.
+            Err(Trouble { error: error @ RegistryError::Refused { status: 416, .. }, .. }) if at > 0 => {
+                match incoming.restart() {
+                    Ok(()) => Trouble::passing(error),
+                    Err(error) => error.into(),
+                }
+            }
+            Err(trouble) => trouble,
+        };
+        Ok((incoming, Err(unusable)))
+    }
+
+    /// Writes an answer behind what there is. No thread waits for the registry: however many are slow, others get on.
+    async fn pour(
+        &self,
+        part: &Descriptor,
+        answer: Response,
+        incoming: Incoming,
+    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
+        let digest = part.digest;
+        let writer = write(incoming, waiting, &*self.watch, &digest);
+        // The writer ends when what passes the pieces on has, so both are waited for together.
+        let (came, wrote) = tokio::join!(self.pass_on(part, answer, pieces), writer);
+        let (incoming, wrote) = wrote?;
+        let done = match wrote {
+            Ok(()) if came.is_ok() && incoming.len() < part.size => {
+                let why = format!("the answer ended after {} of {} bytes", incoming.len(), part.size);
+                let cause = Box::new(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+                let error = RegistryError::Unreachable { host: self.home.host.clone(), cause };
+                Err(Trouble::passing(error))
+            }
+            Ok(()) => came,
+            Err(BlobError::TooLarge { size }) => {
+                let why = format!("it sends more than the {size} bytes of {digest}");
+                Err(Trouble::lies(&self.home.host, why))
+            }
+            Err(error) => Err(error.into()),
+        };
+        Ok((incoming, done))
+    }
+
+    async fn pass_on(
+        &self,
+        part: &Descriptor,
+        answer: Response,
+        pieces: mpsc::Sender<Bytes>,
+    ) -> Result<(), Trouble> {
+        let url = answer.url().clone();
+        let mut pace = Pace::new(&self.registries.inner.terms);
+        let mut left = part.size.saturating_add(1);
+        let mut body = answer.bytes_stream();
+        loop {
+            let asked = Instant::now();
+            let piece = tokio::time::timeout(pace.left(), body.next()).await;
+            let Some(piece) = piece.map_err(|_| stalled(&url, pace.silence))? else { return Ok(()) };
+            let piece = piece.map_err(|cause| unreachable(&url, cause))?;
+            pace.came(piece.len() as u64, asked.elapsed());
+            left = left.saturating_sub(piece.len() as u64);
+            // Whoever writes has stopped when it was too much, and says so.
+            if pieces.send(piece).await.is_err() || left == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// How long a registry has been waited for since enough came. The time that our own disk takes is not counted.
+#[derive(Debug)]
+struct Pace {
+    silence: Duration,
+    /// What is enough.
+    wanted: u64,
+    came: u64,
+    waited: Duration,
+}
+
+impl Pace {
+    fn new(terms: &Terms) -> Pace {
+        Pace { silence: terms.silence, wanted: terms.pace, came: 0, waited: Duration::ZERO }
+    }
+
+    /// How much longer it is waited for.
+    fn left(&self) -> Duration {
+        self.silence.saturating_sub(self.waited)
+    }
+
+    fn came(&mut self, bytes: u64, waited: Duration) {
+        self.came += bytes;
+        self.waited += waited;
+        if self.came >= self.wanted {
+            (self.came, self.waited) = (0, Duration::ZERO);
+        }
+    }
+}
+
+/// Writes pieces as they come, on a thread that may wait for the disk, and is there only while it does.
+async fn write(
+    mut incoming: Incoming,
+    mut waiting: mpsc::Receiver<Bytes>,
+    watch: &dyn Watch,
+    digest: &Digest,
+) -> Result<(Incoming, Result<(), BlobError>), BlobError> {
+    let mut pieces = Vec::new();
+    while waiting.recv_many(&mut pieces, PIECES_WAITING).await > 0 {
+        let came = std::mem::take(&mut pieces);
+        let wrote;
+        (incoming, wrote) = on_disk(move || {
+            let wrote = came.iter().try_for_each(|piece| incoming.write(piece));
+            Ok((incoming, wrote))
+        })
+        .await?;
+        watch.moved(digest, incoming.len());
+        if wrote.is_err() {
+            return Ok((incoming, wrote));
+        }
+    }
+    Ok((incoming, Ok(())))
+}
+
+/// Where in the blob an answer begins, when it can be what is missing of it.
+fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, Trouble> {
+    let host = shown_host(answer.url());
+    let lies = |why: String| Err(Trouble::lies(&host, why));
+    let length = answer.content_length();
+    match answer.status() {
+        StatusCode::OK => match length {
+            Some(length) if length != size => lies(format!("it has {length} bytes of a blob of {size}")),
+            Some(_) | None => Ok(0),
+        },
+        StatusCode::PARTIAL_CONTENT => match content_range(answer.headers()) {
+            Some((begin, total)) if begin == at && total.is_none_or(|total| total == size) => Ok(at),
+            Some(_) | None => lies(format!("it sends another part of a blob than the one from {at} on")),
+        },
+        other => lies(format!("it answers {} where there should be a blob", other.as_u16())),
+    }
+}
+
+/// Reads `bytes BEGIN-END/TOTAL`.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes")?.trim_start();
+    let (range, total) = text.split_once('/')?;
+    let begin = range.split_once('-')?.0.trim().parse().ok()?;
+    let total = match total.trim() {
+        "*" => None,
+        total => Some(total.parse().ok()?),
+    };
+    Some((begin, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trickle_uses_up_the_time_that_a_stream_gets_anew() {
+        let terms = Terms { silence: Duration::from_secs(30), pace: 10, ..Terms::default() };
+        let mut pace = Pace::new(&terms);
+        for _ in 0..9 {
+            pace.came(1, Duration::from_secs(3));
+        }
+        assert_eq!(pace.left(), Duration::from_secs(3));
+        pace.came(1, Duration::from_secs(2));
+        assert_eq!(pace.left(), terms.silence, "enough came in time");
+        pace.came(9, Duration::from_secs(31));
+        assert_eq!(pace.left(), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_range_of_an_answer_is_read_with_its_total_or_without() {
+        let read = |text: &'static str| {
+            content_range(&HeaderMap::from_iter([(CONTENT_RANGE, HeaderValue::from_static(text))]))
+        };
+        assert_eq!(read("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(read("bytes 5-9/*"), Some((5, None)));
+        for bad in
+            ["", "bytes", "bytes 5/10", "bytes -9/10", "bytes 5-9", "5-9/10", "bytes 5-9/x", "bytes */10"]
+        {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+        assert_eq!(content_range(&HeaderMap::new()), None);
+    }
+}

@@ -1,0 +1,422 @@
+//! From the store into a registry: what an image names first, its name last.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RANGE};
+use reqwest::{Body, Method, Response, Url};
+use tokio::sync::mpsc;
+
+use super::auth::Right;
+use super::error::{Again, RegistryError, Trouble};
+use super::http::{Ask, Home, Pulse, Sent};
+use super::net::{Hops, Reach, shown_host};
+use super::pull::{CONTENT_DIGEST, DEPTH_MAX, DOCUMENTS, DOCUMENTS_MAX, add_parts, agrees, on_disk};
+use super::retry::Tries;
+use super::{AT_ONCE, Registries, Watch};
+use crate::oci::{BadImage, Descriptor, Document, MANIFEST_MAX};
+use crate::{BlobError, Blobs, Digest, Remote, Version};
+
+/// Bytes of a blob that are read at once.
+const PIECE: usize = 128 << 10;
+/// Pieces that wait to be sent.
+const PIECES_WAITING: usize = 2;
+/// What a registry may ask for as the least that it takes at once.
+const CHUNK_MAX: u64 = 1 << 30;
+const CHUNK_MIN: HeaderName = HeaderName::from_static("oci-chunk-min-length");
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+const CONTENT_RANGE: HeaderName = reqwest::header::CONTENT_RANGE;
+
+impl Registries {
+    /// Pushes an image with everything that it names, and then its name. Returns the bytes that had to be sent.
+    pub async fn push(
+        &self,
+        blobs: &Blobs,
+        image: &Descriptor,
+        to: &Remote,
+        watch: Arc<dyn Watch>,
+    ) -> Result<u64, RegistryError> {
+        let push = Push { registries: self, home: Home::of(to)?, blobs, watch };
+        let tree = push.tree(image).await?;
+        // Nothing of it is collected while it is on its way.
+        let pins = blobs.pins();
+        for part in tree.blobs.values().chain(tree.documents.iter().map(|(part, _)| part)) {
+            if !blobs.has(&pins, &part.digest, part.size)? {
+                return Err(BlobError::Missing { digest: part.digest }.into());
+            }
+        }
+        let sending = stream::iter(tree.blobs.into_values()).map(|part| push.blob(part));
+        let mut sent: u64 = sending.buffer_unordered(AT_ONCE).try_fold(0, async |a, b| Ok(a + b)).await?;
+        for (part, bytes) in tree.documents.into_iter().rev() {
+            let by_name = match &to.version {
+                Version::Tag(tag) if part.digest == image.digest => Some(tag.as_str()),
+                Version::Tag(_) | Version::Digest(_) => None,
+            };
+            sent += push.document(&part, bytes, by_name, &to.to_string()).await?;
+        }
+        Ok(sent)
+    }
+}
+
+/// One image on its way out.
+struct Push<'a> {
+    registries: &'a Registries,
+    home: Home,
+    blobs: &'a Blobs,
+    watch: Arc<dyn Watch>,
+}
+
+/// Everything that an image is made of.
+struct Tree {
+    blobs: BTreeMap<Digest, Descriptor>,
+    /// Each stands before those that it names.
+    documents: Vec<(Descriptor, Bytes)>,
+}
+
+/// An upload that was begun, and goes on at `at`.
+struct Upload {
+    url: Url,
+    at: u64,
+    chunk: u64,
+}
+
+impl Push<'_> {
+    async fn tree(&self, image: &Descriptor) -> Result<Tree, RegistryError> {
+        let mut tree = Tree { blobs: BTreeMap::new(), documents: Vec::new() };
+        let mut level = vec![image.clone()];
+        for _ in 0..=DEPTH_MAX {
+            let mut below = BTreeMap::new();
+            for part in std::mem::take(&mut level) {
+                let (store, digest) = (self.blobs.clone(), part.digest);
+                let bytes = on_disk(move || store.read(&digest, MANIFEST_MAX)).await?;
+                let document = Document::read(&bytes)?;
+                match &document {
+                    Document::Manifest(_) => add_parts(&mut tree.blobs, &document, part.platform.as_ref()),
+                    Document::Index(_) => add_parts(&mut below, &document, None),
+                }
+                let kind = document.media_type().to_owned();
+                tree.documents.push((Descriptor { media_type: kind, ..part }, bytes.into()));
+                if tree.documents.len() + below.len() > DOCUMENTS_MAX {
+                    return Err(BadImage::new(format!("it has more than {DOCUMENTS_MAX} manifests")).into());
+                }
+            }
+            if below.is_empty() {
+                return Ok(tree);
+            }
+            level = below.into_values().collect();
+        }
+        Err(BadImage::new(format!("its indexes are nested more than {DEPTH_MAX} deep")).into())
+    }
+
+    /// Puts a document there, by its name or, unless it is there, by its digest. Returns the bytes that were sent.
+    async fn document(
+        &self,
+        part: &Descriptor,
+        bytes: Bytes,
+        by_name: Option<&str>,
+        about: &str,
+    ) -> Result<u64, RegistryError> {
+        let reference = by_name.map_or_else(|| part.digest.to_string(), str::to_owned);
+        let url = self.home.manifest(&reference);
+        let mut tries = Tries::new(&self.registries.inner.terms);
+        loop {
+            let done = match by_name {
+                Some(_) => self.put_document(part, &bytes, &url, about).await,
+                None => match self.is_there(&url, Hops::SameOrigin, about).await {
+                    Ok(true) => {
+                        self.watch.there(part);
+                        return Ok(0);
+                    }
+                    Ok(false) => self.put_document(part, &bytes, &url, about).await,
+                    Err(trouble) => Err(trouble),
+                },
+            };
+            match done {
+                Ok(()) => return Ok(bytes.len() as u64),
+                Err(trouble) => tries.again(trouble).await?,
+            }
+        }
+    }
+
+    async fn put_document(
+        &self,
+        part: &Descriptor,
+        bytes: &Bytes,
+        url: &Url,
+        about: &str,
+    ) -> Result<(), Trouble> {
+        self.watch.planned(part);
+        let kind = HeaderValue::from_str(&part.media_type);
+        let kind = kind.map_err(|_| BadImage::new("its media type cannot be sent"))?;
+        let body = || Sent { body: bytes.clone().into(), pulse: Pulse::default() };
+        let mut ask = Ask::new(Method::PUT, url.clone(), Right::Push, about).header(CONTENT_TYPE, kind);
+        ask.body = Some(&body);
+        let answer = self.registries.ask(&self.home, &ask).await?;
+        agrees(&self.home, answer.headers().get(CONTENT_DIGEST), part.digest)?;
+        self.watch.moved(&part.digest, part.size);
+        Ok(())
+    }
+
+    async fn is_there(&self, url: &Url, hops: Hops, about: &str) -> Result<bool, Trouble> {
+        let ask = Ask::new(Method::HEAD, url.clone(), Right::Push, about);
+        match self.registries.ask(&self.home, &ask.accept(DOCUMENTS).hops(hops)).await {
+            Ok(_) => Ok(true),
+            Err(Trouble { error: RegistryError::NotFound { .. }, .. }) => Ok(false),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Sends one blob, unless it is there. Returns the bytes that were sent.
+    async fn blob(&self, part: Descriptor) -> Result<u64, RegistryError> {
+        let about = format!("{}/{}", self.home.host, self.home.repository);
+        let mut tries = Tries::new(&self.registries.inner.terms);
+        let mut upload = None;
+        let mut sent = 0;
+        loop {
+            match self.blob_once(&part, &about, &mut upload, &mut sent, &mut tries).await {
+                Ok(()) => return Ok(sent),
+                Err(trouble) => tries.again(trouble).await?,
+            }
+        }
+    }
+
+    /// Begins an upload or goes on with one, as far as it gets.
+    async fn blob_once(
+        &self,
+        part: &Descriptor,
+        about: &str,
+        upload: &mut Option<Upload>,
+        sent: &mut u64,
+        tries: &mut Tries<'_>,
+    ) -> Result<(), Trouble> {
+        if let Some(left_off) = upload
+            && !self.look_up(left_off, part, about).await?
+        {
+            *upload = None;
+        }
+        let going = match upload {
+            Some(going) => going,
+            None => {
+                // Also when the registry knows nothing of the upload any more: it may have been its last answer that
+                // we did not get.
+                if self.is_there(&self.home.blob(&part.digest), Hops::Elsewhere, about).await? {
+                    self.watch.there(part);
+                    return Ok(());
+                }
+                self.watch.planned(part);
+                upload.insert(self.begin(about).await?)
+            }
+        };
+        let done = self.send_rest(part, about, going, sent, tries).await;
+        if done.as_ref().is_err_and(|trouble| is_lost(&trouble.error)) {
+            *upload = None;
+        }
+        done
+    }
+
+    async fn send_rest(
+        &self,
+        part: &Descriptor,
+        about: &str,
+        upload: &mut Upload,
+        sent: &mut u64,
+        tries: &mut Tries<'_>,
+    ) -> Result<(), Trouble> {
+        while upload.at < part.size {
+            let before = upload.at;
+            self.chunk(part, about, upload).await?;
+            *sent += upload.at - before;
+            tries.reached(upload.at);
+            self.watch.moved(&part.digest, upload.at);
+        }
+        self.finish(part, about, upload).await?;
+        self.watch.moved(&part.digest, part.size);
+        Ok(())
+    }
+
+    async fn begin(&self, about: &str) -> Result<Upload, Trouble> {
+        let mut ask = Ask::new(Method::POST, self.home.uploads(), Right::Push, about);
+        let body = || Sent { body: Body::from(""), pulse: Pulse::default() };
+        ask.body = Some(&body);
+        let answer = self.registries.ask(&self.home, &ask).await?;
+        let url = self.location(&answer)?.ok_or_else(|| {
+            Trouble::lies(&self.home.host, "it begins an upload and does not say where it goes on")
+        })?;
+        let least = answer.headers().get(&CHUNK_MIN).and_then(|value| value.to_str().ok()?.parse().ok());
+        let chunk = self.registries.inner.terms.chunk.max(least.unwrap_or(0).min(CHUNK_MAX));
+        Ok(Upload { url, at: 0, chunk })
+    }
+
+    /// Finds out how far an upload is that was cut, or that the registry knows nothing of it.
+    async fn look_up(&self, upload: &mut Upload, part: &Descriptor, about: &str) -> Result<bool, Trouble> {
+        let ask = Ask::new(Method::GET, upload.url.clone(), Right::Push, about);
+        let answer = match self.registries.ask(&self.home, &ask).await {
+            Ok(answer) => answer,
+            // Some take an upload that was cut for none.
+            Err(Trouble { error, again: Again::Never }) if is_lost(&error) => return Ok(false),
+            Err(trouble) => return Err(trouble),
+        };
+        if let Some(url) = self.location(&answer)? {
+            upload.url = url;
+        }
+        upload.at = taken(answer.headers()).unwrap_or(0);
+        Ok(upload.at <= part.size)
+    }
+
+    /// Sends the next bytes of an upload.
+    async fn chunk(&self, part: &Descriptor, about: &str, upload: &mut Upload) -> Result<(), Trouble> {
+        let (begin, length) = (upload.at, upload.chunk.min(part.size - upload.at));
+        let range = HeaderValue::from_str(&format!("{begin}-{}", begin + length - 1));
+        let range = range.map_err(|_| BadImage::new("its size cannot be sent"))?;
+        let failed = Arc::new(Mutex::new(None));
+        let body = || self.send_blob(part.digest, begin, length, &failed);
+        let mut ask = Ask::new(Method::PATCH, upload.url.clone(), Right::Push, about)
+            .header(CONTENT_TYPE, OCTETS)
+            .header(CONTENT_LENGTH, HeaderValue::from(length))
+            .header(CONTENT_RANGE, range);
+        ask.body = Some(&body);
+        let answer = self.registries.ask(&self.home, &ask).await;
+        // When our own end failed, what the registry makes of it does not count.
+        if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(Trouble::from(error));
+        }
+        let answer = answer.map_err(may_go_on)?;
+        let at = match taken(answer.headers()) {
+            // A single byte.
+            Some(0) if begin + length == 1 => 1,
+            Some(at) => at,
+            None => begin + length,
+        };
+        if at <= begin || at > begin + length {
+            let why = format!("sent {length} bytes from {begin} on, it says that it has {at}");
+            return Err(Trouble::lies(&self.home.host, why));
+        }
+        if let Some(url) = self.location(&answer)? {
+            upload.url = url;
+        }
+        upload.at = at;
+        Ok(())
+    }
+
+    async fn finish(&self, part: &Descriptor, about: &str, upload: &Upload) -> Result<(), Trouble> {
+        let mut url = upload.url.clone();
+        url.query_pairs_mut().append_pair("digest", &part.digest.to_string());
+        let body = || Sent { body: Body::from(""), pulse: Pulse::default() };
+        let mut ask = Ask::new(Method::PUT, url, Right::Push, about).header(CONTENT_TYPE, OCTETS);
+        ask.body = Some(&body);
+        // Some read or copy all of it now, before they answer.
+        ask.silence = Some(self.registries.inner.terms.whole);
+        match self.registries.ask(&self.home, &ask).await {
+            Ok(answer) => agrees(&self.home, answer.headers().get(CONTENT_DIGEST), part.digest),
+            Err(Trouble { error: error @ RegistryError::Refused { status: 400, .. }, .. }) => {
+                // Perhaps it is right, and what we have is not what it was.
+                let (store, digest) = (self.blobs.clone(), part.digest);
+                on_disk(move || store.verify(&digest)).await?;
+                Err(error.into())
+            }
+            Err(trouble) => Err(may_go_on(trouble)),
+        }
+    }
+
+    /// A part of a blob as a body, read while it is sent. What goes wrong with reading is left in `failed`.
+    fn send_blob(
+        &self,
+        digest: Digest,
+        begin: u64,
+        length: u64,
+        failed: &Arc<Mutex<Option<BlobError>>>,
+    ) -> Sent {
+        let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_WAITING);
+        let (store, failed) = (self.blobs.clone(), Arc::clone(failed));
+        // It ends when nobody takes its pieces any more.
+        drop(tokio::task::spawn_blocking(move || {
+            if let Err(error) = read_pieces(&store, &digest, begin, length, &pieces) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        }));
+        let pulse = Pulse::default();
+        let (counted, watch) = (pulse.clone(), self.watch.clone());
+        let body = stream::unfold((waiting, begin), move |(mut waiting, at)| {
+            let (pulse, watch) = (counted.clone(), watch.clone());
+            async move {
+                let piece = waiting.recv().await?;
+                pulse.beat(piece.len() as u64);
+                let at = at + piece.len() as u64;
+                watch.moved(&digest, at);
+                Some((Ok::<_, io::Error>(piece), (waiting, at)))
+            }
+        });
+        Sent { body: Body::wrap_stream(body), pulse }
+    }
+
+    /// Where an upload goes on: with the registry itself and nobody else.
+    fn location(&self, answer: &Response) -> Result<Option<Url>, Trouble> {
+        let Some(location) = answer.headers().get(LOCATION) else { return Ok(None) };
+        let hop = self.registries.inner.clients.hop(
+            answer.url(),
+            location.to_str().unwrap_or("//"),
+            Hops::SameOrigin,
+            Reach::Anywhere,
+        );
+        hop.map(Some).map_err(|why| Trouble::lies(&shown_host(answer.url()), why.to_string()))
+    }
+}
+
+/// An upload that is not where we think it is begins anew.
+fn may_go_on(trouble: Trouble) -> Trouble {
+    if is_lost(&trouble.error) { Trouble::passing(trouble.error) } else { trouble }
+}
+
+fn is_lost(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::NotFound { .. } | RegistryError::Refused { status: 416, .. })
+}
+
+/// Reads `Range: 0-LAST` as the bytes that are there. Nothing is written as `0-0` by some, and so is one byte: what is
+/// sent twice is refused, and then it all begins anew.
+fn taken(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get(RANGE)?.to_str().ok()?.trim();
+    let (first, last) = text.strip_prefix("bytes=").unwrap_or(text).split_once('-')?;
+    let last: u64 = last.parse().ok()?;
+    (first == "0").then(|| if last == 0 { 0 } else { last.saturating_add(1) })
+}
+
+fn read_pieces(
+    store: &Blobs,
+    digest: &Digest,
+    begin: u64,
+    length: u64,
+    pieces: &mpsc::Sender<Bytes>,
+) -> Result<(), BlobError> {
+    let unreadable = |_| BlobError::Damaged { digest: *digest };
+    let (mut file, _) = store.open_blob(digest)?;
+    file.seek(SeekFrom::Start(begin)).map_err(unreadable)?;
+    let mut left = length;
+    while left > 0 {
+        let mut piece = vec![0; PIECE.min(usize::try_from(left).unwrap_or(PIECE))];
+        file.read_exact(&mut piece).map_err(unreadable)?;
+        left -= piece.len() as u64;
+        if pieces.blocking_send(piece.into()).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_an_upload_is_is_read_in_both_spellings() {
+        let read =
+            |text: &'static str| taken(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(text))]));
+        assert_eq!([read("0-9"), read("bytes=0-9"), read("0-0")], [Some(10), Some(10), Some(0)]);
+        for bad in ["", "9", "1-9", "0-", "-9", "0-x"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+        assert_eq!(read("0-18446744073709551615"), Some(u64::MAX));
+    }
+}

@@ -1,0 +1,11 @@
+//! The client of registries against registries that lie, stall and lead astray, and against a real one.
+
+mod auth;
+mod broken;
+mod chaos;
+mod common;
+mod lies;
+mod push;
+mod real;
+mod redirects;
+mod watched;

@@ -1,0 +1,267 @@
+//! A registry in this process that can lie, stall and break off, for tests of whoever talks to one.
+//!
+//! It speaks HTTP by hand, since no server that can be had sends what must not be sent. It ends when it is dropped.
+
+mod reply;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+/// The registry. Everything that can be asked of it or done to it takes `&self`, so that tests share it.
+#[derive(Debug)]
+pub struct MockRegistry {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+/// One request, as it came.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    pub method: String,
+    /// With its query.
+    pub path: String,
+    /// Names in small letters.
+    pub headers: Vec<(String, String)>,
+    /// What was sent with it, as far as it was taken.
+    pub body: Vec<u8>,
+    /// Bytes of the body of the answer that went out.
+    pub served: u64,
+}
+
+impl Seen {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Who is let in.
+#[derive(Debug, Clone, Default)]
+pub enum Door {
+    #[default]
+    Everybody,
+    /// Whoever shows this as `Basic …`.
+    Basic { login: String },
+    /// Whoever shows this token as `Bearer …`, which the realm gives to whoever shows the login, or to everybody.
+    Token { realm: String, login: Option<String>, token: String },
+}
+
+/// What goes wrong with an answer. Several can at once.
+#[derive(Debug, Clone)]
+pub enum Fault {
+    /// This is answered instead.
+    Answer { status: u16, headers: Vec<(String, String)>, body: Vec<u8> },
+    /// The connection ends after so many bytes of the answer's body.
+    CutAt(u64),
+    /// Nothing more comes after so many bytes of the answer's body.
+    StallAt(u64),
+    /// One byte of the answer's body comes each time.
+    Trickle(Duration),
+    /// Nothing is answered at all, once the request was read.
+    Silence,
+    /// The connection ends after so many bytes of what is sent with the request. They are kept.
+    TakeOnly(u64),
+    /// Other bytes come, whose length is told truly.
+    Body(Vec<u8>),
+    /// Another length is told.
+    Length(u64),
+    /// A header is added, or replaced.
+    Header(String, String),
+    /// Bytes without end come, and no length.
+    Endless,
+    /// What is asked for is sent from its beginning, whatever part was asked for.
+    NoRanges,
+}
+
+/// How often something goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Times {
+    Next(u32),
+    Always,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    ended: Mutex<bool>,
+    ending: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    door: Door,
+    blobs: BTreeMap<String, Arc<Vec<u8>>>,
+    /// By repository and tag or digest: the media type and the digest.
+    manifests: BTreeMap<(String, String), (String, String)>,
+    uploads: BTreeMap<String, Vec<u8>>,
+    rules: Vec<Rule>,
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    method: String,
+    part: String,
+    left: Option<u32>,
+    fault: Fault,
+}
+
+impl MockRegistry {
+    pub fn start() -> io::Result<MockRegistry> {
+        MockRegistry::start_at(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    /// Listens at an address of this machine, such as `127.0.0.2`.
+    pub fn start_at(address: IpAddr) -> io::Result<MockRegistry> {
+        let listener = TcpListener::bind((address, 0))?;
+        let address = listener.local_addr()?;
+        let shared = Arc::<Shared>::default();
+        let served = Arc::clone(&shared);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if served.has_ended() {
+                    return;
+                }
+                let shared = Arc::clone(&served);
+                if let Ok(stream) = stream {
+                    // A client that goes away is none of our trouble.
+                    thread::spawn(move || wire::serve(&shared, stream).ok());
+                }
+            }
+        });
+        Ok(MockRegistry { address, shared })
+    }
+
+    /// `host:port`, as it stands in a reference.
+    pub fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub fn set_door(&self, door: Door) {
+        self.shared.state().door = door;
+    }
+
+    /// Makes answers to requests go wrong whose path contains `part`.
+    pub fn fault(&self, method: &str, part: &str, times: Times, fault: Fault) {
+        let left = match times {
+            Times::Next(left) => Some(left),
+            Times::Always => None,
+        };
+        let rule = Rule { method: method.to_owned(), part: part.to_owned(), left, fault };
+        self.shared.state().rules.push(rule);
+    }
+
+    pub fn forget_faults(&self) {
+        self.shared.state().rules.clear();
+    }
+
+    /// Returns the digest.
+    pub fn put_blob(&self, bytes: &[u8]) -> String {
+        self.shared.state().put(bytes.to_vec())
+    }
+
+    /// Returns the digest, by which it is there as well.
+    pub fn put_manifest(&self, repository: &str, tag: &str, media_type: &str, bytes: &[u8]) -> String {
+        self.shared.state().name(repository, tag, media_type, bytes.to_vec())
+    }
+
+    pub fn blob(&self, digest: &str) -> Option<Vec<u8>> {
+        self.shared.state().blobs.get(digest).map(|bytes| bytes.to_vec())
+    }
+
+    /// Media type and bytes.
+    pub fn manifest(&self, repository: &str, reference: &str) -> Option<(String, Vec<u8>)> {
+        let state = self.shared.state();
+        let (kind, digest) = state.manifests.get(&(repository.to_owned(), reference.to_owned()))?;
+        Some((kind.clone(), state.blobs.get(digest)?.to_vec()))
+    }
+
+    /// Every request so far.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.state().seen.clone()
+    }
+
+    /// Requests so far whose path contains `part`.
+    pub fn count(&self, method: &str, part: &str) -> usize {
+        let state = self.shared.state();
+        state.seen.iter().filter(|seen| seen.method == method && seen.path.contains(part)).count()
+    }
+
+    /// Bytes of bodies that went out as answers to requests whose path contains `part`.
+    pub fn served(&self, part: &str) -> u64 {
+        self.shared.state().seen.iter().filter(|seen| seen.path.contains(part)).map(|seen| seen.served).sum()
+    }
+}
+
+impl Drop for MockRegistry {
+    fn drop(&mut self) {
+        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.ending.notify_all();
+        // Whoever waits for a connection gets one, and sees that it is over.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_ended(&self) -> bool {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says nothing, until it is over.
+    fn stall(&self) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*ended {
+            ended = self.ending.wait(ended).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, bytes: Vec<u8>) -> String {
+        let digest = digest(&bytes);
+        self.blobs.insert(digest.clone(), Arc::new(bytes));
+        digest
+    }
+
+    fn name(&mut self, repository: &str, reference: &str, kind: &str, bytes: Vec<u8>) -> String {
+        let digest = self.put(bytes);
+        for reference in [reference, &digest] {
+            let key = (repository.to_owned(), reference.to_owned());
+            self.manifests.insert(key, (kind.to_owned(), digest.clone()));
+        }
+        digest
+    }
+
+    /// What goes wrong with the answer to this one.
+    fn faults(&mut self, method: &str, path: &str) -> Vec<Fault> {
+        let mut found = Vec::new();
+        for rule in &mut self.rules {
+            if rule.method != method || !path.contains(&rule.part) || rule.left == Some(0) {
+                continue;
+            }
+            rule.left = rule.left.map(|left| left - 1);
+            found.push(rule.fault.clone());
+        }
+        found
+    }
+}
+
+/// As registries write it.
+pub fn digest(bytes: &[u8]) -> String {
+    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
