@@ -180,7 +180,7 @@ impl Lost {
     fn take(&mut self, writes: &[Write], after: Vec<Out>) {
         self.requests.extend(writes.iter().filter_map(|write| match write {
             Write::Request(request) => Some((request.caller.clone(), request.request_id.clone())),
-            Write::Image { .. }
+            Write::Image(_)
             | Write::ImageRef(_)
             | Write::ImageRefGone { .. }
             | Write::ImageGone { .. }
@@ -294,7 +294,7 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             Write::Job(JobWrite::Progress { progress, .. }) if !progress.state.is_open() => {
                 Some("after_job_end")
             }
-            Write::Image { .. }
+            Write::Image(_)
             | Write::ImageRef(_)
             | Write::ImageRefGone { .. }
             | Write::ImageGone { .. }

@@ -36,6 +36,9 @@ pub const POINTS: &[&str] = &[
     "after_archive",
     "after_release",
     "before_job_forget",
+    "after_image_kept",
+    "during_pull",
+    "after_pulled",
     "during_start",
     "during_stop",
 ];

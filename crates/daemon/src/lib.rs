@@ -17,6 +17,7 @@ mod decide;
 mod excerpt;
 mod home;
 mod hub;
+mod images;
 mod jobs;
 mod limits;
 pub mod log;

@@ -7,6 +7,7 @@ use lodge_core::limits::{MEMORY_SHARE_DEFAULT, OUTPUT_BYTES_MAX, PIDS_DEFAULT};
 use lodge_core::record::{AgentRow, LimitsRecord};
 use lodge_core::{Cause, limits};
 use lodge_exec::{InForce, Limits, Resource};
+use lodge_image::agentfile::LimitKey;
 use lodge_proto::LimitView;
 
 /// The limits of a sandbox that is about to be started.
@@ -71,6 +72,20 @@ pub fn not_enforced(row: &AgentRow) -> Vec<String> {
         ("context-tokens", asked.context_tokens),
     ];
     recorded.into_iter().filter(|(_, asked)| asked.is_some()).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// What holds where nobody asks for a limit, in words: how much that is may depend on the host.
+pub fn unasked(key: LimitKey) -> String {
+    match key {
+        LimitKey::Memory => "half of the host's memory".to_owned(),
+        LimitKey::Pids => PIDS_DEFAULT.to_string(),
+        LimitKey::Disk => "half of the free disk".to_owned(),
+        LimitKey::Output => format!("{}m", OUTPUT_BYTES_MAX >> 20),
+        LimitKey::RevivalPolicy => "as the daemon is set".to_owned(),
+        LimitKey::CpuTime | LimitKey::BudgetUsd | LimitKey::BudgetTokens | LimitKey::ContextTokens => {
+            "no limit".to_owned()
+        }
+    }
 }
 
 fn asked(row: &AgentRow) -> LimitsRecord {

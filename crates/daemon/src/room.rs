@@ -43,7 +43,7 @@ impl Needs {
     pub fn of(command: &Command) -> Needs {
         match command {
             Command::CreateAgent(_)
-            | Command::BuildImage(_)
+            | Command::AddImage(_)
             | Command::StartAgent { .. }
             | Command::RestartAgent { .. }
             | Command::UpdateAgent(_)
@@ -63,6 +63,7 @@ impl Needs {
             | Command::InterruptTurn { .. }
             | Command::CancelJob { .. }
             | Command::IssueToken(_)
+            | Command::TagImage { .. }
             | Command::RemoveImage(_)
             | Command::RevokeToken { .. }
             | Command::Again { .. }

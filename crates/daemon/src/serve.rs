@@ -189,6 +189,8 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     watch_signals(&shell)?;
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
     shell.spawn(crate::jobs::run_retention(shell.clone()));
+    // What a daemon that was killed brought and did not record.
+    shell.spawn(shell.images.clone().collect());
     bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() })).await;
     let patience = shell.config.span("shutdown-timeout");
     shell.end.cancel();

@@ -10,7 +10,7 @@ use lodge_model::{CallContext, Providers};
 use lodge_proto::{ErrorBody, LayerView};
 use lodge_store::{Reader, Search};
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,6 +19,7 @@ use crate::auth::Access;
 use crate::config::Config;
 use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::hub::Hub;
+use crate::images::Images;
 use crate::jobs::Jobs;
 use crate::log::LogLevel;
 use crate::room::{Needs, Room};
@@ -26,6 +27,12 @@ use crate::view::Living;
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
+
+/// Changes that are prepared at once; more of them wait. What one waits for needs a thread too: were all threads taken by
+/// those that wait, nothing would go on.
+const PREPARING_MAX: usize = 32;
+/// Archives that come or go at once; more of them wait.
+const ARCHIVES_MAX: usize = 16;
 
 /// What all parts of the daemon share.
 #[derive(Debug)]
@@ -35,9 +42,14 @@ pub struct Shell {
     pub epoch: u64,
     pub log: String,
     pub state_key: StateKey,
-    pub reader: Reader,
+    pub reader: Arc<Reader>,
     pub hub: Hub,
-    pub room: Room,
+    pub room: Arc<Room>,
+    pub images: Arc<Images>,
+    /// Changes that are prepared now, each on a thread that may wait for a registry.
+    pub preparing: Semaphore,
+    /// Archives that come or go now, each on a thread that waits for its client.
+    pub archives: Arc<Semaphore>,
     /// Who may come in.
     pub access: Access,
     pub providers: Providers,
@@ -100,7 +112,11 @@ impl Shell {
         if let Some(error) = providers.last_error() {
             tracing::warn!(event = "providers.broken", error = %error);
         }
+        let (reader, room) = (Arc::new(parts.reader), Arc::new(parts.room));
         Arc::new(Shell {
+            images: Images::of(&parts.config.data_dir, reader.clone(), room.clone()),
+            preparing: Semaphore::new(PREPARING_MAX),
+            archives: Arc::new(Semaphore::new(ARCHIVES_MAX)),
             calls: CallContext::new(parts.config.data_dir.clone()),
             jobs: Jobs::new(&parts.config.data_dir),
             searching: Arc::new(tokio::sync::Mutex::new(Search::new(
@@ -112,9 +128,9 @@ impl Shell {
             epoch: parts.epoch,
             log: parts.log,
             state_key: StateKey(parts.state_key),
-            reader: parts.reader,
+            reader,
             hub: Hub::new(parts.head),
-            room: parts.room,
+            room,
             access: parts.access,
             providers,
             host: parts.host,

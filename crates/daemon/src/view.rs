@@ -1,5 +1,6 @@
 //! From what is recorded to what clients see: the one file that knows both shapes.
 
+mod bins;
 mod images;
 mod jobs;
 mod sessions;
@@ -21,6 +22,7 @@ use lodge_store::{Around, TurnFull};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use self::bins::{bin, bin_detail, new_bin};
 pub use self::images::{capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
@@ -74,13 +76,13 @@ impl Living {
     }
 }
 
-/// How alive an agent looks: as its process does, or as dead as it was when it failed.
+/// How alive an agent looks: as dead as it was when it failed, also while its sandbox is still being ended, or as its
+/// process does.
 fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
-    let failed = matches!(row.state, AgentState::Failed(FailReason::Crashed));
-    match living {
-        Some(living) => Some(living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word()),
-        None => failed.then(|| Liveness::Crashed.word()),
+    if matches!(row.state, AgentState::Failed(FailReason::Crashed)) {
+        return Some(Liveness::Crashed.word());
     }
+    living.map(|living| living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word())
 }
 
 /// A layer of the fence as clients see it. Of one that has two ways it says which.
@@ -207,10 +209,15 @@ pub fn tools(row: &AgentRow) -> Vec<ToolView> {
             name: tool.name.clone(),
             description: tool.description.clone(),
             source: tool.source.clone(),
-            path: Some(tool.path.clone()),
-            digest: Some(tool.digest.clone()),
+            // Empty until it was pulled.
+            path: Some(tool.path.clone()).filter(|path| !path.is_empty()),
+            digest: Some(tool.digest.clone()).filter(|digest| !digest.is_empty()),
             safe: tool.safe,
-            note: Some("a host program: a convenience, not a boundary".to_owned()),
+            portable: tool.image.is_some(),
+            note: match tool.image {
+                Some(_) => None,
+                None => Some("a host program: a convenience, not a boundary".to_owned()),
+            },
         })
         .collect()
 }

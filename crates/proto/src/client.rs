@@ -19,8 +19,8 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
-use crate::REQUEST_BYTES_MAX;
 use crate::rpc::{ErrorBody, Message, Notification, Request};
+use crate::{PROGRESS, Progress, REQUEST_BYTES_MAX};
 
 /// How long a connection may take before the daemon counts as absent.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -154,7 +154,28 @@ impl Client {
         serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })
     }
 
+    /// As [`Client::call`], and tells how far it is while that takes.
+    pub async fn call_with_progress<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+        mut told: impl FnMut(&Progress) + Send,
+    ) -> Result<R, ClientError> {
+        let params = serde_json::to_value(params).map_err(|cause| ClientError::Garbled { cause })?;
+        let result = self.exchange(method, params, &mut told).await?;
+        serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })
+    }
+
     pub async fn call_value(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        self.exchange(method, params, &mut |_| {}).await
+    }
+
+    async fn exchange(
+        &mut self,
+        method: &str,
+        params: Value,
+        told: &mut (dyn FnMut(&Progress) + Send),
+    ) -> Result<Value, ClientError> {
         self.next_id += 1;
         let id = Value::from(self.next_id);
         let request = Request { jsonrpc: "2.0".into(), id: id.clone(), method: method.to_owned(), params };
@@ -173,6 +194,14 @@ impl Client {
         }
         loop {
             match self.read().await? {
+                // It belongs to a call, and is of no use to anybody after that.
+                Message::Notification(note) if note.method == PROGRESS => {
+                    let progress: Progress = serde_json::from_value(note.params)
+                        .map_err(|cause| ClientError::Garbled { cause })?;
+                    if progress.id == id {
+                        told(&progress);
+                    }
+                }
                 Message::Notification(note) => self.waiting.push_back(note),
                 Message::Response(answer) if answer.id == id => {
                     return match answer.error {

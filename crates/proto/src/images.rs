@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bins::BinView;
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ImageBuildParams {
@@ -39,6 +41,9 @@ pub struct ImageView {
     pub digest: String,
     /// Its names.
     pub refs: Vec<String>,
+    /// Those of them that this call gave it; absent in the answer to one that gives none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub named: Vec<String>,
     pub size_bytes: u64,
     /// How many agents have it.
     pub agents: u64,
@@ -68,7 +73,7 @@ pub struct ImageDetail {
     pub image: ImageView,
     pub name: Option<String>,
     pub model: Option<String>,
-    /// `host:…`; absent: the stock one.
+    /// `host:…` or the image that it is in, with its digest; absent: the stock one.
     pub runtime: Option<String>,
     /// Argument prefix of the runtime.
     pub exec: Vec<String>,
@@ -92,6 +97,122 @@ pub struct ImageDetail {
     pub agentfile: String,
     /// The names of agents that have it, a hundred at most.
     pub used_by: Vec<String>,
+    /// Its manifest, its config and its layers, as they lie in the store; empty for one that an earlier release built.
+    pub blobs: Vec<BlobView>,
+    /// Whether everything of it is here: an agent of it may still be pulling.
+    pub complete: bool,
+    /// Whether it runs on any host: nothing of it is a program of this one.
+    pub portable: bool,
+}
+
+/// Some contents of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BlobView {
+    pub digest: String,
+    pub media_type: String,
+    pub size_bytes: u64,
+    /// What it is called in the image.
+    pub title: Option<String>,
+}
+
+/// Gives an image more names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImageTagParams {
+    pub image: String,
+    pub tags: Vec<String>,
+    pub request_id: Option<String>,
+}
+
+/// Brings an image, and the tools it needs, from its registry. On a WebSocket `progress` tells how far it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImagePullParams {
+    /// `registry.example/name[:tag][@sha256:…]`.
+    pub image: String,
+    /// More names that it gets.
+    pub tags: Vec<String>,
+    pub request_id: Option<String>,
+}
+
+/// Brings an image, and the tools it needs, to a registry. On a WebSocket `progress` tells how far it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImagePushParams {
+    pub image: String,
+    /// Where to, when that is not what it is called here: `registry.example/name[:tag]`.
+    pub to: Option<String>,
+    pub request_id: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ImagePushed {
+    pub digest: String,
+    pub reference: String,
+    /// What had to be sent; the rest was there.
+    pub sent_bytes: u64,
+}
+
+/// What an archive held: the answer to `POST /v1/images/import`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ImagesImported {
+    pub images: Vec<ImageView>,
+    pub bins: Vec<BinView>,
+    /// How many tools came along with the images that need them, beside `bins`.
+    #[serde(default)]
+    pub tools: u64,
+}
+
+/// What changed from one image to another.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ImageDiffParams {
+    pub from: String,
+    pub to: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ImageDiff {
+    /// The digests of both.
+    pub from: String,
+    pub to: String,
+    /// Permissions and tools first.
+    pub changes: Vec<ImageChange>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ImageChange {
+    /// network, limits, capabilities, runtime, bins, services, env, model, config, contexts, files, labels or other.
+    pub section: String,
+    /// Which of its kind: the name of a tool, a key.
+    pub key: String,
+    /// Absent: it was not there before. Of the network and of limits: what holds where nothing is said.
+    pub before: Option<String>,
+    /// Absent: it is there no longer.
+    pub after: Option<String>,
+}
+
+/// The method of the notification [`Progress`].
+pub const PROGRESS: &str = "progress";
+
+/// How far a pull or a push is: a notification to the connection that asked for it, between the call and its answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Progress {
+    /// The id of the call.
+    pub id: serde_json::Value,
+    /// Those that changed since it was told before.
+    pub parts: Vec<ProgressPart>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ProgressPart {
+    pub digest: String,
+    /// What it is called in the image, or what kind of part it is.
+    pub title: String,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    /// It did not have to be moved.
+    pub there: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -120,8 +241,10 @@ pub struct ImageEnv {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ImageBin {
     pub name: String,
-    /// `host:…`.
+    /// `host:…` or the image that it is in, with its digest.
     pub source: String,
+    /// Whether it comes with the image. A program of the host does not.
+    pub portable: bool,
     pub safe: bool,
     pub description: String,
     pub usage: Option<String>,

@@ -4,6 +4,7 @@
 //! client. Never: behaviour of the daemon, and never a type of `core` (the daemon converts at its edge).
 
 pub mod base64;
+mod bins;
 pub mod client;
 mod codes;
 mod events;
@@ -16,7 +17,9 @@ mod sessions;
 mod shapes;
 mod snapshot;
 mod tokens;
+pub mod transfer;
 
+pub use bins::*;
 pub use codes::{CODES, CodeDoc, http_status};
 pub use events::{Delta, EVENT_KINDS, Event, Gap, Output};
 pub use images::*;

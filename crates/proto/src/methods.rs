@@ -3,6 +3,7 @@
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
+use crate::bins::*;
 use crate::images::*;
 use crate::jobs::*;
 use crate::sessions::*;
@@ -77,6 +78,16 @@ pub const METHODS: &[MethodDoc] = &[
     read::<ImageListParams, ImageList>("image/list"),
     read::<ImageRef, ImageDetail>("image/inspect"),
     write::<ImageRef, ImageRemoved>("image/remove"),
+    write::<ImageTagParams, ImageView>("image/tag"),
+    write::<ImagePullParams, ImageView>("image/pull"),
+    write::<ImagePushParams, ImagePushed>("image/push"),
+    read::<ImageDiffParams, ImageDiff>("image/diff"),
+    write::<BinBuildParams, BinView>("bin/build"),
+    read::<BinListParams, BinList>("bin/list"),
+    read::<BinRef, BinDetail>("bin/inspect"),
+    write::<BinPullParams, BinView>("bin/pull"),
+    write::<BinPushParams, ImagePushed>("bin/push"),
+    write::<BinRef, ImageRemoved>("bin/remove"),
     write::<ProviderAddParams, ProviderView>("provider/add"),
     read::<ProviderListParams, ProviderList>("provider/list"),
     write::<ProviderRef, Done>("provider/remove"),
@@ -114,6 +125,7 @@ pub fn discover(version: &str) -> Discovery {
         delta: schema::<Delta>(),
         output: schema::<Output>(),
         gap: schema::<Gap>(),
+        progress: schema::<Progress>(),
         error: schema::<ErrorBody>(),
         event_kinds: EVENT_KINDS.iter().map(|kind| (*kind).to_owned()).collect(),
         error_codes: CODES.iter().map(|doc| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),

@@ -38,7 +38,7 @@ params! {
         path: Option<String>,
         /// The text of an Agentfile.
         content: Option<String>,
-        /// The name or digest of a local image.
+        /// The name or digest of a local image, or the name of one in a registry, which the agent is then pulling.
         image: Option<String>,
         name: Option<String>,
         model: Option<String>,
@@ -48,7 +48,7 @@ params! {
         build_args: BTreeMap<String, String>,
         /// Settings of the runtime, before what the image says.
         configs: BTreeMap<String, String>,
-        /// `host:/path/program`, before what the image says.
+        /// `host:/path/program` or the image of a tool, before what the image says.
         runtime: Option<String>,
         /// Beside those of the image.
         capabilities: Vec<String>,
@@ -477,10 +477,13 @@ shapes! {
         name: String,
         description: String,
         source: String,
-        /// Where a host program was found when the agent was created.
+        /// Where its program is: of a host program, where it was found when the agent was created.
         path: Option<String>,
         digest: Option<String>,
         safe: bool,
+        /// Whether it comes with an image. A program of the host does not.
+        #[serde(default)]
+        portable: bool,
         /// What this tool's source means for isolation.
         note: Option<String>,
     }
@@ -770,6 +773,7 @@ shapes! {
         delta: Value,
         output: Value,
         gap: Value,
+        progress: Value,
         error: Value,
         event_kinds: Vec<String>,
         error_codes: BTreeMap<String, String>,

@@ -22,6 +22,7 @@ mod lives;
 mod percentile;
 mod plan;
 mod points;
+mod pulled;
 mod ready;
 mod report;
 mod requests;

@@ -7,6 +7,7 @@ mod arguments;
 mod command;
 mod connection;
 mod journal;
+mod registry;
 mod reply;
 mod server;
 
@@ -19,6 +20,7 @@ use crate::role::Role;
 
 pub use self::arguments::run;
 pub use self::journal::{Outcome, RequestLine};
+pub use self::registry::MockRegistry;
 pub use self::server::{Options, ScriptLine, serve};
 
 /// Asking for this model gives what a provider says of a model it does not have.

@@ -183,6 +183,9 @@ impl Actor {
             | Effect::CancelModel { .. }
             | Effect::ReviveLater { .. }
             | Effect::RetryLater { .. }
+            | Effect::Pull { .. }
+            | Effect::DropPull { .. }
+            | Effect::CollectImages
             | Effect::Token(_)
             | Effect::RemoveOutput { .. } => {}
             Effect::Job { what, .. } => self.job(what).await,

@@ -10,6 +10,7 @@ mod jobs;
 mod model;
 mod notes;
 mod prune;
+mod pulls;
 mod pulse;
 mod result;
 mod root;
@@ -49,6 +50,7 @@ pub struct Actors {
     agents: Mutex<HashMap<AgentId, mpsc::Sender<Box<Order>>>>,
     models: Mutex<HashMap<TurnId, CancellationToken>>,
     profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
+    pulls: Mutex<HashMap<AgentId, pulls::Pull>>,
 }
 
 impl Actors {
@@ -96,6 +98,9 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
                 teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
             });
         }
+        Effect::Pull { row, ask } => pulls::begin(shell, *row, ask),
+        Effect::DropPull { agent } => pulls::drop_pull(shell, &agent),
+        Effect::CollectImages => pulls::collect(shell),
         Effect::Token(row) => shell.access.put(*row),
         Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
         Effect::RetryLater { agent, run, delay_ms } => {

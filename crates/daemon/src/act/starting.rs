@@ -1,10 +1,13 @@
 //! The start of an agent's sandbox: whatever it lacks is told before anything is made.
 
-use lodge_core::record::{AgentRow, ImageRecord, NetworkMode};
+use std::path::Path;
+
+use lodge_core::record::{AgentRow, FileRecord, ImageRecord, NetworkMode};
 use lodge_exec::{Link, Network, SandboxSpec};
 
 use super::actor::Actor;
-use super::root;
+use super::root::RootError;
+use super::{pulls, root};
 use crate::chain;
 use crate::crash;
 use crate::engine::{Lack, Seen, Up};
@@ -24,9 +27,13 @@ impl Actor {
             let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             return self.lacks(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
         }
+        if let Err(error) = self.shell.images.check_programs(&row).await {
+            return self.lacks(run, Lack::Image, pulls::told(&error)).await;
+        }
         match self.start_keeper(&row, &image).await {
             Ok(link) => self.connected(link, row, image, how).await,
-            Err(detail) => self.not_started(run, detail).await,
+            Err(NotStarted::Lacks(detail)) => self.lacks(run, Lack::Image, detail).await,
+            Err(NotStarted::Failed(detail)) => self.not_started(run, detail).await,
         }
     }
 
@@ -46,11 +53,12 @@ impl Actor {
         Ok(image)
     }
 
-    async fn start_keeper(&self, row: &AgentRow, image: &ImageRecord) -> Result<Link, String> {
+    async fn start_keeper(&self, row: &AgentRow, image: &ImageRecord) -> Result<Link, NotStarted> {
         let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
         let secret = self.secret(row, row.incarnation);
         let root = root::root_of(data_dir, row);
-        let runtime = self.shell.runtime.path().map_err(|error| chain(&error))?;
+        let failed = NotStarted::Failed;
+        let runtime = self.shell.runtime.path().map_err(|error| failed(chain(&error)))?;
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),
             incarnation: row.incarnation,
@@ -63,19 +71,50 @@ impl Actor {
             log: root::log_of(data_dir, row),
             failpoint: crash::keeper_point(),
         };
-        let made = {
-            let (root, row, image, runtime) = (root, row.clone(), image.clone(), runtime.to_owned());
-            tokio::task::spawn_blocking(move || root::make(&root, &row, &image, &runtime)).await
-        };
-        match made {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(chain(&error)),
-            Err(error) => return Err(error.to_string()),
+        match self.make_root(&root, row, image, runtime).await {
+            // It is brought anew where that can be, and then there is a second chance.
+            Err(lacks @ NotStarted::Lacks(_)) => {
+                let Ok(_pins) = self.shell.images.mend(row).await else { return Err(lacks) };
+                self.make_root(&root, row, image, runtime).await?;
+            }
+            made => made?,
         }
-        host.start(&spec).await.map_err(|error| chain(&error))?;
+        host.start(&spec).await.map_err(|error| failed(chain(&error)))?;
         crash::point("during_start");
-        host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await.map_err(|error| chain(&error))
+        let dialled = host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await;
+        dialled.map_err(|error| failed(chain(&error)))
     }
+
+    async fn make_root(
+        &self,
+        root: &Path,
+        row: &AgentRow,
+        image: &ImageRecord,
+        runtime: &Path,
+    ) -> Result<(), NotStarted> {
+        let (root, row, image, runtime) = (root.to_owned(), row.clone(), image.clone(), runtime.to_owned());
+        let (images, room) = (self.shell.images.clone(), self.shell.room.clone());
+        let make = move || {
+            let files = root::Files {
+                contents: &|file: &FileRecord| images.contents(file).map_err(|error| pulls::told(&error)),
+                room: &|bytes| room.spares(bytes),
+            };
+            root::make(&root, &row, &image, &runtime, &files)
+        };
+        match tokio::task::spawn_blocking(make).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error @ RootError::Contents { .. })) => Err(NotStarted::Lacks(chain(&error))),
+            Ok(Err(error)) => Err(NotStarted::Failed(chain(&error))),
+            Err(error) => Err(NotStarted::Failed(error.to_string())),
+        }
+    }
+}
+
+/// Why an agent's keeper was not started.
+enum NotStarted {
+    /// Something of its image is not there.
+    Lacks(String),
+    Failed(String),
 }
 
 /// The settings that the image asks for and nobody gave, and the way to give them.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lodge_image::registry::Watch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
 use serde_json::Value;
@@ -23,9 +24,10 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
+    watch: Arc<dyn Watch>,
 ) -> Answer {
     match method {
-        "agent/create" => create::create(shell, key, params(method, given)?).await,
+        "agent/create" => create::create(shell, key, params(method, given)?, watch).await,
         "agent/list" => agent_list(shell, who, &params(method, given)?),
         "agent/get" => agent_get(shell, &params(method, given)?),
         "agent/start" => {
@@ -38,7 +40,7 @@ pub(super) async fn call(
             let id = find_agent(shell, &given.agent)?;
             shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
         }
-        "agent/update" => update::update(shell, key, params(method, given)?).await,
+        "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
         "agent/stop" => {
             let given: AgentStopParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;

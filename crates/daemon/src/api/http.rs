@@ -12,8 +12,9 @@ use axum::routing::get;
 use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
 use serde_json::{Value, json};
 
-use super::{Api, envelope, jobs, methods, socket, sse};
+use super::{Api, archive, distribution, envelope, jobs, methods, socket, sse};
 use crate::auth::{self, Who};
+use crate::images::Unwatched;
 
 /// Through which door a request came.
 #[derive(Debug, Clone)]
@@ -28,10 +29,13 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
         .route("/v1/rpc", get(socket::upgrade).post(post))
         .route("/v1/events", get(sse::events))
         .route("/v1/jobs/{job}/{stream}", get(jobs::raw::get))
+        .route("/v1/images/export", get(archive::export))
+        .route("/v1/images/import", axum::routing::post(archive::import))
         .layer(middleware::from_fn_with_state(api.clone(), authenticate));
     Router::new()
         .route("/healthz", get(healthz))
         .merge(behind)
+        .merge(distribution::router(&api))
         .fallback(not_found)
         .layer(middleware::from_fn_with_state((api.clone(), door), check_door))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
@@ -61,7 +65,7 @@ async fn check_door(
 
 /// Stands with the answers to those who came with a token.
 #[derive(Debug, Clone, Copy)]
-struct Known;
+pub(super) struct Known;
 
 fn check_headers(api: &Api, request: &HttpRequest, bound: &str) -> Result<(), ErrorBody> {
     let host = auth::only(request.headers(), &header::HOST, "auth.host")?;
@@ -139,7 +143,7 @@ async fn post(
         Ok(request) => request,
         Err((id, error)) => return failed(id, error),
     };
-    match methods::call(&api, &who, &request.method, request.params).await {
+    match methods::call(&api, &who, &request.method, request.params, Arc::new(Unwatched)).await {
         Ok(result) => axum::Json(Response::ok(request.id, result)).into_response(),
         Err(error) => failed(request.id, error),
     }

@@ -1,7 +1,6 @@
 //! `job/…`: submitted, listed, read, waited for, cancelled.
 
 mod output;
-mod range;
 pub(super) mod raw;
 mod submit;
 

@@ -3,25 +3,34 @@
 use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_image::Pins;
+use lodge_image::registry::Watch;
 use lodge_proto::{ErrorBody, PAGE_MAX};
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
 use super::{
-    Api, agents, daemon, events, images, jobs, lineages, providers, request_key, scope, sessions, tokens,
-    turns,
+    Api, agents, bins, daemon, events, images, jobs, lineages, providers, request_key, scope, sessions,
+    tokens, turns,
 };
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, RequestKey, reused};
-use crate::shell::Shell;
+use crate::shell::{Shell, shutting_down};
 
 const PAGE_DEFAULT: u32 = 100;
 
 pub(super) type Answer = Result<Value, ErrorBody>;
 
-/// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets.
-pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) -> Answer {
+/// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets. What takes long because
+/// much is moved is told to `watch`.
+pub(super) async fn call(
+    api: &Arc<Api>,
+    who: &Who,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn Watch>,
+) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let known = known_answer(shell, who, method, &given)?;
@@ -39,11 +48,12 @@ pub(super) async fn call(api: &Arc<Api>, who: &Who, method: &str, given: Value) 
     }
     match method.split_once('/').map_or(method, |(noun, _)| noun) {
         "info" | "rpc" | "daemon" => daemon::call(shell, key, method, given).await,
-        "agent" => agents::call(shell, who, key, method, given).await,
+        "agent" => agents::call(shell, who, key, method, given, watch).await,
         "turn" => turns::call(shell, key, method, given).await,
         "session" => sessions::call(shell, key, method, given).await,
         "job" => jobs::call(shell, who, key, method, given).await,
-        "image" => images::call(shell, key, method, given).await,
+        "image" => images::call(shell, key, method, given, watch).await,
+        "bin" => bins::call(shell, key, method, given, watch).await,
         "provider" => providers::call(shell, who, method, given, key).await,
         "lineage" => lineages::call(shell, key, method, given).await,
         "event" => events::call(shell, who, method, given),
@@ -84,24 +94,68 @@ pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<
         .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
 }
 
-/// Asks for a change that takes its time to prepare: files are read for it.
+/// A change that is ready to be asked for.
+pub(super) struct Prepared {
+    pub command: Command,
+    /// Contents that it is about, held until it is recorded.
+    pub pins: Vec<Pins>,
+}
+
+impl Prepared {
+    pub fn of(command: Command) -> Prepared {
+        Prepared { command, pins: Vec::new() }
+    }
+}
+
+/// Asks for a change that takes its time to prepare: files are read for it, and registries may be asked. It goes on when
+/// its caller leaves.
 pub(super) async fn ask_prepared(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
-    prepare: impl FnOnce(&Shell) -> Result<Command, ErrorBody> + Send + 'static,
+    prepare: impl FnOnce(&Shell) -> Result<Prepared, ErrorBody> + Send + 'static,
 ) -> Answer {
-    let command = {
-        let shell = shell.clone();
-        let prepared = tokio::task::spawn_blocking(move || prepare(&shell)).await;
-        prepared.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?
-    };
+    let begun = shell.clone();
+    detached(shell, async move {
+        let slot = begun.preparing.acquire().await.map_err(|_| shutting_down())?;
+        let preparing = begun.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&preparing)).await;
+        drop(slot);
+        let prepared =
+            prepared.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?;
+        record(&begun, key, prepared).await
+    })
+    .await
+}
+
+/// Has a change recorded that took its time.
+pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Prepared) -> Answer {
     // Meanwhile the same request, sent before, may be so long decided that only the store knows it.
     if let Some(key) = &key
         && let Some(known) = recorded_answer(shell, key)?
     {
         return Ok(known);
     }
-    shell.ask(key, command).await
+    let answer = shell.ask(key, prepared.command).await;
+    let left = answer.is_err() && !prepared.pins.is_empty();
+    drop(prepared.pins);
+    if left {
+        // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
+        shell.spawn(shell.images.clone().collect());
+    }
+    answer
+}
+
+/// Does something to its end, also when whoever waits for it leaves.
+pub(super) async fn detached<T: Send + 'static>(
+    shell: &Shell,
+    work: impl Future<Output = Result<T, ErrorBody>> + Send + 'static,
+) -> Result<T, ErrorBody> {
+    let (done, heard) = tokio::sync::oneshot::channel();
+    shell.spawn(async move {
+        // Nobody may be there to hear it.
+        drop(done.send(work.await));
+    });
+    heard.await.unwrap_or_else(|_| Err(shutting_down()))
 }
 
 pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {

@@ -1,9 +1,12 @@
 //! The API's edge: listeners, authentication, and the one dispatch behind all transports.
 
 mod agents;
+mod archive;
 mod attach;
+mod bins;
 mod create;
 mod daemon;
+mod distribution;
 mod events;
 mod http;
 mod images;
@@ -11,7 +14,9 @@ mod jobs;
 mod lineages;
 mod listen;
 mod methods;
+mod progress;
 mod providers;
+mod range;
 mod reload;
 mod scope;
 mod sessions;

@@ -10,13 +10,15 @@ use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
-    AttachParams, DetachParams, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX, Response,
+    AttachParams, DetachParams, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX, Request,
+    Response,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::progress::{Board, Sent};
 use super::{Api, attach, envelope, methods, params};
 use crate::auth::Who;
 use crate::hub::{Filter, Live};
@@ -191,28 +193,14 @@ impl Connection {
             _ => {
                 // Waits when too many calls are open: the client is held, not refused.
                 let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
-                let (api, who, outbox, closing) =
-                    (self.api.clone(), self.who.clone(), self.outbox.clone(), self.closing.clone());
+                let call = Call {
+                    api: self.api.clone(),
+                    who: self.who.clone(),
+                    outbox: self.outbox.clone(),
+                    closing: self.closing.clone(),
+                };
                 tokio::spawn(async move {
-                    let call = methods::call(&api, &who, &request.method, request.params);
-                    // A change that was asked for goes on when its client leaves, and only the answer is dropped; what
-                    // would only have been told, perhaps after a long wait, is not looked for any more.
-                    let told = if changes(&request.method) {
-                        call.await
-                    } else {
-                        tokio::select! {
-                            () = closing.cancelled() => return,
-                            told = call => told,
-                        }
-                    };
-                    let answer = match told {
-                        Ok(result) => Response::ok(request.id, result),
-                        Err(error) => Response::err(request.id, error),
-                    };
-                    tokio::select! {
-                        () = closing.cancelled() => {}
-                        () = send(&outbox, &answer) => {}
-                    }
+                    call.run(request).await;
                     drop(permit);
                 });
             }
@@ -281,6 +269,49 @@ impl Connection {
             }
         };
         send(&self.outbox, &answer).await;
+    }
+}
+
+/// One call of a connection.
+struct Call {
+    api: Arc<Api>,
+    who: Who,
+    outbox: mpsc::Sender<Message>,
+    closing: CancellationToken,
+}
+
+impl Call {
+    async fn run(self, request: Request) {
+        let Request { id, method, params, .. } = request;
+        let board = Arc::new(Board::default());
+        let call = methods::call(&self.api, &self.who, &method, params, board.clone());
+        let call = board.during(&id, |note| self.tell(note), call);
+        // A change that was asked for goes on when its client leaves, and only the answer is dropped; what would only have
+        // been told, perhaps after a long wait, is not looked for any more.
+        let told = if changes(&method) {
+            call.await
+        } else {
+            tokio::select! {
+                () = self.closing.cancelled() => return,
+                told = call => told,
+            }
+        };
+        let answer = match told {
+            Ok(result) => Response::ok(id, result),
+            Err(error) => Response::err(id, error),
+        };
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            () = send(&self.outbox, &answer) => {}
+        }
+    }
+
+    /// Tells something that may be told later as well.
+    fn tell(&self, note: &Notification) -> Sent {
+        match self.outbox.try_send(text(note)) {
+            Ok(()) => Sent::Yes,
+            Err(_) => Sent::NoRoom,
+        }
     }
 }
 

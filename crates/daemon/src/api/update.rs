@@ -6,21 +6,27 @@ use std::sync::Arc;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord};
 use lodge_image::agentfile;
+use lodge_image::registry::Watch;
 use lodge_proto::{AgentUpdateParams, ErrorBody};
 
 use super::create::{
-    Chosen, check_env, check_model, choose, limits_record, mounts, named_runtime, policy, spec_of,
+    Chosen, Named, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy, spec_of,
 };
-use super::methods::{Answer, ask_prepared, internal, one_agent};
-use crate::engine::{Change, Command, ImageChange, NewImage, RequestKey, Update};
+use super::methods::{Answer, Prepared, ask_prepared, internal, one_agent};
+use crate::engine::{Change, Command, ImageChange, RequestKey, Update};
+use crate::images::record::limits_record;
 use crate::shell::Shell;
 
-pub(super) async fn update(shell: &Arc<Shell>, key: Option<RequestKey>, given: AgentUpdateParams) -> Answer {
-    let prepare = |shell: &Shell| Ok(Command::UpdateAgent(Box::new(prepare(shell, given)?)));
-    ask_prepared(shell, key, prepare).await
+pub(super) async fn update(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: AgentUpdateParams,
+    watch: Arc<dyn Watch>,
+) -> Answer {
+    ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 
-fn prepare(shell: &Shell, given: AgentUpdateParams) -> Result<Update, ErrorBody> {
+fn prepare(shell: &Shell, given: &AgentUpdateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
     if (AgentUpdateParams { agent: String::new(), request_id: None, ..given.clone() })
         == AgentUpdateParams::default()
     {
@@ -52,10 +58,12 @@ fn prepare(shell: &Shell, given: AgentUpdateParams) -> Result<Update, ErrorBody>
         revival_policy: named.or(limit_policy),
     };
     let spec = row.next.map_or(row.spec, |next| next.spec);
-    let image = new_image(shell, &given, &record, &mut change)?;
-    let after = image.as_ref().map_or(&record, |image| &image.record);
+    let chosen = new_image(shell, given, &record, &mut change, watch)?;
+    let after = chosen.as_ref().map_or(&record, |chosen| &chosen.record);
     check_configs((&record, after), &spec, &given.configs)?;
-    Ok(Update { agent: row.id, change, image })
+    let (image, pins) = chosen.map_or((None, None), |chosen| (Some(chosen.image), chosen.pins));
+    let command = Command::UpdateAgent(Box::new(Update { agent: row.id, change, image }));
+    Ok(Prepared { command, pins: pins.into_iter().collect() })
 }
 
 /// The image that somebody names, and what an agent of the old one and of this one is by itself.
@@ -64,7 +72,8 @@ fn new_image(
     given: &AgentUpdateParams,
     record: &ImageRecord,
     change: &mut Change,
-) -> Result<Option<NewImage>, ErrorBody> {
+    watch: Arc<dyn Watch>,
+) -> Result<Option<Chosen>, ErrorBody> {
     let AgentUpdateParams { path, content, image, build_args, .. } = given;
     if path.is_none() && content.is_none() && image.is_none() {
         return match build_args.is_empty() {
@@ -73,17 +82,15 @@ fn new_image(
                 .hint("name a directory or an Agentfile with them")),
         };
     }
-    let Chosen { record: chosen, digest, named, tags, .. } =
-        choose(shell, path.as_deref(), content.as_deref(), image.as_deref(), build_args)?;
-    let new = spec_of(&chosen)?;
+    let (path, content, image) = (path.as_deref(), content.as_deref(), image.as_deref());
+    let chosen = choose(shell, Named { path, content, image, build_args }, watch)?;
     change.image = Some(ImageChange {
-        name: named,
-        digest: digest.clone(),
+        name: chosen.named.clone(),
+        digest: chosen.image.row.digest.clone(),
         old: Box::new(by_itself(record)),
-        new: Box::new(new),
+        new: Box::new(spec_of(shell, &chosen.record)?),
     });
-    let bytes = lodge_store::encode(&chosen).len() as u64;
-    Ok(Some(NewImage { digest, record: chosen, bytes, tags }))
+    Ok(Some(chosen))
 }
 
 /// What of an agent came with its image. Its programs may be gone by now: they go with the image in any case.
@@ -94,7 +101,10 @@ fn by_itself(record: &ImageRecord) -> AgentSpec {
         revival_policy: record.revival_policy,
         limits: record.limits,
         capabilities: record.capabilities.clone(),
-        runtime: record.runtime.as_deref().map(named_runtime),
+        runtime: match (&record.runtime_image, &record.runtime) {
+            (Some(image), _) => Some(image_runtime(image)),
+            (None, program) => program.as_deref().map(host_runtime),
+        },
         ..AgentSpec::default()
     }
 }

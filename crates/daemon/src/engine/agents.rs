@@ -11,7 +11,7 @@ use super::jobs::Which;
 use super::lineages::{ask_pending, new_lineage};
 use super::retries::counted;
 use super::state::Agent;
-use super::{Batch, Caller, Effect, Engine, NewAgent, Refusal, RunningJobs};
+use super::{Again, Batch, Caller, Effect, Engine, NewAgent, Refusal, RunningJobs};
 use crate::view;
 
 impl Engine {
@@ -23,12 +23,13 @@ impl Engine {
         now: Timestamp,
     ) -> Result<(), Refusal> {
         let name = self.choose_name(new.name)?;
-        self.check_refs(&new.tags)?;
+        self.check_refs(new.image.row.contents.kind(), &new.image.tags)?;
+        let digest = new.image.row.digest.clone();
         let row = AgentRow {
             id: AgentId::new(&mut self.ids, now),
             name: name.clone(),
-            image: new.image.clone(),
-            image_digest: new.image_digest.clone(),
+            image: new.called,
+            image_digest: digest.clone(),
             lineage: LineageId::new(&mut self.ids, now),
             sandbox: SandboxId::new(&mut self.ids, now),
             state: AgentState::Pulling,
@@ -43,15 +44,15 @@ impl Engine {
             next: None,
         };
         let id = row.id.clone();
-        batch.write(Write::Image { digest: new.image_digest.clone(), name: new.image, record: new.record });
+        let put = self.put_image(batch, new.image);
         let lineage = new_lineage(row.lineage.clone(), id.clone(), now);
         batch.write(Write::Agent(row.clone()));
         batch.write(Write::Lineage(lineage.clone()));
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
-        self.name_image(batch, &new.image_digest, new.tags, now);
+        self.name_put(batch, put, now);
         self.agent_event(batch, &id, EventKind::AgentPulling, EventData::default(), now);
-        self.image_ready(batch, &id, now);
+        self.fetch(batch, &id, now);
         self.reply_agent(batch, caller, &id, now);
         Ok(())
     }
@@ -81,7 +82,7 @@ impl Engine {
         agent.row.retry = Retry::default();
         self.open_lineage(batch, id, now);
         self.set_state(batch, id, next, None, now);
-        self.image_ready(batch, id, now);
+        self.fetch(batch, id, now);
         self.reply_agent(batch, caller, id, now);
         Ok(())
     }
@@ -186,11 +187,30 @@ impl Engine {
         detail: Option<String>,
         now: Timestamp,
     ) {
+        self.set_state_and_retry(batch, id, next, detail, Again::Later, now);
+    }
+
+    /// As [`Engine::set_state`]; a failure after which it is of no use is not tried again.
+    pub(super) fn set_state_and_retry(
+        &mut self,
+        batch: &mut Batch,
+        id: &AgentId,
+        next: AgentState,
+        detail: Option<String>,
+        again: Again,
+        now: Timestamp,
+    ) {
         let backoff = self.host.settings.backoff;
         let Some(agent) = self.agents.get_mut(id) else { return };
-        agent.row.retry = counted(&agent.row, next, backoff, now);
+        agent.row.retry = match again {
+            Again::Later => counted(&agent.row, next, backoff, now),
+            Again::Never => Retry::default(),
+        };
         agent.row.state = next;
         agent.row.failure_detail.clone_from(&detail);
+        if next != AgentState::Pulling && agent.pull.take().is_some() {
+            batch.act(Effect::DropPull { agent: id.clone() });
+        }
         let (retry, run) = (agent.row.retry, agent.row.runs);
         batch.write(Write::AgentState {
             id: id.clone(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lodge_core::lineage::Policy;
-use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord, SessionFact};
+use lodge_core::record::{AgentSpec, ImageRow, LimitsRecord, MountRecord, SessionFact};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, JobId, LineageId, SessionId, Timestamp, TurnId};
@@ -51,7 +51,13 @@ pub enum Command {
     CancelJob {
         id: JobId,
     },
-    BuildImage(Box<NewImage>),
+    /// Records an image that is in the store, and gives it names.
+    AddImage(Box<NewImage>),
+    /// Gives an image that there is more names.
+    TagImage {
+        digest: String,
+        tags: Vec<String>,
+    },
     RemoveImage(ImageGiven),
     /// A request that was decided before, with its recorded answer: its caller hears that now, or when what was decided
     /// has come about.
@@ -127,13 +133,14 @@ pub struct Settlement {
     pub last_turn: Option<TurnId>,
 }
 
-/// An image that was built, and the names it gets.
+/// An image that was built or came from elsewhere, and the names it gets. It is kept while a name, an agent or another
+/// image has it, and so is what came with it. Whoever says that it is whole holds its contents until this is recorded; of
+/// one that was only looked up the row says that it is announced, which changes nothing while it is recorded.
 #[derive(Debug)]
 pub struct NewImage {
-    pub digest: String,
-    pub record: ImageRecord,
-    /// How large its record is.
-    pub bytes: u64,
+    pub row: ImageRow,
+    /// The images that it cannot do without, as far as they came with it.
+    pub with: Vec<ImageRow>,
     pub tags: Vec<String>,
 }
 
@@ -165,11 +172,9 @@ pub enum TokenFor {
 #[derive(Debug)]
 pub struct NewAgent {
     pub name: NameChoice,
-    pub image: String,
-    pub image_digest: String,
-    pub record: ImageRecord,
-    /// Names that mean its image from now on.
-    pub tags: Vec<String>,
+    /// What its image is called.
+    pub called: String,
+    pub image: NewImage,
     pub spec: AgentSpec,
 }
 

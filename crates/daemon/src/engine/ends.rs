@@ -64,7 +64,7 @@ impl Engine {
         self.sessions_over(batch, id);
         if let Some(agent) = self.agents.remove(id) {
             self.names.remove(&agent.row.name);
-            self.image_left(batch, &agent.row.image_digest);
+            self.images_left(batch, agent.row.images().map(str::to_owned).collect());
         }
         self.streams.remove(id.as_str());
     }

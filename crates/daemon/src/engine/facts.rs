@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::Epoch;
 use lodge_core::job::JobRow;
-use lodge_core::record::{AgentRow, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::record::{AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId};
@@ -65,6 +65,7 @@ pub struct Facts {
     /// Those that nobody revoked and whose time may not be over.
     pub tokens: BTreeMap<TokenId, TokenRow>,
     pub image_refs: BTreeMap<String, ImageRefRow>,
+    pub images: BTreeMap<String, ImageHeld>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -168,6 +169,7 @@ impl Engine {
             last_uid: self.last_uid,
             tokens: self.tokens.clone(),
             image_refs: self.image_refs.clone(),
+            images: self.images.clone(),
         }
     }
 

@@ -1,13 +1,14 @@
-//! What goes into the engine and what comes out of it. What clients ask for is in `commands`.
+//! What goes into the engine and what comes out of it. What clients ask for is in `commands`, what a step decided in
+//! `batch`.
 
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{
-    AgentRow, CallRecord, EventRow, ExecRequest, FailureRecord, ReasoningRecord, Usage, Write,
+    AgentRow, CallRecord, ExecRequest, FailureRecord, ImageRow, ReasoningRecord, RuntimeRecord, ToolRecord,
+    Usage,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, Cause, ExecId, JobId, SandboxId, SessionId, TurnId};
-use lodge_proto::ErrorBody;
 use serde_json::Value;
 
 use super::jobs::{JobEffect, JobSeen, JobWish};
@@ -40,6 +41,15 @@ pub enum Part {
     Sandbox,
 }
 
+/// Whether what failed is tried again without anybody asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// What was in the way may be gone by then.
+    Later,
+    /// It would fail in the same way for ever.
+    Never,
+}
+
 /// What was observed.
 #[derive(Debug)]
 pub enum Seen {
@@ -61,6 +71,23 @@ pub enum Seen {
         run: u32,
         lack: Lack,
         detail: String,
+    },
+    /// Everything that an agent needs is in the store of images.
+    Pulled {
+        agent: AgentId,
+        /// Of the [`Effect::Pull`] that this answers.
+        ask: u64,
+        /// Images that are not recorded yet, or were only announced.
+        rows: Vec<ImageRow>,
+        /// All of its tools, those of the host unchanged.
+        tools: Vec<ToolRecord>,
+        runtime: Option<RuntimeRecord>,
+    },
+    PullFailed {
+        agent: AgentId,
+        ask: u64,
+        detail: String,
+        again: Again,
     },
     /// The pause after a failure is over.
     RetryDue {
@@ -295,6 +322,18 @@ pub enum Effect {
         row: Box<AgentRow>,
         how: Up,
     },
+    /// Find or bring everything that an agent needs from images, and say so. It takes the place of an earlier one for
+    /// the same agent; `ask` tells the answers to this order from those to earlier ones.
+    Pull {
+        row: Box<AgentRow>,
+        ask: u64,
+    },
+    /// What was pulled for this agent is recorded, or nobody waits for it any more: break it off, and hold nothing.
+    DropPull {
+        agent: AgentId,
+    },
+    /// An image is gone: remove the contents that nobody needs.
+    CollectImages,
     /// Make the sandbox be gone. `run` tells the answers to this order from those to earlier ones.
     Down {
         agent: AgentId,
@@ -416,66 +455,4 @@ pub enum Purpose {
     Step,
     /// To write down what was said in the turns up to this one. Its text is nobody's answer.
     Summary { upto: u32, strategy: Strategy },
-}
-
-/// Something that leaves the daemon once the batch is on disk.
-#[derive(Debug)]
-pub enum Out {
-    Reply { ticket: Ticket, reply: Result<Value, ErrorBody> },
-    Act(Effect),
-}
-
-/// What one step decided.
-#[derive(Debug, Default)]
-pub struct Batch {
-    pub writes: Vec<Write>,
-    /// Whether somebody waits for these writes. Others ride on the next commit.
-    pub urgent: bool,
-    /// May be done before the commit: repeating them after a crash does no harm.
-    pub now: Vec<Effect>,
-    /// Must wait for the commit, in this order.
-    pub after: Vec<Out>,
-}
-
-impl Batch {
-    pub fn events(&self) -> impl Iterator<Item = &EventRow> {
-        self.writes.iter().filter_map(|write| match write {
-            Write::Event(event) => Some(event),
-            Write::Image { .. }
-            | Write::ImageRef(_)
-            | Write::ImageRefGone { .. }
-            | Write::ImageGone { .. }
-            | Write::Agent(_)
-            | Write::AgentState { .. }
-            | Write::AgentSpec { .. }
-            | Write::Lineage(_)
-            | Write::Session(_)
-            | Write::SessionPath(_)
-            | Write::SessionFork(_)
-            | Write::SessionDeleted { .. }
-            | Write::Turn(_)
-            | Write::TurnState { .. }
-            | Write::Step(_)
-            | Write::StepState { .. }
-            | Write::Epoch(_)
-            | Write::Message(_)
-            | Write::Request(_)
-            | Write::Token(_)
-            | Write::Job(_) => None,
-        })
-    }
-
-    /// How many answers to requests are recorded with it.
-    pub fn requests(&self) -> usize {
-        self.writes.iter().filter(|write| matches!(write, Write::Request(_))).count()
-    }
-
-    pub(crate) fn write(&mut self, write: Write) {
-        self.writes.push(write);
-        self.urgent = true;
-    }
-
-    pub(crate) fn act(&mut self, effect: Effect) {
-        self.after.push(Out::Act(effect));
-    }
 }

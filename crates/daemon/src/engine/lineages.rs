@@ -152,7 +152,7 @@ impl Engine {
         let Some(agent) = self.agents.get_mut(id) else { return };
         agent.lineage.revivals += 1;
         self.move_lineage(batch, id, LineageEvent::Revived, now);
-        self.image_ready(batch, id, now);
+        self.fetch(batch, id, now);
     }
 
     /// Nobody takes over: the agent has failed until an operator acts, and its sandbox is ended.

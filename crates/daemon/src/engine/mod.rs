@@ -4,6 +4,7 @@
 //! Decides ahead of the disk; whatever leaves the daemon waits for the commit of its batch.
 
 mod agents;
+mod batch;
 mod commands;
 mod compact;
 mod ends;
@@ -16,6 +17,7 @@ mod lineages;
 mod misfits;
 mod models;
 mod naming;
+mod pulls;
 mod rebuild;
 mod retries;
 mod sessions;
@@ -36,16 +38,18 @@ use std::sync::Arc;
 use lodge_core::agent::AgentEvent;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::lineage::Policy;
-use lodge_core::record::{EventRow, ImageRefRow, Loaded, RequestRow, Write};
+use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, Loaded, RequestRow, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
+pub use batch::{Batch, Out};
 pub use commands::*;
 pub use facts::*;
 pub use io::*;
+use pulls::Brought;
 pub use rebuild::RequestName;
 use starts::Pauses;
 use state::{Agent, Session, Turn};
@@ -106,6 +110,9 @@ pub struct Engine {
     /// Those that nobody revoked.
     tokens: BTreeMap<TokenId, TokenRow>,
     image_refs: BTreeMap<String, ImageRefRow>,
+    images: BTreeMap<String, ImageHeld>,
+    /// Pulls that were ordered since the daemon started.
+    asks: u64,
 }
 
 /// The event that says that this daemon started.
@@ -172,6 +179,8 @@ impl Engine {
             last_uid: loaded.last_uid,
             tokens: loaded.tokens.into_iter().map(|row| (row.id.clone(), row)).collect(),
             image_refs: loaded.image_refs.into_iter().map(|row| (row.reference.clone(), row)).collect(),
+            images: loaded.images.into_iter().map(|held| (held.digest.clone(), held)).collect(),
+            asks: 0,
         };
         for fact in loaded.sessions {
             engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
@@ -206,6 +215,9 @@ impl Engine {
                 Input::Seen(seen) => self.observe(&mut batch, seen, now),
             }
         }
+        if batch.writes.iter().any(|write| matches!(write, Write::ImageGone { .. })) {
+            batch.act(Effect::CollectImages);
+        }
         batch
     }
 
@@ -236,7 +248,8 @@ impl Engine {
             Command::SettleLineage(settlement) => self.settle_lineage(batch, caller, *settlement, now),
             Command::ChangeSession(change) => self.change_session(batch, caller, *change, now),
             Command::IssueToken(new) => self.issue_token(batch, caller, *new, now),
-            Command::BuildImage(new) => self.build_image(batch, caller, *new, now),
+            Command::AddImage(new) => self.add_image(batch, caller, *new, now),
+            Command::TagImage { digest, tags } => self.tag_image(batch, caller, &digest, tags, now),
             Command::RemoveImage(given) => self.remove_image(batch, caller, given, now),
             Command::SubmitJob(new) => self.submit_job(batch, caller, *new, now),
             Command::CancelJob { id } => self.cancel_job(batch, caller, &id, now),
@@ -281,7 +294,8 @@ impl Engine {
             | Command::SettleLineage(_)
             | Command::ChangeSession(_)
             | Command::IssueToken(_)
-            | Command::BuildImage(_)
+            | Command::AddImage(_)
+            | Command::TagImage { .. }
             | Command::RemoveImage(_)
             | Command::RevokeToken { .. }
             | Command::SubmitJob(_)
@@ -302,6 +316,12 @@ impl Engine {
             }
             Seen::Lacks { agent, run, lack, detail } => {
                 self.agent_lacks(batch, &agent, run, lack, detail, now);
+            }
+            Seen::Pulled { agent, ask, rows, tools, runtime } => {
+                self.pulled(batch, &agent, ask, Brought { rows, tools, runtime }, now);
+            }
+            Seen::PullFailed { agent, ask, detail, again } => {
+                self.pull_failed(batch, &agent, ask, detail, again, now);
             }
             Seen::RetryDue { agent, run } => self.retry_due(batch, &agent, run, now),
             Seen::Configured(settings) => self.configured(batch, settings, now),

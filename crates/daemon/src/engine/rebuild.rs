@@ -44,6 +44,7 @@ impl Engine {
             sessions,
             turns,
             started,
+            asks,
             ..
         } = self;
         recent.retain(|name, _| !unrecorded.contains(&**name));
@@ -52,6 +53,8 @@ impl Engine {
         let mut engine = Engine::over(loaded, host, ids);
         (engine.recent, engine.recent_order) = (recent, recent_order);
         (engine.requests, engine.settled) = (requests, settled);
+        // The answer to an earlier order may be under way.
+        engine.asks = asks;
         idle.iter().for_each(|session| engine.rest_session(session));
         // What was deleted for good is still known as such: a request may be under way that read of it before.
         for (id, session) in sessions.into_iter().filter(|(_, session)| session.gone) {
@@ -115,14 +118,14 @@ mod tests {
 
     use lodge_core::IdSource;
     use lodge_core::lineage::Policy;
-    use lodge_core::record::{AgentSpec, ImageRecord, Write};
+    use lodge_core::record::{AgentSpec, ImageRecord, ImageRow, Write};
     use lodge_core::retry::Backoff;
     use serde_json::Value;
 
     use super::*;
     use crate::engine::{
-        Command, Effect, Host, Input, NameChoice, NewAgent, NewTurn, RequestKey, RunningJobs, SessionChoice,
-        Settings, Up,
+        Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, RequestKey, RunningJobs,
+        SessionChoice, Settings, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -156,10 +159,12 @@ mod tests {
         fn create(&mut self, request: &str) -> AgentId {
             let new = NewAgent {
                 name: NameChoice::Like("a".into()),
-                image: "a:latest".into(),
-                image_digest: "sha256:0".into(),
-                record: ImageRecord::default(),
-                tags: Vec::new(),
+                called: "a:latest".into(),
+                image: NewImage {
+                    row: ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default()),
+                    with: Vec::new(),
+                    tags: Vec::new(),
+                },
                 spec: AgentSpec::default(),
             };
             let batch = self.ask(1, request, Command::CreateAgent(Box::new(new)));

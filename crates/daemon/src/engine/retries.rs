@@ -36,7 +36,7 @@ impl Engine {
         let Ok(next) = agent.row.state.next(AgentEvent::RetryDue) else { return };
         agent.row.incarnation += 1;
         self.set_state(batch, id, next, None, now);
-        self.image_ready(batch, id, now);
+        self.fetch(batch, id, now);
     }
 
     /// After memory was rebuilt: a new daemon tries at once, the same one waits for what is left of the pause.

@@ -7,7 +7,7 @@ use lodge_core::{AgentId, EventData, EventKind, Timestamp, TurnId};
 
 use super::ends::BreakOff;
 use super::jobs::Which;
-use super::{Batch, Effect, Engine, Lack, Part, Up};
+use super::{Again, Batch, Effect, Engine, Lack, Part, Up};
 
 /// What becomes of pauses before a start when memory is rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Engine {
                     Pauses::Skip => self.revive(batch, &id, now),
                     Pauses::Keep => self.pause_again(batch, &id, now),
                 },
-                AgentState::Pulling => self.image_ready(batch, &id, now),
+                AgentState::Pulling => self.fetch(batch, &id, now),
                 AgentState::Starting | AgentState::Ready => {
                     batch.act(Effect::Up { row: Box::new(agent.row.clone()), how: Up::Adopt })
                 }
@@ -48,7 +48,7 @@ impl Engine {
         self.adopt_jobs(batch, now);
     }
 
-    /// The image is in the store, so a pull ends as it begins.
+    /// Everything that it needs is in the store.
     pub(super) fn image_ready(&mut self, batch: &mut Batch, id: &AgentId, now: Timestamp) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::ImageReady) else { return };
@@ -102,8 +102,21 @@ impl Engine {
     ) {
         let Some(agent) = self.current(id, run) else { return };
         let Ok(next) = agent.row.state.next(event) else { return };
+        self.fail(batch, id, next, detail, Again::Later, now);
+    }
+
+    /// Nothing of it goes on, and it is tried again as its failure and `again` have it.
+    pub(super) fn fail(
+        &mut self,
+        batch: &mut Batch,
+        id: &AgentId,
+        next: AgentState,
+        detail: String,
+        again: Again,
+        now: Timestamp,
+    ) {
         let why = format!("its agent ended: {detail}");
-        self.set_state(batch, id, next, Some(detail), now);
+        self.set_state_and_retry(batch, id, next, Some(detail), again, now);
         self.cancel_jobs(batch, id, Which::Alive, &why, now);
         self.break_off_turns(batch, id, &BreakOff::Park, now);
         self.down(batch, id);

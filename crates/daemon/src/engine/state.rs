@@ -34,11 +34,13 @@ pub(crate) struct Agent {
     pub running: usize,
     pub lineage: LineageRow,
     pub liveness: Liveness,
+    /// The newest order to bring what it needs, while nobody knows how that ended.
+    pub pull: Option<u64>,
 }
 
 impl Agent {
     pub(crate) fn new(row: AgentRow, lineage: LineageRow) -> Self {
-        Agent { row, stopping: Vec::new(), running: 0, lineage, liveness: Liveness::Active }
+        Agent { row, stopping: Vec::new(), running: 0, lineage, liveness: Liveness::Active, pull: None }
     }
 }
 

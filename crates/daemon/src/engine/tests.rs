@@ -5,6 +5,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod misfits;
+mod pulls;
 mod restarts;
 mod retries;
 mod sessions;
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
-    AgentSpec, CallRecord, FailureRecord, ImageRecord, LiveTurn, Loaded, SessionFact, StepKind, StepRow,
-    ToolRecord, TurnRow, Usage, Write,
+    AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact, StepKind,
+    StepRow, ToolRecord, TurnRow, Usage, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource, Timestamp, TurnId};
@@ -25,6 +26,11 @@ use serde_json::{Value, json};
 use super::*;
 
 const NOW: Timestamp = Timestamp::from_ms(1_000);
+
+fn new_image(digest: &str, tags: Vec<String>) -> NewImage {
+    let row = ImageRow::agent(digest.into(), "a:latest".into(), 7, ImageRecord::default());
+    NewImage { row, with: Vec::new(), tags }
+}
 
 /// An engine with everything it ever wrote, as a store would hold it.
 struct World {
@@ -81,10 +87,8 @@ impl World {
         };
         let new = NewAgent {
             name: NameChoice::Like("a".into()),
-            image: "a:latest".into(),
-            image_digest: "sha256:0".into(),
-            record: ImageRecord::default(),
-            tags: Vec::new(),
+            called: "a:latest".into(),
+            image: new_image("sha256:0", Vec::new()),
             spec,
         };
         let batch = self.ask(None, Command::CreateAgent(Box::new(new)));

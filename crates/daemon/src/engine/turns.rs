@@ -234,6 +234,11 @@ impl Engine {
         }
         self.resume_execs(batch, &id);
         self.run(batch, &id);
+        // A job of this session may have waited for what its agent is to become. The turn may wait for it, so it does not
+        // any longer.
+        if self.agents.get(&agent).is_some_and(|agent| agent.row.next.is_some()) {
+            self.hand_out_jobs(batch, now);
+        }
     }
 
     /// After the runtime answered its probe: it gets every running turn it does not have, and queued ones start.

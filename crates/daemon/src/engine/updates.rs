@@ -8,14 +8,16 @@ use std::collections::BTreeMap;
 use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
-use lodge_core::record::{AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, Write};
+use lodge_core::record::{
+    AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord, Write,
+};
 use lodge_core::{AgentId, EventData, EventKind, JobId, Timestamp};
 
 use super::agents::wrong_state;
 use super::ends::BreakOff;
 use super::jobs::Which;
 use super::state::Agent;
-use super::{Batch, Caller, Change, Engine, ImageChange, NewImage, Refusal, RunningJobs, Update};
+use super::{Batch, Caller, Change, Engine, ImageChange, Refusal, RunningJobs, Update};
 use crate::view;
 
 /// From when on an update counts.
@@ -80,7 +82,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let Update { agent: id, change, image } = update;
         if let Some(image) = &image {
-            self.check_refs(&image.tags)?;
+            self.check_refs(image.row.contents.kind(), &image.tags)?;
         }
         let has_jobs = self.jobs.running_of(&id) > 0;
         let agent = self.agent_mut(&id)?;
@@ -100,12 +102,7 @@ impl Engine {
         let works = agent.running > 0 || has_jobs;
         let replaces = waits || needs_runtime(&current(&agent.row), &next);
         let superseded = agent.row.next.replace(next);
-        let mut named = None;
-        if let Some(NewImage { digest, record, tags, .. }) = image {
-            let name = tags.first().unwrap_or(&digest).clone();
-            batch.write(Write::Image { digest: digest.clone(), name, record });
-            named = Some((digest, tags));
-        }
+        let put = image.map(|image| self.put_image(batch, image));
         let in_force = match (replaces, works) {
             (true, true) => {
                 self.write_spec(batch, &id);
@@ -121,10 +118,10 @@ impl Engine {
         };
         // An image goes after the agent that named it has another, and once.
         if let Some(superseded) = superseded {
-            self.image_left(batch, &superseded.image_digest);
+            self.images_left(batch, superseded.images().map(str::to_owned).collect());
         }
-        if let Some((digest, tags)) = named {
-            self.name_image(batch, &digest, tags, now);
+        if let Some(put) = put {
+            self.name_put(batch, put, now);
         }
         let data = EventData { status: Some(in_force.word().to_owned()), ..EventData::default() };
         self.agent_event(batch, &id, EventKind::AgentUpdated, data, now);
@@ -154,14 +151,12 @@ impl Engine {
     pub(super) fn take_next(&mut self, batch: &mut Batch, id: &AgentId) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         let Some(next) = agent.row.next.take() else { return };
-        agent.row.image = next.image;
-        let before = std::mem::replace(&mut agent.row.image_digest, next.image_digest);
-        let same = before == agent.row.image_digest;
-        agent.row.spec = next.spec;
+        let mut left: Vec<String> = agent.row.images().map(str::to_owned).collect();
+        (agent.row.image, agent.row.image_digest, agent.row.spec) =
+            (next.image, next.image_digest, next.spec);
+        left.retain(|digest| agent.row.images().all(|kept| kept != digest));
         self.write_spec(batch, id);
-        if !same {
-            self.image_left(batch, &before);
-        }
+        self.images_left(batch, left);
     }
 
     /// Starts a new sandbox in place of the one there is: whoever brings it up ends the old one first.
@@ -172,10 +167,10 @@ impl Engine {
         // One that waited for its revival has it.
         self.move_lineage(batch, id, LineageEvent::Stopped, now);
         self.set_state(batch, id, next, None, now);
-        self.image_ready(batch, id, now);
+        self.fetch(batch, id, now);
     }
 
-    fn write_spec(&mut self, batch: &mut Batch, id: &AgentId) {
+    pub(super) fn write_spec(&mut self, batch: &mut Batch, id: &AgentId) {
         let Some(agent) = self.agents.get(id) else { return };
         let AgentRow { image, image_digest, spec, next, .. } = agent.row.clone();
         let (spec, next) = (Box::new(spec), next.map(Box::new));
@@ -249,10 +244,29 @@ fn take_image(next: &mut NextSpec, image: ImageChange) {
     // The program of that name may be another by now.
     let source = |spec: &AgentSpec| spec.runtime.as_ref().map(|runtime| runtime.source.clone());
     if source(spec) == source(&old) {
-        spec.runtime = new.runtime;
+        let image =
+            |runtime: &Option<RuntimeRecord>| runtime.as_ref().and_then(|runtime| runtime.image.clone());
+        // One that was pulled is the same for ever.
+        if image(&spec.runtime).is_none() || image(&spec.runtime) != image(&new.runtime) {
+            spec.runtime = new.runtime;
+        }
     }
     // These are the image's alone.
-    (spec.tools, spec.network) = (new.tools, new.network);
+    let tools = new.tools.into_iter().map(|tool| pulled_already(&spec.tools, tool));
+    (spec.tools, spec.network) = (tools.collect(), new.network);
+}
+
+/// A tool as it was pulled, if it was: a digest names the same program for ever. What it says of itself comes from its image
+/// unless somebody said it better.
+fn pulled_already(known: &[ToolRecord], tool: ToolRecord) -> ToolRecord {
+    let same = |known: &&ToolRecord| {
+        (&known.name, &known.source, &known.image, known.safe)
+            == (&tool.name, &tool.source, &tool.image, tool.safe)
+            && (tool.description.is_empty() || tool.description == known.description)
+            && (tool.usage.is_none() || tool.usage == known.usage)
+    };
+    let found = known.iter().filter(|known| known.image.is_some()).find(same);
+    found.cloned().unwrap_or(tool)
 }
 
 fn merge(map: &mut BTreeMap<String, String>, changes: BTreeMap<String, Option<String>>) {

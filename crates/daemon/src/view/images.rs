@@ -2,11 +2,11 @@
 
 use lodge_core::lineage::Policy;
 use lodge_core::record::{
-    BinRecord, ContextRecord, EnvRecord, ImageRecord, LimitsRecord, NetworkMode, NetworkRecord,
+    BinRecord, ContextRecord, EnvRecord, ImageRecord, ImageState, LimitsRecord, NetworkMode, NetworkRecord,
 };
 use lodge_proto::{
-    CapabilityView, ImageBin, ImageConfig, ImageContext, ImageDetail, ImageEnv, ImageFile, ImageView,
-    LimitsView, NetworkView,
+    BlobView, CapabilityView, ImageBin, ImageConfig, ImageContext, ImageDetail, ImageEnv, ImageFile,
+    ImageView, LimitsView, NetworkView,
 };
 use lodge_store::ImageSummary;
 
@@ -21,6 +21,7 @@ pub fn image(found: ImageSummary) -> ImageView {
     ImageView {
         digest: found.digest,
         refs: found.refs.into_iter().map(|row| row.reference).collect(),
+        named: Vec::new(),
         size_bytes: found.bytes,
         agents: found.agents,
         created_at: found.at.to_string(),
@@ -68,8 +69,20 @@ fn agentfile(text: &[u8], env: &[EnvRecord]) -> String {
     String::from_utf8_lossy(text).split_inclusive('\n').map(line).collect()
 }
 
+fn image_bin(bin: BinRecord) -> ImageBin {
+    let BinRecord { name, host, safe, description, usage, image } = bin;
+    let portable = image.is_some();
+    let source = image.unwrap_or_else(|| format!("host:{host}"));
+    ImageBin { name, source, portable, safe, description, usage }
+}
+
 /// Everything about an image but the contents of its files and the secrets among its variables.
-pub fn image_detail(summary: ImageSummary, record: ImageRecord, used_by: Vec<String>) -> ImageDetail {
+pub fn image_detail(
+    summary: ImageSummary,
+    record: ImageRecord,
+    used_by: Vec<String>,
+    blobs: Vec<BlobView>,
+) -> ImageDetail {
     let agentfile = agentfile(&record.agentfile, &record.env);
     let configs = record.configs;
     let declared = record.declared.into_iter().map(|config| ImageConfig {
@@ -79,10 +92,13 @@ pub fn image_detail(summary: ImageSummary, record: ImageRecord, used_by: Vec<Str
         description: config.description,
     });
     ImageDetail {
+        blobs,
+        complete: summary.state == ImageState::Complete,
+        portable: record.runtime.is_none() && record.bins.iter().all(|bin| bin.image.is_some()),
         image: image(summary),
         name: record.name,
         model: record.model,
-        runtime: record.runtime.map(|program| format!("host:{program}")),
+        runtime: record.runtime_image.or(record.runtime.map(|program| format!("host:{program}"))),
         exec: record.exec,
         from: record.from,
         parents: record.parents,
@@ -100,22 +116,12 @@ pub fn image_detail(summary: ImageSummary, record: ImageRecord, used_by: Vec<Str
                 ImageEnv { key, value, description }
             })
             .collect(),
-        bins: record
-            .bins
-            .into_iter()
-            .map(|BinRecord { name, host, safe, description, usage }| ImageBin {
-                name,
-                source: format!("host:{host}"),
-                safe,
-                description,
-                usage,
-            })
-            .collect(),
+        bins: record.bins.into_iter().map(image_bin).collect(),
         files: record
             .files
             .into_iter()
             .map(|file| ImageFile {
-                bytes: file.bytes.len() as u64,
+                bytes: if file.digest.is_some() { file.size } else { file.bytes.len() as u64 },
                 name: file.name,
                 description: file.description,
             })

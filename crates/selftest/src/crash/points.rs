@@ -44,6 +44,8 @@ enum Act {
     Work,
     /// A new agent.
     Start,
+    /// A new agent that comes from a registry.
+    Pull,
     /// The end of an agent.
     Stop,
     /// A change of a session or a token.
@@ -59,7 +61,7 @@ const fn point(name: &'static str, act: Act) -> Point {
 }
 
 /// Every point that the daemon knows, and every one that a keeper knows, in their order.
-pub const POINTS: [Point; 34] = [
+pub const POINTS: [Point; 37] = [
     point("after_lock", Act::Boot),
     point("after_load", Act::Boot),
     point("during_adoption", Act::Boot),
@@ -88,6 +90,9 @@ pub const POINTS: [Point; 34] = [
     point("after_archive", Act::Job),
     point("after_release", Act::Job),
     point("before_job_forget", Act::Job),
+    point("after_image_kept", Act::Start),
+    point("during_pull", Act::Pull),
+    point("after_pulled", Act::Pull),
     point("during_start", Act::Start),
     point("during_stop", Act::Stop),
     point("keeper.after_claim", Act::Tool),
@@ -153,6 +158,10 @@ impl World {
                 self.begin_conversation().await?;
                 None
             }
+            Act::Pull => {
+                self.extra = Some(self.pulled_params().await?);
+                None
+            }
             Act::Boot | Act::Work | Act::Start | Act::Job => None,
         };
         let nth = match (name, act) {
@@ -162,7 +171,7 @@ impl World {
             }
             ("before_commit", _) => 2 + self.rng.below(8),
             (_, Act::Work | Act::Job) => 1 + self.rng.below(3),
-            (_, Act::Boot | Act::Start | Act::Stop | Act::Change | Act::Tool) => 1,
+            (_, Act::Boot | Act::Start | Act::Pull | Act::Stop | Act::Change | Act::Tool) => 1,
         };
         self.send_new();
         self.gather().await;
@@ -172,7 +181,11 @@ impl World {
         let died = match act {
             Act::Boot => self.lodge.wait_ended(PATIENCE).await?,
             Act::Work => self.work_to_death().await?,
-            Act::Start => self.start_to_death().await?,
+            Act::Start => {
+                self.extra = Some(self.agent_params()?);
+                self.start_to_death().await?
+            }
+            Act::Pull => self.start_to_death().await?,
             Act::Stop => self.stop_to_death(extra.as_deref()).await?,
             Act::Change => self.change_to_death().await?,
             Act::Job => self.jobs_to_death().await?,
@@ -190,7 +203,7 @@ impl World {
         self.start_again().await?;
         match act {
             Act::Boot | Act::Work | Act::Job | Act::Tool => Ok(()),
-            Act::Start => self.check_started().await,
+            Act::Start | Act::Pull => self.check_started().await,
             Act::Stop => self.check_stopped(extra.as_deref()).await,
             Act::Change => self.check_changed().await,
         }
@@ -291,9 +304,8 @@ impl World {
 
     async fn start_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         self.lodge.wait_ready().await?;
-        let params = self.agent_params()?;
-        let created = self.create_agent(&params).await;
-        self.extra = Some(params);
+        let Some(params) = &self.extra else { return Ok(None) };
+        let created = self.create_agent(params).await;
         let died = self.lodge.wait_ended(PATIENCE).await?;
         if let Err(error @ ClientError::Refused(_)) = created {
             self.report.add(Broken::Wrong, format!("an agent was refused: {error}"));

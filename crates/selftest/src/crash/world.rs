@@ -22,7 +22,7 @@ use super::talk::Sent;
 use super::tokens::Token;
 use super::{Remains, Setup};
 use crate::lodge::Lodge;
-use crate::mock::MockLlm;
+use crate::mock::{MockLlm, MockRegistry};
 use crate::processes::Cgroups;
 use crate::role;
 use crate::trouble::{Trouble, refused, system};
@@ -43,6 +43,8 @@ const SETTINGS: [(&str, &str); 5] = [
 pub struct World {
     pub setup: Setup,
     pub mock: Option<MockLlm>,
+    /// Started when an agent is to come from one.
+    pub registry: Option<MockRegistry>,
     pub effects: EffectCounter,
     pub follower: Follower,
     pub agents: Vec<Agent>,
@@ -103,6 +105,7 @@ impl World {
         let mut world = World {
             setup: setup.clone(),
             mock,
+            registry: None,
             effects,
             follower,
             agents: Vec::new(),

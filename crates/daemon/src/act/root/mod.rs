@@ -14,7 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::{AgentRow, EnvRecord, ImageRecord, MountRecord};
+use lodge_core::record::{AgentRow, EnvRecord, FileRecord, ImageRecord, MountRecord};
 use lodge_exec::Bind;
 
 pub(super) use self::contexts::contexts;
@@ -45,6 +45,18 @@ pub(super) enum RootError {
     },
     #[error("cannot mount {host} at {target}: a link leads to {} now", leads_to.display())]
     Moved { host: String, target: String, leads_to: PathBuf },
+    #[error("the file `{file}` that came with it cannot be had: {why}")]
+    Contents { file: String, why: String },
+    #[error("there is too little room on the disk for the {bytes} bytes of files that came with it")]
+    NoRoom { bytes: u64 },
+}
+
+/// Where the files that came with an image are had from.
+pub(super) struct Files<'f> {
+    /// Reads the contents of one, checked; or says why not.
+    pub contents: &'f dyn Fn(&FileRecord) -> Result<Vec<u8>, String>,
+    /// Whether the disk has room for so many bytes.
+    pub room: &'f dyn Fn(u64) -> bool,
 }
 
 pub(super) fn root_of(data_dir: &Path, row: &AgentRow) -> PathBuf {
@@ -61,6 +73,7 @@ pub(super) fn make(
     row: &AgentRow,
     image: &ImageRecord,
     runtime: &Path,
+    files: &Files<'_>,
 ) -> Result<(), RootError> {
     row.spec.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
@@ -85,22 +98,43 @@ pub(super) fn make(
     }
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
     put(&root.join(RUNTIME), b"")?;
-    for file in &image.files {
-        put(&root.join("etc/data").join(&file.name), &file.bytes)?;
-    }
+    put_files(&root.join("etc/data"), image, files)?;
     let sections = contexts(root, row, image);
     for section in &sections {
         put(&root.join("etc/context").join(section.file()), section.text.as_bytes())?;
     }
     for tool in &row.spec.tools {
-        let link = root.join("usr/bin").join(&tool.name);
-        std::os::unix::fs::symlink(&tool.path, &link).map_err(|cause| RootError::Io { path: link, cause })?;
+        let place = root.join("usr/bin").join(&tool.name);
+        match tool.image {
+            // The program is bound over it: no path of the store leads into a sandbox.
+            Some(_) => put(&place, b"")?,
+            None => std::os::unix::fs::symlink(&tool.path, &place)
+                .map_err(|cause| RootError::Io { path: place, cause })?,
+        }
     }
     for mount in &row.spec.mounts {
         make_target(root, row, mount)?;
     }
     let yaml = yaml::agent_yaml(row, image, &sections, runtime).map_err(|cause| RootError::Yaml { cause })?;
     put(&root.join("etc/agent.yaml"), yaml.as_bytes())
+}
+
+/// Writes the files that came with an image: all of them, or none that would take the room of others.
+fn put_files(dir: &Path, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
+    let bytes = image.files.iter().map(|file| file.size.max(file.bytes.len() as u64)).sum();
+    if bytes > 0 && !(files.room)(bytes) {
+        return Err(RootError::NoRoom { bytes });
+    }
+    let put_one = |file: &FileRecord| {
+        let contents = (files.contents)(file);
+        let contents = contents.map_err(|why| RootError::Contents { file: file.name.clone(), why })?;
+        put(&dir.join(&file.name), &contents)
+    };
+    let done = image.files.iter().try_for_each(put_one);
+    if done.is_err() && clear(dir).is_err() {
+        // The next attempt begins with that; why this one failed is what is to be told.
+    }
+    done
 }
 
 /// What was there when the agent was created may be gone since, or have been replaced by a way to somewhere else.
@@ -146,7 +180,7 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 }
 
 /// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
-/// runtime, and the operator's mounts.
+/// runtime, programs from images, and the operator's mounts.
 pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| Bind { source, target, read_only: true };
     let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
@@ -155,6 +189,10 @@ pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path) -> Vec<Bind> {
         read_only(root.join("usr"), root.join("usr")),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
+    let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
+    binds.extend(
+        tools.map(|tool| read_only(PathBuf::from(&tool.path), root.join("usr/bin").join(&tool.name))),
+    );
     binds.extend(row.spec.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
@@ -215,7 +253,7 @@ pub(super) fn remove(data_dir: &Path, row: &AgentRow) -> Result<(), RootError> {
 #[cfg(test)]
 mod tests {
     use lodge_core::agent::AgentState;
-    use lodge_core::record::{AgentSpec, ContextRecord, FileRecord, RuntimeRecord, ToolRecord};
+    use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
     use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
     use serde_json::{Value, json};
 
@@ -234,13 +272,20 @@ mod tests {
                 description: Some("who".into()),
                 text: "kind".into(),
             }],
-            files: vec![FileRecord { name: "n.txt".into(), bytes: b"x".to_vec(), description: None }],
+            files: vec![FileRecord { name: "n.txt".into(), bytes: b"x".to_vec(), ..FileRecord::default() }],
             configs: [("max-steps".to_owned(), "5".to_owned()), ("custom".to_owned(), "a".to_owned())].into(),
             env: vec![env("B", "image", Some("the second")), env("PATH", "/evil", None), env("C", "c", None)],
             exec: vec!["serve".into(), "-v".into()],
             ..ImageRecord::default()
         }
     }
+
+    /// As an earlier release kept them.
+    fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
+        Ok(file.bytes.clone())
+    }
+
+    const KEPT: Files<'static> = Files { contents: &kept, room: &|_| true };
 
     fn row(host: &Path) -> AgentRow {
         let (mut ids, now) = (IdSource::new(1), Timestamp::from_ms(1));
@@ -252,6 +297,7 @@ mod tests {
             safe: false,
             description: "a shell".into(),
             usage: Some("sh -c".into()),
+            image: None,
         };
         let mount = MountRecord {
             host: host.to_str().unwrap().into(),
@@ -293,7 +339,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
         fs::create_dir(&host).unwrap();
-        make(&root, &row(&host), &image(), Path::new("/state/bin/runtime-abc")).unwrap();
+        make(&root, &row(&host), &image(), Path::new("/state/bin/runtime-abc"), &KEPT).unwrap();
         let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
         let yaml: Value = serde_saphyr::from_str(&text).unwrap();
         let expected = json!({
@@ -321,10 +367,11 @@ mod tests {
             source: "host:loop".into(),
             path: "/usr/bin/loop".into(),
             digest: "sha256:3".into(),
+            image: None,
         };
         let mut row = row(&host);
         row.spec.runtime = Some(own);
-        make(&root, &row, &image(), Path::new("/state/bin/runtime-abc")).unwrap();
+        make(&root, &row, &image(), Path::new("/state/bin/runtime-abc"), &KEPT).unwrap();
         let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
         assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
     }
@@ -342,11 +389,68 @@ mod tests {
     }
 
     #[test]
+    fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linked() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
+        fs::create_dir(&host).unwrap();
+        let mut row = row(&host);
+        let rg = ToolRecord {
+            name: "rg".into(),
+            path: "/state/registry/programs/1/ripgrep".into(),
+            image: Some("rg:latest@sha256:1".into()),
+            ..row.spec.tools[0].clone()
+        };
+        row.spec.tools.push(rg);
+        let own =
+            RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
+        row.spec.runtime = Some(own);
+        make(&root, &row, &image(), Path::new("/r-1"), &KEPT).unwrap();
+        assert_eq!(fs::read_link(root.join("usr/bin/sh")).unwrap(), Path::new("/bin/sh"));
+        assert_eq!(
+            root.join("usr/bin/rg").symlink_metadata().map(|meta| (meta.is_file(), meta.len())).unwrap(),
+            (true, 0)
+        );
+        let binds = binds(&root, &row, Path::new("/r-1"));
+        let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
+        let rg = &binds[at("usr/bin/rg")];
+        assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
+        assert_eq!(binds[at(RUNTIME)].source, Path::new("/state/registry/programs/2/loop"));
+        assert!(
+            at("usr") < at("usr/bin/rg") && !binds.iter().any(|bind| bind.target == root.join("usr/bin/sh"))
+        );
+    }
+
+    #[test]
+    fn a_file_whose_contents_cannot_be_had_is_told_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().canonicalize().unwrap().join("host");
+        fs::create_dir(&host).unwrap();
+        let lost = Files { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
+        let made = make(&dir.path().join("root"), &row(&host), &image(), Path::new("/r-1"), &lost);
+        assert!(matches!(&made, Err(RootError::Contents { file, .. }) if file == "n.txt"), "{made:?}");
+    }
+
+    #[test]
+    fn files_that_the_disk_has_no_room_for_are_not_begun() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().canonicalize().unwrap().join("host");
+        fs::create_dir(&host).unwrap();
+        let (root, image) = (dir.path().join("root"), image());
+        let full = Files { room: &|_| false, ..KEPT };
+        make(&root, &row(&host), &image, Path::new("/r-1"), &KEPT).unwrap();
+        let made = make(&root, &row(&host), &image, Path::new("/r-1"), &full);
+        assert!(matches!(made, Err(RootError::NoRoom { bytes: 1.. })), "{made:?}");
+        assert!(!root.join("etc/data/n.txt").exists());
+        let without = ImageRecord { files: Vec::new(), ..image };
+        make(&root, &row(&host), &without, Path::new("/r-1"), &full).unwrap();
+    }
+
+    #[test]
     fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let host = dir.path().canonicalize().unwrap().join("host");
         let fails = || {
-            let made = make(&dir.path().join("root"), &row(&host), &image(), Path::new("/r-1"));
+            let made = make(&dir.path().join("root"), &row(&host), &image(), Path::new("/r-1"), &KEPT);
             crate::chain(&made.unwrap_err())
         };
         let gone = fails();
@@ -373,7 +477,7 @@ mod tests {
                 fs::create_dir(root.join("mnt")).unwrap();
                 std::os::unix::fs::symlink(link, root.join("mnt/x")).unwrap();
             }
-            make(&root, &row(&host), &image(), Path::new("/r-1")).unwrap();
+            make(&root, &row(&host), &image(), Path::new("/r-1"), &KEPT).unwrap();
             assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
             assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
         }

@@ -1,16 +1,22 @@
 //! Building an image: an Agentfile with its parents, checked and flattened.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use lodge_core::record::ImageRecord;
-use lodge_image::agentfile::{self, Agentfile, BinSource, Builder, LoadError, Loaded};
+use lodge_core::record::{ImageKind, ImageRecord, ImageRow, ImageState};
+use lodge_image::agentfile::{self, Agentfile, Builder, LoadError, Loaded};
+use lodge_image::oci::pack_agent;
+use lodge_image::registry::Watch;
+use lodge_image::{Pins, Reference, Remote};
 use lodge_proto::ErrorBody;
-use sha2::{Digest, Sha256};
+use tokio::runtime::Handle;
 
-use super::hex;
-use super::record::{loaded_of, record_of};
-use crate::api::images;
+use crate::api::images::{self, bring, find_bin, name_of};
+use crate::api::methods::internal;
+use crate::images::record::record_of;
+use crate::images::{errors, unsupported};
 use crate::shell::Shell;
 
 /// As NAME has it.
@@ -24,35 +30,45 @@ pub(in crate::api) enum Source<'a> {
     Content(&'a str),
 }
 
-/// An image that may be recorded. Its digest is that of everything in it.
-#[derive(Debug, Clone)]
+/// An image that lies in the store and may be recorded. Its digest is that of everything in it.
+#[derive(Debug)]
 pub(in crate::api) struct Built {
+    pub row: ImageRow,
     pub record: ImageRecord,
-    pub digest: String,
+    /// The tools that it needs.
+    pub with: Vec<ImageRow>,
+    pub pins: Pins,
     /// What it is called where nobody says so: its own NAME, or that of the directory that it was built from. Never
     /// the NAME of a parent, whose name would then mean its child.
     pub called: Option<String>,
 }
 
-/// Builds an image. Every mistake in it is told at once.
+/// Builds an image. Every mistake in it is told at once. To be called where waiting holds nobody up.
 pub(in crate::api) fn build(
     shell: &Shell,
     source: &Source<'_>,
     args: &BTreeMap<String, String>,
+    watch: Arc<dyn Watch>,
 ) -> Result<Built, ErrorBody> {
-    let builder = Stored { shell };
+    let shelf = Shelf::new(shell, watch)?;
     let loaded = match source {
-        Source::Path(path) => agentfile::load_dir(Path::new(path), args, &builder),
-        Source::Content(content) => agentfile::load_inline(content.as_bytes(), args, &builder),
+        Source::Path(path) => agentfile::load_dir(Path::new(path), args, &shelf),
+        Source::Content(content) => agentfile::load_inline(content.as_bytes(), args, &shelf),
     };
     let loaded = loaded.map_err(|error| load_error(&error))?;
     let called = loaded.own_name.clone().or_else(|| match source {
         Source::Path(path) => directory_name(Path::new(path)),
         Source::Content(_) => None,
     });
+    let packed = pack_agent(&loaded).map_err(|error| errors::bad_image(&error))?;
+    let (with, pins) = shelf.taken();
+    shell.images.keep(&pins, &packed)?;
     let record = record_of(loaded);
-    let digest = format!("sha256:{}", hex(&Sha256::digest(lodge_store::encode(&record))));
-    Ok(Built { record, digest, called })
+    let digest = packed.digest.to_string();
+    let bytes = packed.blobs.iter().map(|blob| blob.bytes.len() as u64).sum();
+    let name = called.clone().unwrap_or_else(|| digest.clone());
+    let row = ImageRow::agent(digest, name, bytes, record.clone());
+    Ok(Built { row, record, with, pins, called })
 }
 
 /// The name of the directory of an Agentfile, made one that NAME allows.
@@ -72,46 +88,110 @@ fn plain_name(text: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Parents come from the local store.
-struct Stored<'a> {
+/// Parents and tools: of the local store, or brought from the registries that they name.
+pub(in crate::api) struct Shelf<'a> {
     shell: &'a Shell,
+    watch: Arc<dyn Watch>,
+    /// Holds the tools that were taken, whatever becomes of their names meanwhile.
+    pins: Pins,
+    bins: RefCell<BTreeMap<String, ImageRow>>,
 }
 
-impl Builder for Stored<'_> {
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
-        match images::find(self.shell, reference) {
-            Ok(found) => Ok(Some(loaded_of(found.record))),
+impl<'a> Shelf<'a> {
+    pub fn new(shell: &'a Shell, watch: Arc<dyn Watch>) -> Result<Shelf<'a>, ErrorBody> {
+        Ok(Shelf { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
+    }
+
+    /// The tools that were asked for.
+    pub fn taken(self) -> (Vec<ImageRow>, Pins) {
+        (self.bins.into_inner().into_values().collect(), self.pins)
+    }
+
+    /// The tool that a reference means now, as `name:tag@sha256:…`.
+    pub fn bin(&self, reference: &str) -> Result<String, ErrorBody> {
+        let found = match find_bin(self.shell, reference) {
+            Err(error) if error.data.code == "bin.not_found" => {
+                let Some(remote) = self.remote(reference)? else { return Err(error) };
+                self.bring(ImageKind::Bin, reference, &remote)?;
+                find_bin(self.shell, &name_of(reference, &remote)?)?
+            }
+            found => found?,
+        };
+        let pinned = match Reference::read(reference).map_err(|error| images::bad_ref(&error))? {
+            Reference::Name(tagged) if found.named.is_some() => {
+                format!("{}@{}", tagged.as_str(), found.digest)
+            }
+            Reference::Digest(_) if reference.contains('@') => reference.to_owned(),
+            // Only its digest was given: what it is called by itself is the same everywhere.
+            Reference::Name(_) | Reference::Digest(_) => format!("{}@{}", found.record.name, found.digest),
+        };
+        let row = self.shell.images.found(&self.pins, &found.digest, found.record.name)?;
+        self.bins.borrow_mut().insert(found.digest, row);
+        Ok(pinned)
+    }
+
+    fn parent(&self, reference: &str) -> Result<Loaded, ErrorBody> {
+        let found = match images::find(self.shell, reference) {
+            Err(error) if error.data.code == "image.not_found" => {
+                let Some(remote) = self.remote(reference)? else { return Err(error) };
+                self.bring(ImageKind::Agent, reference, &remote)?;
+                images::find(self.shell, &name_of(reference, &remote)?)?
+            }
+            found => found?,
+        };
+        let summary = self.shell.reader.image_summary(&found.digest).map_err(internal)?;
+        let announced = summary.is_some_and(|summary| summary.state == ImageState::Announced);
+        if announced && let Some(remote) = self.remote(&found.named)? {
+            self.bring(ImageKind::Agent, &found.named, &remote)?;
+        }
+        self.keep_tools(&found.record)?;
+        self.shell.images.loaded(found.record)
+    }
+
+    /// The tools of a parent are those of its child, too.
+    fn keep_tools(&self, record: &ImageRecord) -> Result<(), ErrorBody> {
+        record.images().try_for_each(|image| self.bin(image).map(drop))
+    }
+
+    fn remote(&self, reference: &str) -> Result<Option<Remote>, ErrorBody> {
+        Remote::read(reference).map_err(|error| images::bad_ref(&error))
+    }
+
+    fn bring(&self, kind: ImageKind, reference: &str, remote: &Remote) -> Result<(), ErrorBody> {
+        let tags = vec![name_of(reference, remote)?];
+        let brought = bring(self.shell, None, kind, (reference, remote), tags, self.watch.clone());
+        Handle::current().block_on(brought).map(drop)
+    }
+}
+
+type BuildError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Builder for Shelf<'_> {
+    fn image(&self, reference: &str) -> Result<Option<Loaded>, BuildError> {
+        match self.parent(reference) {
+            Ok(loaded) => Ok(Some(loaded)),
             Err(error) if error.data.code == "image.not_found" => Ok(None),
             Err(error) => Err(error.message.into()),
         }
     }
 
-    /// What the grammar has and this release does not do is refused, not ignored.
+    fn pin(&self, reference: &str) -> Result<Option<String>, BuildError> {
+        match self.bin(reference) {
+            Ok(pinned) => Ok(Some(pinned)),
+            Err(error) if error.data.code == "bin.not_found" => Ok(None),
+            Err(error) => Err(error.message.into()),
+        }
+    }
+
     fn refuses(&self, file: &Agentfile) -> Vec<(u32, &'static str)> {
-        let mut refused: Vec<(u32, &'static str)> = Vec::new();
-        if let Some(runtime) = &file.runtime
-            && let BinSource::Image(_) = runtime.value
-        {
-            refused.push((runtime.line, "a RUNTIME from an image (use `host:/path/program`)"));
-        }
-        for bin in &file.bins {
-            if let BinSource::Image(_) = bin.source {
-                refused.push((bin.line, "a BIN from an image (use `host:program`)"));
-            }
-        }
-        refused.extend(file.mcps.iter().map(|item| (item.line, "MCP")));
-        refused.extend(file.skills.iter().map(|item| (item.line, "SKILL")));
-        refused.extend(file.services.iter().map(|item| (item.line, "SERVICE")));
-        refused.extend(file.schedules.iter().map(|item| (item.line, "SCHEDULE")));
-        refused.extend(file.ons.iter().map(|item| (item.line, "ON")));
-        refused
+        unsupported::instructions(file)
     }
 }
 
 fn load_error(error: &LoadError) -> ErrorBody {
     let (code, hint) = match error {
-        LoadError::Mistakes(errors) if errors.iter().all(|error| error.code() == "agentfile.unsupported") => {
-            ("agentfile.unsupported", "remove these lines, and run it again".to_owned())
+        LoadError::Mistakes(_) if unsupported::is_all(error) => {
+            (unsupported::CODE, "remove these lines, and run it again".to_owned())
         }
         // They are listed with a hint each.
         LoadError::Mistakes(_) => ("agentfile.invalid", "mend these lines, and run it again".to_owned()),

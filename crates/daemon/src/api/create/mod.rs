@@ -3,107 +3,163 @@
 mod build;
 mod env;
 mod mounts;
-mod record;
 mod tools;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lodge_core::lineage::Policy;
-use lodge_core::record::{AgentSpec, ImageRecord};
+use lodge_core::record::{AgentSpec, ImageContents, ImageKind, ImageRecord, ImageRow, ImageState};
 use lodge_image::agentfile::CAPABILITIES;
+use lodge_image::registry::Watch;
+use lodge_image::{Pins, Remote};
 use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use serde_json::Value;
+use tokio::runtime::Handle;
 
-pub(in crate::api) use self::build::{Built, Source, build};
+pub(in crate::api) use self::build::{Built, Shelf, Source, build};
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
-pub(in crate::api) use self::record::limits_record;
-pub(in crate::api) use self::tools::named_runtime;
-use self::tools::{find_runtime, find_tool};
+use self::tools::{find_runtime, find_tool, runtime_named};
+pub(in crate::api) use self::tools::{host_runtime, image_runtime};
 use super::images;
-use super::methods::ask_prepared;
-use crate::engine::{Command, NameChoice, NewAgent, RequestKey};
+use super::methods::{Prepared, ask_prepared, internal};
+use crate::engine::images::no_image;
+use crate::engine::{Command, NameChoice, NewAgent, NewImage, RequestKey};
+use crate::images::Arrived;
 use crate::shell::Shell;
 
 /// The name of an image, and of an agent, that has none from anywhere.
-const NAME_DEFAULT: &str = "agent";
+pub(in crate::api) const NAME_DEFAULT: &str = "agent";
 
 pub(super) async fn create(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentCreateParams,
+    watch: Arc<dyn Watch>,
 ) -> Result<Value, ErrorBody> {
-    let prepare = |shell: &Shell| Ok(Command::CreateAgent(Box::new(prepare(shell, given)?)));
-    ask_prepared(shell, key, prepare).await
+    ask_prepared(shell, key, move |shell| prepare(shell, given, watch)).await
+}
+
+/// Which image somebody names, in one of the three ways.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::api) struct Named<'a> {
+    pub path: Option<&'a str>,
+    pub content: Option<&'a str>,
+    pub image: Option<&'a str>,
+    pub build_args: &'a BTreeMap<String, String>,
 }
 
 /// An image that an agent is made of.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(in crate::api) struct Chosen {
     pub record: ImageRecord,
-    pub digest: String,
+    pub image: NewImage,
     /// What the agent's image is called.
     pub named: String,
-    /// Names that mean it from now on.
-    pub tags: Vec<String>,
+    /// What is in the store for it, until it is recorded.
+    pub pins: Option<Pins>,
     /// What an agent is called that nobody names.
     name: String,
 }
 
-/// Builds an image, which is then called `<name>:latest` by its own NAME or its directory's, or finds one that was built.
+/// Builds an image, which is then called `<name>:latest` by its own NAME or its directory's; finds one that was built; or
+/// has one announced by its registry.
 pub(in crate::api) fn choose(
     shell: &Shell,
-    path: Option<&str>,
-    content: Option<&str>,
-    image: Option<&str>,
-    build_args: &BTreeMap<String, String>,
+    named: Named<'_>,
+    watch: Arc<dyn Watch>,
 ) -> Result<Chosen, ErrorBody> {
-    let source = match (path, content, image) {
+    let source = match (named.path, named.content, named.image) {
         (Some(path), None, None) => Source::Path(path),
         (None, Some(content), None) => Source::Content(content),
-        (None, None, Some(image)) if build_args.is_empty() => {
-            let images::Found { digest, named, record } = images::find(shell, image)?;
-            let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());
-            return Ok(Chosen { record, digest, named, tags: Vec::new(), name });
-        }
+        (None, None, Some(image)) if named.build_args.is_empty() => return found_or_announced(shell, image),
         (None, None, Some(image)) => {
             return Err(ErrorBody::new("params.invalid", format!("`{image}` is built already"))
                 .hint("build arguments belong to `lodge image build`, or to the run of a directory"));
         }
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) | (_, Some(_), Some(_)) | (None, None, None) => {
             return Err(ErrorBody::new("params.invalid", "name exactly one of `path`, `content` and `image`")
-                .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text, `image` the name of a local image"));
+                .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text, `image` the name of an image"));
         }
     };
-    let Built { record, digest, called } = build(shell, &source, build_args)?;
+    let Built { mut row, record, with, pins, called } = build(shell, &source, named.build_args, watch)?;
     let called = called.unwrap_or_else(|| NAME_DEFAULT.to_owned());
     let named = format!("{called}:latest");
+    row.name.clone_from(&named);
     let name = record.name.clone().unwrap_or(called);
-    Ok(Chosen { record, digest, tags: vec![named.clone()], named, name })
+    let image = NewImage { row, with, tags: vec![named.clone()] };
+    Ok(Chosen { record, image, named, pins: Some(pins), name })
+}
+
+fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
+    match images::find(shell, given) {
+        Err(error) if error.data.code == "image.not_found" => {
+            let remote = Remote::read(given).map_err(|error| images::bad_ref(&error))?;
+            announced(shell, given, &remote.ok_or(error)?)
+        }
+        found => {
+            let images::Found { digest, named, record } = found?;
+            let summary = shell.reader.image_summary(&digest).map_err(internal)?;
+            let summary = summary.ok_or_else(|| *no_image(given))?;
+            let row = ImageRow {
+                digest,
+                name: summary.name,
+                bytes: summary.bytes,
+                // Should it be removed before this is recorded, nobody holds its contents: then they have to come again.
+                state: ImageState::Announced,
+                contents: ImageContents::Agent(record.clone()),
+            };
+            let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());
+            let image = NewImage { row, with: Vec::new(), tags: Vec::new() };
+            Ok(Chosen { record, image, named, pins: None, name })
+        }
+    }
+}
+
+/// Of an image in a registry what it says of itself: the rest comes when the agent is started.
+fn announced(shell: &Shell, given: &str, remote: &Remote) -> Result<Chosen, ErrorBody> {
+    let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
+    let record = match &row.contents {
+        ImageContents::Agent(record) => record.clone(),
+        ImageContents::Bin(_) => return Err(images::wrong_kind(ImageKind::Agent, given)),
+    };
+    let named = images::name_of(given, remote)?;
+    let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());
+    let image = NewImage { row, with, tags: vec![named.clone()] };
+    Ok(Chosen { record, image, named, pins: Some(pins), name })
 }
 
 /// What an image alone makes of an agent on this host. Without a MODEL its model is empty.
-pub(in crate::api) fn spec_of(record: &ImageRecord) -> Result<AgentSpec, ErrorBody> {
+pub(in crate::api) fn spec_of(shell: &Shell, record: &ImageRecord) -> Result<AgentSpec, ErrorBody> {
+    let runtime = match (&record.runtime_image, &record.runtime) {
+        (Some(image), _) => Some(image_runtime(image)),
+        (None, Some(program)) => Some(find_runtime(program)?),
+        (None, None) => None,
+    };
     Ok(AgentSpec {
         model: record.model.clone().unwrap_or_default(),
         labels: record.labels.clone(),
-        tools: record.bins.iter().map(find_tool).collect::<Result<_, _>>()?,
+        tools: record.bins.iter().map(|bin| find_tool(shell, bin)).collect::<Result<_, _>>()?,
         revival_policy: record.revival_policy,
         limits: record.limits,
         network: record.network.clone(),
-        runtime: record.runtime.as_deref().map(find_runtime).transpose()?,
+        runtime,
         capabilities: record.capabilities.clone(),
         ..AgentSpec::default()
     })
 }
 
-fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBody> {
-    let AgentCreateParams { path, content, image, build_args, .. } = &given;
-    let Chosen { record, digest, named, tags, name } =
-        choose(shell, path.as_deref(), content.as_deref(), image.as_deref(), build_args)?;
-    let mut spec = spec_of(&record)?;
+fn prepare(shell: &Shell, given: AgentCreateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+    let named = Named {
+        path: given.path.as_deref(),
+        content: given.content.as_deref(),
+        image: given.image.as_deref(),
+        build_args: &given.build_args,
+    };
+    let Chosen { record, mut image, named, pins, name } = choose(shell, named, watch.clone())?;
+    let mut spec = spec_of(shell, &record)?;
     if let Some(model) = given.model {
         spec.model = model;
     }
@@ -120,18 +176,17 @@ fn prepare(shell: &Shell, given: AgentCreateParams) -> Result<NewAgent, ErrorBod
     if let Some(word) = &given.revival_policy {
         spec.revival_policy = Some(policy(word)?.code());
     }
+    let mut held = vec![pins];
     if let Some(runtime) = &given.runtime {
-        spec.runtime = Some(find_runtime(host_program(runtime)?)?);
+        let (runtime, with, pins) = runtime_named(shell, runtime, watch)?;
+        spec.runtime = Some(runtime);
+        image.with.extend(with);
+        held.push(pins);
     }
     add_capabilities(&mut spec.capabilities, given.capabilities)?;
-    Ok(NewAgent {
-        name: given.name.map_or(NameChoice::Like(name), NameChoice::Exactly),
-        image: named,
-        image_digest: digest,
-        record,
-        tags,
-        spec,
-    })
+    let name = given.name.map_or(NameChoice::Like(name), NameChoice::Exactly);
+    let command = Command::CreateAgent(Box::new(NewAgent { name, called: named, image, spec }));
+    Ok(Prepared { command, pins: held.into_iter().flatten().collect() })
 }
 
 /// Refuses what can never name a model. Whether somebody offers it is found out when the agent starts.
@@ -155,17 +210,6 @@ pub(in crate::api) fn policy(word: &str) -> Result<Policy, ErrorBody> {
     })
 }
 
-/// The program of a runtime that was named beside the image.
-fn host_program(runtime: &str) -> Result<&str, ErrorBody> {
-    runtime.strip_prefix("host:").ok_or_else(|| {
-        ErrorBody::new(
-            "params.invalid",
-            format!("`{runtime}` is no program of this host: a runtime from an image is not supported by this release"),
-        )
-        .hint("write it as `host:/path/program`")
-    })
-}
-
 fn add_capabilities(known: &mut Vec<String>, given: Vec<String>) -> Result<(), ErrorBody> {
     for name in given {
         if !CAPABILITIES.contains(&name.as_str()) {
@@ -177,8 +221,4 @@ fn add_capabilities(known: &mut Vec<String>, given: Vec<String>) -> Result<(), E
         }
     }
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

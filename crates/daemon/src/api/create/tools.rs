@@ -1,21 +1,52 @@
-//! Programs of the host, as they are found when an agent is created.
+//! Programs of the host, as they are found when an agent is created, and those of images, which are found when it starts.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use lodge_core::record::{BinRecord, RuntimeRecord, ToolRecord};
+use lodge_core::record::{BinImageRecord, BinRecord, ImageRow, RuntimeRecord, ToolRecord, pinned_digest};
+use lodge_image::registry::Watch;
+use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
-use sha2::{Digest, Sha256};
 
-use super::hex;
+use super::Shelf;
+use crate::api::methods::internal;
+use crate::shell::Shell;
 
 /// Where `host:` programs may live: what every sandbox sees of the host.
 const HOST_PROGRAM_ROOTS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/opt"];
 /// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
 const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
+/// A tool of an agent. One of an image has a place only once it was pulled.
+pub(super) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
+    match &bin.image {
+        Some(image) => image_tool(shell, bin, image),
+        None => host_tool(bin),
+    }
+}
+
+/// What the Agentfile does not say of a tool its image may: now if it is here, else when it was pulled.
+fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord, ErrorBody> {
+    let known = match pinned_digest(image) {
+        Some(digest) => shell.reader.bin_image(digest).map_err(internal)?.unwrap_or_default(),
+        None => BinImageRecord::default(),
+    };
+    let described = [&bin.description, &known.description].into_iter().find(|text| !text.is_empty());
+    Ok(ToolRecord {
+        name: bin.name.clone(),
+        source: image.to_owned(),
+        path: String::new(),
+        digest: String::new(),
+        safe: bin.safe,
+        description: described.cloned().unwrap_or_default(),
+        usage: bin.usage.clone().or(known.usage),
+        image: Some(image.to_owned()),
+    })
+}
+
 /// Finds a host program and records where it is and what it is.
-pub(super) fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
+fn host_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let missing = |why: String| {
         ErrorBody::new("bin.not_found", format!("BIN {}: {why}", bin.name))
             .hint("install that program on this host, or remove the BIN line")
@@ -43,6 +74,7 @@ pub(super) fn find_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
         safe: bin.safe,
         description,
         usage: bin.usage.clone(),
+        image: None,
     })
 }
 
@@ -58,12 +90,33 @@ pub(super) fn find_runtime(program: &str) -> Result<RuntimeRecord, ErrorBody> {
     let digest = digest_of(&path).map_err(|error| missing(unreadable(&path, &error)))?;
     let path =
         path.to_str().ok_or_else(|| missing(format!("`{}` is not written in UTF-8", path.display())))?;
-    Ok(RuntimeRecord { path: path.to_owned(), digest, ..named_runtime(program) })
+    Ok(RuntimeRecord { path: path.to_owned(), digest, ..host_runtime(program) })
 }
 
 /// A runtime as an image names it, wherever that program is.
-pub(in crate::api) fn named_runtime(program: &str) -> RuntimeRecord {
+pub(in crate::api) fn host_runtime(program: &str) -> RuntimeRecord {
     RuntimeRecord { source: format!("host:{program}"), ..RuntimeRecord::default() }
+}
+
+/// A runtime that is in an image, before that was pulled.
+pub(in crate::api) fn image_runtime(image: &str) -> RuntimeRecord {
+    let (source, image) = (image.to_owned(), Some(image.to_owned()));
+    RuntimeRecord { source, image, ..RuntimeRecord::default() }
+}
+
+/// A runtime that was named beside the image: `host:program`, or an image of its own with what holds that.
+pub(in crate::api) fn runtime_named(
+    shell: &Shell,
+    given: &str,
+    watch: Arc<dyn Watch>,
+) -> Result<(RuntimeRecord, Vec<ImageRow>, Option<Pins>), ErrorBody> {
+    if let Some(program) = given.strip_prefix("host:") {
+        return Ok((find_runtime(program)?, Vec::new(), None));
+    }
+    let shelf = Shelf::new(shell, watch)?;
+    let image = shelf.bin(given)?;
+    let (with, pins) = shelf.taken();
+    Ok((image_runtime(&image), with, Some(pins)))
 }
 
 /// A program of this host by its path, or by its name where programs are.
@@ -89,16 +142,6 @@ fn unreadable(path: &Path, error: &std::io::Error) -> String {
     format!("`{}` could not be read: {error}", path.display())
 }
 
-/// The digest of a program, read in pieces: programs can be large.
 fn digest_of(path: &Path) -> std::io::Result<String> {
-    use std::io::Read;
-    let mut file = std::fs::File::open(path)?;
-    let mut hash = Sha256::new();
-    let mut piece = vec![0; 64 * 1024];
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(format!("sha256:{}", hex(&hash.finalize()))),
-            read => hash.update(&piece[..read]),
-        }
-    }
+    Digest::of_rest(&mut std::fs::File::open(path)?).map(|digest| digest.to_string())
 }

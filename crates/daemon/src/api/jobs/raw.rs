@@ -17,10 +17,10 @@ use lodge_proto::{ErrorBody, JobOutputParams};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::super::range::{OutOfRange, Range, wanted_range};
 use super::super::{Api, http, params, scope};
 use super::find;
 use super::output::{Reading, pick};
-use super::range::{Range, wanted_range};
 use crate::auth::Who;
 use crate::jobs::{Pick, Piece};
 use crate::view;
@@ -81,7 +81,13 @@ async fn answer(
     let row = reading.row()?;
     let mut whole = whole(&row, pick);
     let mut range = match (whole, asked.offset, headers.get(header::RANGE)) {
-        (Some(length), None, Some(range)) => wanted_range(range.to_str().unwrap_or_default(), length)?,
+        (Some(length), None, Some(range)) => {
+            let range = range.to_str().unwrap_or_default();
+            wanted_range(range, length).map_err(|OutOfRange| {
+                ErrorBody::new("job.bad_range", format!("there are {length} bytes, and none in `{range}`"))
+                    .hint("leave the header `Range` out for everything")
+            })?
+        }
         // Where the end is not known, or something is missing, the header is as if it were not there.
         (None, _, _) | (_, Some(_), _) | (_, _, None) => None,
     };

@@ -208,17 +208,10 @@ fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen()
     let update = Update {
         agent: agent.clone(),
         change: Change { image: Some(image), ..Change::default() },
-        image: Some(NewImage {
-            digest: "sha256:1".into(),
-            record: ImageRecord::default(),
-            bytes: 0,
-            tags: vec!["b:latest".into()],
-        }),
+        image: Some(new_image("sha256:1", vec!["b:latest".into()])),
     };
     let batch = world.ask(None, Command::UpdateAgent(Box::new(update)));
-    assert!(
-        batch.writes.iter().any(|write| matches!(write, Write::Image { digest, .. } if digest == "sha256:1"))
-    );
+    assert!(batch.writes.iter().any(|write| matches!(write, Write::Image(row) if row.digest == "sha256:1")));
     let spec = world.spec(&agent);
     assert_eq!((spec.model.as_str(), spec.tools.len()), ("p/newer", 1));
     assert_eq!(spec.labels, labels(&[("both", "chosen"), ("mine", "1"), ("since", "new")]));

@@ -235,6 +235,21 @@ fn a_job_that_a_running_turn_may_wait_for_starts_although_its_agent_is_to_become
 }
 
 #[test]
+fn a_job_that_waited_for_an_update_starts_when_a_turn_of_its_session_does() {
+    let mut two = two();
+    two.world.see(Seen::Configured(Settings { max_jobs: 2, ..settings(10) }));
+    two.world.job_done(&two.waits.clone());
+    let change = Change { model: Some("p/other".into()), ..Change::default() };
+    two.ask(Command::UpdateAgent(Box::new(Update { agent: two.agent.clone(), change, image: None })));
+    let agent = two.agent.clone();
+    let waits = two.world.job_in(&agent, "t");
+    assert_eq!(two.world.job_state(&waits), JobState::Pending);
+    let batch = two.world.send(&agent, "t", "how is it going?");
+    assert_eq!(two.world.state(&turn_of(&batch)), TurnState::Running);
+    assert_eq!(started(&batch), [waits], "the turn may wait for it");
+}
+
+#[test]
 fn a_job_whose_bin_went_with_an_update_is_an_error_and_frees_its_place() {
     let mut two = two();
     let last = two.world.job(&two.agent);

@@ -4,22 +4,54 @@ use std::time::Duration;
 
 use lodge_core::lineage::Policy;
 use lodge_core::record::{
-    BinRecord, ConfigRecord, ContextRecord, EnvRecord, FileRecord, ImageRecord, LimitsRecord, NetworkMode,
-    NetworkRecord,
+    BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord, FileRecord,
+    ImageRecord, LimitsRecord, NetworkMode, NetworkRecord,
 };
+use lodge_image::Digest;
 use lodge_image::agentfile::{
     Add, AddedFile, Agentfile, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, ContextText,
     Env, Label, Limit, Loaded, Model, Network, RevivalPolicy,
 };
+use lodge_image::oci::{BinImage, Head};
 
-/// What is recorded of an image. What the builder refuses is not in it.
-pub(super) fn record_of(loaded: Loaded) -> ImageRecord {
+/// What is recorded of an image whose layers are not here: texts are empty, and files are named alone.
+pub(crate) fn announced_record(head: Head) -> ImageRecord {
+    let Head { loaded, files, .. } = head;
+    let mut record = record_of(loaded);
+    for (file, part) in record.files.iter_mut().zip(files) {
+        (file.digest, file.size) = (Some(part.digest.to_string()), part.size);
+    }
+    record
+}
+
+/// What is recorded of a tool.
+pub(crate) fn bin_record(bin: BinImage) -> BinImageRecord {
+    let platforms = bin.platforms.into_iter().map(|found| BinPlatformRecord {
+        platform: found.platform.to_string(),
+        manifest: found.digest.to_string(),
+        path: found.path,
+        size: found.layers.iter().map(|layer| layer.size).sum(),
+    });
+    BinImageRecord {
+        name: bin.name,
+        description: bin.description.unwrap_or_default(),
+        usage: bin.usage,
+        platforms: platforms.collect(),
+        labels: bin.labels,
+    }
+}
+
+/// What is recorded of an image. What the builder refuses is not in it; the contents of files are named by their digests.
+pub(crate) fn record_of(loaded: Loaded) -> ImageRecord {
     let Loaded { agentfile: file, source, from, own_name: _, parents, contexts, files } = loaded;
     let describe =
         |name: &str| file.adds.iter().find(|add| add.name == name).and_then(|add| add.description.clone());
-    let files = files.into_iter().map(|AddedFile { name, bytes }| {
-        let description = describe(&name);
-        FileRecord { name, bytes, description }
+    let files = files.into_iter().map(|AddedFile { name, bytes }| FileRecord {
+        description: describe(&name),
+        name,
+        digest: Some(Digest::of(&bytes).to_string()),
+        size: bytes.len() as u64,
+        bytes: Vec::new(),
     });
     let files = files.collect();
     let contexts = contexts.into_iter().map(|ContextText { name, description, text }| ContextRecord {
@@ -28,6 +60,7 @@ pub(super) fn record_of(loaded: Loaded) -> ImageRecord {
         text,
     });
     let (limits, policy) = limits(&file);
+    let (runtime, runtime_image) = file.runtime.map(|runtime| sources(runtime.value)).unwrap_or_default();
     let values = file
         .configs
         .iter()
@@ -42,12 +75,12 @@ pub(super) fn record_of(loaded: Loaded) -> ImageRecord {
             .into_iter()
             .map(|Env { key, value, description, .. }| EnvRecord { key, value, description })
             .collect(),
-        bins: file.bins.into_iter().filter_map(bin).collect(),
+        bins: file.bins.into_iter().map(bin).collect(),
         labels: file.labels.into_iter().map(|label| (label.key, label.value)).collect(),
         exec: file.exec.map(|exec| exec.value).unwrap_or_default(),
         model: file.model.map(|model| model.value.to_string()),
         name: file.name.map(|name| name.value),
-        runtime: file.runtime.and_then(|runtime| host_program(runtime.value)),
+        runtime,
         limits,
         network: file.network.map(|network| network_record(network.value)),
         capabilities: file.capabilities.into_iter().map(|capability| capability.value).collect(),
@@ -59,24 +92,28 @@ pub(super) fn record_of(loaded: Loaded) -> ImageRecord {
             .collect(),
         from,
         parents: u32::try_from(parents).unwrap_or(u32::MAX),
+        runtime_image,
     }
 }
 
-fn host_program(source: BinSource) -> Option<String> {
+/// The program of the host or the image that something comes from.
+fn sources(source: BinSource) -> (Option<String>, Option<String>) {
     match source {
-        BinSource::Host(program) => Some(program),
-        BinSource::Image(_) => None,
+        BinSource::Host(program) => (Some(program), None),
+        BinSource::Image(reference) => (None, Some(reference)),
     }
 }
 
-fn bin(bin: Bin) -> Option<BinRecord> {
-    Some(BinRecord {
+fn bin(bin: Bin) -> BinRecord {
+    let (host, image) = sources(bin.source);
+    BinRecord {
         name: bin.name,
-        host: host_program(bin.source)?,
+        host: host.unwrap_or_default(),
         safe: bin.safe,
         description: bin.description.unwrap_or_default(),
         usage: bin.usage,
-    })
+        image,
+    }
 }
 
 /// The limits that the Agentfile asks for, and what it says about work whose process died.
@@ -85,7 +122,7 @@ fn limits(file: &Agentfile) -> (Option<LimitsRecord>, Option<Policy>) {
 }
 
 /// Limits as they are recorded, and the policy, which is written as one of them.
-pub(in crate::api) fn limits_record<'l>(
+pub(crate) fn limits_record<'l>(
     given: impl Iterator<Item = &'l Limit>,
 ) -> (Option<LimitsRecord>, Option<Policy>) {
     let (mut limits, mut policy) = (LimitsRecord::default(), None);
@@ -118,11 +155,17 @@ fn network_record(network: Network) -> NetworkRecord {
     NetworkRecord { mode: mode.code(), allow }
 }
 
-/// An image as a parent. Places in its files are not kept: nothing of it is wrong.
-pub(super) fn loaded_of(record: ImageRecord) -> Loaded {
+/// An image as a parent. Places in its files are not kept: nothing of it is wrong. `contents` has those of its files.
+pub(crate) fn loaded_of<E>(
+    record: ImageRecord,
+    contents: &mut dyn FnMut(&FileRecord) -> Result<Vec<u8>, E>,
+) -> Result<Loaded, E> {
     let declared_limits = limits_of(&record);
+    let runtime = record.runtime_image.map(BinSource::Image).or(record.runtime.map(BinSource::Host));
+    let read = |file: &FileRecord| Ok(AddedFile { name: file.name.clone(), bytes: contents(file)? });
+    let files = record.files.iter().map(read).collect::<Result<_, E>>()?;
     let agentfile = Agentfile {
-        runtime: record.runtime.map(|program| nowhere(BinSource::Host(program))),
+        runtime: runtime.map(nowhere),
         model: record.model.as_deref().and_then(model_of).map(nowhere),
         name: record.name.map(nowhere),
         contexts: record.contexts.iter().map(context_of).collect(),
@@ -146,19 +189,15 @@ pub(super) fn loaded_of(record: ImageRecord) -> Loaded {
         description,
         text,
     });
-    Loaded {
+    Ok(Loaded {
         agentfile,
         source: record.agentfile,
         from: record.from,
         own_name: None,
         parents: record.parents as usize,
         contexts: contexts.collect(),
-        files: record
-            .files
-            .into_iter()
-            .map(|FileRecord { name, bytes, .. }| AddedFile { name, bytes })
-            .collect(),
-    }
+        files,
+    })
 }
 
 fn nowhere<T>(value: T) -> At<T> {
@@ -193,7 +232,7 @@ fn bin_of(bin: BinRecord) -> Bin {
     Bin {
         line: 0,
         name: bin.name,
-        source: BinSource::Host(bin.host),
+        source: bin.image.map_or(BinSource::Host(bin.host), BinSource::Image),
         safe: bin.safe,
         description: Some(bin.description).filter(|text| !text.is_empty()),
         usage: bin.usage,
@@ -264,6 +303,10 @@ mod tests {
             Ok(None)
         }
 
+        fn pin(&self, name: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+            Ok(Some(name.to_owned()))
+        }
+
         fn refuses(&self, _: &Agentfile) -> Vec<(u32, &'static str)> {
             Vec::new()
         }
@@ -276,9 +319,10 @@ mod tests {
             ENV K=v \"d\"\nBIN t host:cat safe \"reads\" <<U\nusage\nU\nBIN u host:ls\nLABEL l=1\n\
             CAPABILITY note_save job_wait\nLIMIT memory 1g\nLIMIT pids 9\nLIMIT cpu-time 1s\nLIMIT disk 2g\n\
             LIMIT output 1m\nLIMIT budget-usd 1.5\nLIMIT budget-tokens 5\nLIMIT context-tokens 6\n\
-            LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\n";
+            LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\nBIN rg rg:latest\n";
         let record = record_of(load_inline(source.as_bytes(), &Default::default(), &Alone).unwrap());
         assert_eq!(record.parents, 0);
-        assert_eq!(record_of(loaded_of(record.clone())), record);
+        let again = loaded_of::<std::convert::Infallible>(record.clone(), &mut |_| Ok(Vec::new())).unwrap();
+        assert_eq!(record_of(again), record);
     }
 }

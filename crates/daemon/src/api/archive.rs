@@ -1,0 +1,257 @@
+//! `GET /v1/images/export` and `POST /v1/images/import`: images as one file, the tar of an OCI layout.
+//!
+//! Both are made piece by piece: however large the images and however slow the client, a few pieces are in memory. An
+//! export that is cut is not ended in order, so that nobody takes a part for the whole. Of an archive in which anything
+//! is wrong nothing is recorded.
+
+mod pipe;
+mod taken;
+
+use std::io;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use futures_util::StreamExt;
+use lodge_core::record::{ImageContents, ImageState};
+use lodge_image::Pins;
+use lodge_image::oci::{BadImage, Descriptor, StreamError, read_archive, write_archive};
+use lodge_proto::{ErrorBody, ImagesImported};
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use self::pipe::{Arriving, Cut, Leaving, PIECES_MAX, STALLED_AFTER};
+use self::taken::Taken;
+use super::methods::{Prepared, detached, internal, record};
+use super::{Api, http, images};
+use crate::auth::{Who, rights};
+use crate::engine::Command;
+use crate::engine::images::no_image;
+use crate::images::errors;
+use crate::shell::{Shell, shutting_down};
+
+/// Images of one archive.
+const EXPORT_MAX: usize = 64;
+
+pub(super) async fn export(
+    State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
+    asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
+) -> HttpResponse {
+    match export_of(api, who, asked).await {
+        Ok(response) => response,
+        Err(error) => http::failed(Value::Null, error),
+    }
+}
+
+async fn export_of(
+    api: Arc<Api>,
+    who: Who,
+    asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
+) -> Result<HttpResponse, ErrorBody> {
+    rights::admit(&who, "image/inspect")?;
+    let invalid = |what: String| {
+        ErrorBody::new("params.invalid", what).hint("name each image with `image=`, once or more often")
+    };
+    let Query(asked) = asked.map_err(|error| invalid(error.body_text()))?;
+    if let Some((key, _)) = asked.iter().find(|(key, _)| key != "image") {
+        return Err(invalid(format!("`{}` is not known here", lodge_image::agentfile::shown(key))));
+    }
+    if asked.is_empty() || asked.len() > EXPORT_MAX {
+        return Err(invalid(format!("an archive has 1 to {EXPORT_MAX} images")));
+    }
+    let shell = api.shell.clone();
+    let names = asked.into_iter().map(|(_, name)| name).collect();
+    let chosen = tokio::task::spawn_blocking(move || chosen(&shell, names)).await;
+    let chosen = chosen.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?;
+    let slot = slot(&api.shell).await?;
+    let mut response = HttpResponse::new(sent(&api, who, chosen, slot));
+    let head = response.headers_mut();
+    head.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    head.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    head.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment; filename=\"images.tar\""));
+    Ok(response)
+}
+
+/// The right to have a thread wait for a client.
+async fn slot(shell: &Shell) -> Result<OwnedSemaphorePermit, ErrorBody> {
+    shell.archives.clone().acquire_owned().await.map_err(|_| shutting_down())
+}
+
+/// Images that are to be exported, with the tools that they need.
+struct Chosen {
+    images: Vec<(Descriptor, Option<String>)>,
+    pins: Pins,
+}
+
+fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
+    let pins = shell.images.blobs()?.pins();
+    let mut images: Vec<(Descriptor, Option<String>)> = Vec::new();
+    let mut needed: Vec<Descriptor> = Vec::new();
+    for given in names {
+        let located = images::locate(shell, &given)?;
+        let unknown = || *no_image(&given);
+        let summary = shell.reader.image_summary(&located.digest).map_err(internal)?.ok_or_else(unknown)?;
+        if summary.state == ImageState::Announced {
+            return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
+                .hint(format!("`lodge image pull {given}` brings it")));
+        }
+        let descriptor = shell.images.packed(&pins, &located.digest)?.descriptor;
+        if let Some(record) = shell.reader.image(&located.digest).map_err(internal)? {
+            for need in ImageContents::Agent(record).needs() {
+                needed.push(shell.images.packed(&pins, &need)?.descriptor);
+            }
+        }
+        let first = summary.refs.into_iter().next().map(|row| row.reference);
+        let name = located.reference.or(first);
+        if !images.iter().any(|(known, named)| known.digest == descriptor.digest && *named == name) {
+            images.push((descriptor, name));
+        }
+    }
+    for tool in needed {
+        // Its name here is nobody's business elsewhere.
+        if !images.iter().any(|(known, _)| known.digest == tool.digest) {
+            images.push((tool, None));
+        }
+    }
+    Ok(Chosen { images, pins })
+}
+
+/// The archive as a body, which is written while it is sent.
+fn sent(api: &Arc<Api>, who: Who, chosen: Chosen, slot: OwnedSemaphorePermit) -> Body {
+    let (pieces, waiting) = mpsc::channel::<io::Result<Bytes>>(PIECES_MAX);
+    let shell = api.shell.clone();
+    tokio::task::spawn_blocking(move || {
+        let mut leaving = Leaving::new(pieces, shell.end.clone());
+        let written = match shell.images.blobs() {
+            Ok(blobs) => {
+                write_archive(blobs, &chosen.images, &mut leaving).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.message),
+        };
+        leaving.over(written);
+        drop((chosen.pins, slot));
+    });
+    Body::from_stream(futures_util::stream::unfold((waiting, who), |(mut waiting, who)| async move {
+        let piece = waiting.recv().await?;
+        let piece = if who.is_over() { Err(io::Error::other("the token is over")) } else { piece };
+        Some((piece, (waiting, who)))
+    }))
+}
+
+pub(super) async fn import(
+    State(api): State<Arc<Api>>,
+    axum::Extension(who): axum::Extension<Who>,
+    headers: HeaderMap,
+    body: Body,
+) -> HttpResponse {
+    match import_of(api, who, &headers, body).await {
+        Ok(imported) => axum::Json(imported).into_response(),
+        Err(error) => http::failed(Value::Null, error),
+    }
+}
+
+async fn import_of(
+    api: Arc<Api>,
+    who: Who,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<ImagesImported, ErrorBody> {
+    rights::admit(&who, "image/pull")?;
+    let shell = &api.shell;
+    shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: u64| !shell.room.spares(length)) {
+        return Err(errors::no_room("the archive is larger than what the disk can spare".to_owned()));
+    }
+    let slot = slot(shell).await?;
+    let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_MAX);
+    let reading = {
+        let shell = shell.clone();
+        tokio::task::spawn_blocking(move || {
+            let _slot = slot;
+            let blobs = shell.images.blobs()?;
+            let pins = blobs.pins();
+            let room = |bytes| shell.room.spares(bytes);
+            let mut arriving = Arriving::new(waiting, &room);
+            let read = read_archive(blobs, &pins, &mut arriving);
+            if let Some(cut) = arriving.cut() {
+                return Err(cut.told());
+            }
+            let archive = read.map_err(|error| not_read(&error))?;
+            Taken::of(&shell, pins, archive)
+        })
+    };
+    let fed = feed(body, pieces).await;
+    let taken =
+        reading.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())));
+    let taken = match (fed, taken) {
+        (Ok(()), taken) => taken,
+        // What could not be sent is the reason for whatever is wrong with what came.
+        (Err(cut), _) => Err(cut.told()),
+    };
+    let begun = shell.clone();
+    detached(shell, async move {
+        let imported = match taken {
+            Ok(taken) => recorded(&begun, taken).await,
+            Err(error) => Err(error),
+        };
+        if imported.is_err() {
+            // Whatever came of it belongs to nobody.
+            begun.spawn(begun.images.clone().collect());
+        }
+        imported
+    })
+    .await
+}
+
+fn not_read(error: &StreamError) -> ErrorBody {
+    match error {
+        StreamError::Bad(error) => ErrorBody::new(
+            BadImage::CODE,
+            format!("this archive cannot be used: {error}"),
+        )
+        .hint(
+            "archives are made by `lodge image export IMAGE -o FILE`, or by `skopeo copy … oci-archive:FILE`",
+        ),
+        StreamError::Blob(error) => errors::blob(error),
+        StreamError::Io { cause } => Cut::Broken(cause.to_string()).told(),
+    }
+}
+
+/// Hands a body on as it comes. Whoever reads it may have had enough before its end.
+async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), Cut> {
+    let mut stream = body.into_data_stream();
+    loop {
+        match tokio::time::timeout(STALLED_AFTER, stream.next()).await {
+            Err(_) => return Err(Cut::Stalled),
+            Ok(None) => return Ok(()),
+            Ok(Some(Err(error))) => return Err(Cut::Broken(error.to_string())),
+            Ok(Some(Ok(piece))) => {
+                if pieces.send(piece).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Each image is recorded with its names and its tools at once, or not at all.
+async fn recorded(shell: &Shell, taken: Taken) -> Result<ImagesImported, ErrorBody> {
+    let mut imported = ImagesImported { images: Vec::new(), bins: Vec::new(), tools: taken.tools };
+    let Taken { agents, bins, pins, .. } = taken;
+    let shape = |error: serde_json::Error| ErrorBody::new("daemon.internal", error.to_string());
+    for new in bins {
+        let command = Prepared::of(Command::AddImage(Box::new(new)));
+        imported.bins.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
+    }
+    for new in agents {
+        let command = Prepared::of(Command::AddImage(Box::new(new)));
+        imported.images.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
+    }
+    drop(pins);
+    Ok(imported)
+}

@@ -1,0 +1,134 @@
+//! `bin/…`: tools that are packaged as images.
+
+mod platforms;
+mod programs;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lodge_core::record::ImageKind;
+use lodge_image::oci::{BadImage, NewBin, pack_bin};
+use lodge_image::registry::Watch;
+use lodge_proto::{
+    BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody, PAGE_MAX,
+};
+use lodge_store::ImageSummary;
+use serde_json::Value;
+
+use self::programs::programs;
+use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
+use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
+use super::params;
+use crate::engine::images::no_image;
+use crate::engine::{Command, NewImage, RequestKey};
+use crate::shell::Shell;
+use crate::view;
+
+pub(super) async fn call(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn Watch>,
+) -> Answer {
+    match method {
+        "bin/build" => {
+            let given = params(method, given)?;
+            ask_prepared(shell, key, move |shell| build(shell, given)).await
+        }
+        "bin/list" => list(shell, &params(method, given)?),
+        "bin/inspect" => inspect(shell, &params(method, given)?),
+        "bin/pull" => {
+            let BinPullParams { bin, tags, .. } = params(method, given)?;
+            pull(shell, key, ImageKind::Bin, bin, tags, watch).await
+        }
+        "bin/push" => {
+            let BinPushParams { bin, to, .. } = params(method, given)?;
+            push(shell, key, ImageKind::Bin, bin, to, watch).await
+        }
+        "bin/remove" => {
+            let given: BinRef = params(method, given)?;
+            remove(shell, key, ImageKind::Bin, &given.bin).await
+        }
+        _other => Err(no_method(method)),
+    }
+}
+
+fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
+    // Before the work: a name that cannot be given is known without it.
+    let mut tags = tags_of(&given.tags)?;
+    let programs = programs(&given.programs)?;
+    let BinBuildParams { name, description, usage, labels, .. } = given;
+    if tags.is_empty() {
+        tags.push(tagged(&name)?);
+    }
+    free_for(ImageKind::Bin, &tags)?;
+    let mut new = NewBin { name, description, usage, labels, programs: Vec::new() };
+    let bad = |error: BadImage| {
+        ErrorBody::new("params.invalid", error.to_string())
+            .hint("`lodge bin build --help` shows how it is done")
+    };
+    new.check().map_err(bad)?;
+    let blobs = shell.images.blobs()?;
+    let pins = blobs.pins();
+    // Packed they are no larger to speak of.
+    let room = shell.images.admit(programs.iter().map(|program| program.size).sum())?;
+    for program in programs {
+        let platform = program.platform.clone();
+        let layer = program.pack(&new, blobs, &pins)?;
+        new.programs.push((platform, layer));
+    }
+    // What is written is not promised any more.
+    drop(room);
+    let packed = pack_bin(&new).map_err(bad)?;
+    shell.images.keep(&pins, &packed)?;
+    let row =
+        shell.images.found(&pins, &packed.digest.to_string(), tags.first().cloned().unwrap_or_default())?;
+    let command = Command::AddImage(Box::new(NewImage { row, with: Vec::new(), tags }));
+    Ok(Prepared { command, pins: vec![pins] })
+}
+
+fn list(shell: &Shell, given: &BinListParams) -> Answer {
+    let limit = page(given.limit);
+    let found = shell.reader.images(ImageKind::Bin, given.after.as_deref(), limit).map_err(internal)?;
+    let next =
+        (found.len() == limit as usize).then(|| found.last().map(|last| last.digest.clone())).flatten();
+    let used = used(shell)?;
+    let mut bins = Vec::new();
+    for found in found {
+        // One that went since is not listed.
+        if let Some(record) = shell.reader.bin_image(&found.digest).map_err(internal)? {
+            bins.push(view::bin(with_agents(found, &used), &record));
+        }
+    }
+    Ok(view::json(&BinList { bins, next }))
+}
+
+fn inspect(shell: &Shell, given: &BinRef) -> Answer {
+    let found = find_bin(shell, &given.bin)?;
+    let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+    let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
+    Ok(view::json(&view::bin_detail(with_agents(summary, &used(shell)?), found.record)))
+}
+
+/// How many agents have each image, as their own or for a tool.
+fn used(shell: &Shell) -> Result<HashMap<String, u64>, ErrorBody> {
+    let mut used: HashMap<String, u64> = HashMap::new();
+    let mut after: Option<String> = None;
+    loop {
+        let page = shell.reader.agents(after.as_deref(), PAGE_MAX).map_err(internal)?;
+        let Some(last) = page.last() else { return Ok(used) };
+        after = Some(last.row.id.to_string());
+        for agent in &page {
+            let images: std::collections::BTreeSet<&str> = agent.row.images().collect();
+            for image in images {
+                *used.entry(image.to_owned()).or_default() += 1;
+            }
+        }
+    }
+}
+
+fn with_agents(mut found: ImageSummary, used: &HashMap<String, u64>) -> ImageSummary {
+    found.agents = used.get(&found.digest).copied().unwrap_or(0);
+    found
+}

@@ -1,0 +1,188 @@
+//! `image/…`: the images of agents in the local store, and on their way from and to registries.
+
+mod build;
+mod find;
+mod transfer;
+
+use std::sync::Arc;
+
+use lodge_core::record::{ImageKind, ImageState};
+use lodge_image::Digest;
+use lodge_image::oci::{Document, MANIFEST_MAX};
+use lodge_image::registry::Watch;
+use lodge_image::{BlobError, diff};
+use lodge_proto::{
+    BlobView, ErrorBody, ImageChange, ImageDiff, ImageDiffParams, ImageList, ImageListParams, ImageRef,
+    ImageTagParams,
+};
+use serde_json::Value;
+
+use self::build::build_image;
+pub(in crate::api) use self::find::{
+    Found, bad_ref, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
+};
+pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
+use super::methods::{Answer, internal, no_method, page};
+use super::params;
+use crate::act::mask;
+use crate::engine::images::no_image;
+use crate::engine::{Command, ImageGiven, RequestKey};
+use crate::images::errors;
+use crate::limits;
+use crate::shell::Shell;
+use crate::view;
+
+pub(super) async fn call(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn Watch>,
+) -> Answer {
+    match method {
+        "image/build" => build_image(shell, key, params(method, given)?, watch).await,
+        "image/list" => list(shell, &params(method, given)?),
+        "image/inspect" => inspect(shell, &params(method, given)?),
+        "image/diff" => difference(shell, params(method, given)?).await,
+        "image/tag" => tag(shell, key, params(method, given)?).await,
+        "image/pull" => {
+            let lodge_proto::ImagePullParams { image, tags, .. } = params(method, given)?;
+            pull(shell, key, ImageKind::Agent, image, tags, watch).await
+        }
+        "image/push" => {
+            let lodge_proto::ImagePushParams { image, to, .. } = params(method, given)?;
+            push(shell, key, ImageKind::Agent, image, to, watch).await
+        }
+        "image/remove" => {
+            let given: ImageRef = params(method, given)?;
+            remove(shell, key, ImageKind::Agent, &given.image).await
+        }
+        _other => Err(no_method(method)),
+    }
+}
+
+fn list(shell: &Shell, given: &ImageListParams) -> Answer {
+    let limit = page(given.limit);
+    let found = shell.reader.images(ImageKind::Agent, given.after.as_deref(), limit).map_err(internal)?;
+    let next =
+        (found.len() == limit as usize).then(|| found.last().map(|last| last.digest.clone())).flatten();
+    Ok(view::json(&ImageList { images: found.into_iter().map(view::image).collect(), next }))
+}
+
+fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
+    let found = find(shell, &given.image)?;
+    let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+    let summary = summary.ok_or_else(|| *no_image(&given.image))?;
+    let used_by = shell.reader.agents_of_image(&found.digest).map_err(internal)?;
+    let blobs = blobs(shell, &found.digest)?;
+    Ok(view::json(&view::image_detail(summary, found.record, used_by, blobs)))
+}
+
+/// What an image is made of in the store: itself first. Nothing for one that an earlier release built.
+fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
+    let digest: Digest = digest.parse().map_err(|_| *no_image(digest))?;
+    let bytes = match shell.images.blobs()?.read(&digest, MANIFEST_MAX) {
+        Ok(bytes) => bytes,
+        Err(BlobError::Missing { .. }) => return Ok(Vec::new()),
+        Err(error) => return Err(errors::blob(&error)),
+    };
+    let document = Document::read(&bytes).map_err(|error| errors::bad_image(&error))?;
+    let itself = BlobView {
+        digest: digest.to_string(),
+        media_type: document.media_type().to_owned(),
+        size_bytes: bytes.len() as u64,
+        title: None,
+    };
+    let parts = document.parts().into_iter().map(|part| BlobView {
+        digest: part.digest.to_string(),
+        media_type: part.media_type.clone(),
+        size_bytes: part.size,
+        title: part.title().map(str::to_owned),
+    });
+    Ok(std::iter::once(itself).chain(parts).collect())
+}
+
+async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams) -> Answer {
+    let tags = tags_of(&given.tags)?;
+    if tags.is_empty() {
+        return Err(ErrorBody::new("params.invalid", "no name was given").hint("`tags` has one at least"));
+    }
+    let located = locate(shell, &given.image)?;
+    free_for(located.kind, &tags)?;
+    shell.ask(key, Command::TagImage { digest: located.digest, tags }).await
+}
+
+/// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
+/// stands in the other.
+pub(in crate::api) async fn remove(
+    shell: &Shell,
+    key: Option<RequestKey>,
+    kind: ImageKind,
+    given: &str,
+) -> Answer {
+    let located = find::located(shell, kind, given)?;
+    let wanted = match located.reference {
+        Some(reference) => ImageGiven::Ref(reference),
+        None => ImageGiven::Digest(located.digest),
+    };
+    shell.ask(key, Command::RemoveImage(wanted)).await
+}
+
+async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
+    let shell = shell.clone();
+    let told = tokio::task::spawn_blocking(move || {
+        let (from, to) = (find(&shell, &given.from)?, find(&shell, &given.to)?);
+        let read = |found: &Found| {
+            let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+            if summary.is_some_and(|summary| summary.state == ImageState::Announced) {
+                return Err(ErrorBody::new("image.not_found", format!("`{}` is not here yet", found.named))
+                    .hint(format!("`lodge image pull {}` brings it", found.named)));
+            }
+            shell.images.loaded(found.record.clone())
+        };
+        let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
+        let changes = changes.into_iter().map(change).collect();
+        Ok(view::json(&ImageDiff { from: from.digest, to: to.digest, changes }))
+    });
+    told.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+}
+
+fn change(change: diff::Change) -> ImageChange {
+    let diff::Change { section, key, before, after } = change;
+    // Variables that look like secrets are shown nowhere.
+    let shown = |value: Option<String>| match section {
+        diff::Section::Env => value.map(|value| mask::shown(&key, &value).to_owned()),
+        diff::Section::Network
+        | diff::Section::Limits
+        | diff::Section::Capabilities
+        | diff::Section::Runtime
+        | diff::Section::Bins
+        | diff::Section::Services
+        | diff::Section::Model
+        | diff::Section::Config
+        | diff::Section::Contexts
+        | diff::Section::Files
+        | diff::Section::Labels
+        | diff::Section::Other => value,
+    };
+    let (before, after) = (shown(before), shown(after));
+    ImageChange { section: section_word(section).to_owned(), key, before, after }
+}
+
+fn section_word(section: diff::Section) -> &'static str {
+    match section {
+        diff::Section::Network => "network",
+        diff::Section::Limits => "limits",
+        diff::Section::Capabilities => "capabilities",
+        diff::Section::Runtime => "runtime",
+        diff::Section::Bins => "bins",
+        diff::Section::Services => "services",
+        diff::Section::Env => "env",
+        diff::Section::Model => "model",
+        diff::Section::Config => "config",
+        diff::Section::Contexts => "contexts",
+        diff::Section::Files => "files",
+        diff::Section::Labels => "labels",
+        diff::Section::Other => "other",
+    }
+}

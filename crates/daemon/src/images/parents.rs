@@ -1,0 +1,149 @@
+//! Agents out of images. Those of Lodge are flattened; OpenOtters' name parents and tools, which are found here or brought.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use lodge_core::record::{ImageKind, ImageState};
+use lodge_image::agentfile::{Agentfile, Builder, LoadError, Loaded, PARENTS_MAX, load_packed};
+use lodge_image::oci::{AgentKind, BadImage, Document, MANIFEST_MAX, Manifest, read_agent, unpack_foreign};
+use lodge_image::{Digest, Pins, Remote, Tagged, Version};
+use lodge_proto::ErrorBody;
+use tokio::runtime::Handle;
+
+use super::pulls::Unwatched;
+use super::whole::{Whole, contents};
+use super::{Images, errors, unsupported};
+
+impl Images {
+    /// The agent of an image that is whole. Waits for registries when it names what is not here, so it is not for a
+    /// thread that serves.
+    pub(super) fn agent_of(
+        self: &Arc<Self>,
+        pins: &Pins,
+        manifest: &Manifest,
+        from: &[Remote],
+    ) -> Result<Loaded, ErrorBody> {
+        Parents { images: self, pins, from, depth: 0, failed: &RefCell::default() }.load(manifest)
+    }
+}
+
+/// Where the parents and tools of a foreign image come from.
+struct Parents<'p> {
+    images: &'p Arc<Images>,
+    pins: &'p Pins,
+    /// Where the image came from that names them.
+    from: &'p [Remote],
+    depth: usize,
+    /// Why something that was named cannot be had: it would be told as one mistake of many, and by its text alone.
+    failed: &'p RefCell<Option<ErrorBody>>,
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+impl Parents<'_> {
+    fn load(&self, manifest: &Manifest) -> Result<Loaded, ErrorBody> {
+        let blobs = self.images.blobs()?;
+        let bad = |error: BadImage| errors::bad_image(&error);
+        let mut blob = |part: &_| contents(blobs, part);
+        match AgentKind::of(manifest) {
+            Some(AgentKind::Own) => {
+                let config = blobs.read(&manifest.config.digest, MANIFEST_MAX);
+                let config = config.map_err(|error| errors::blob(&error))?;
+                let loaded = read_agent(manifest, &config, &mut blob).map_err(bad)?;
+                unsupported::refuse(&loaded.agentfile)?;
+                Ok(loaded)
+            }
+            Some(AgentKind::Foreign) if self.depth == PARENTS_MAX => {
+                Err(bad(BadImage::new(format!("over {PARENTS_MAX} images stand one above the other"))))
+            }
+            Some(AgentKind::Foreign) => {
+                let foreign = unpack_foreign(manifest, &mut blob).map_err(bad)?;
+                let above = Parents { depth: self.depth + 1, ..*self };
+                let loaded = load_packed(&foreign.source, foreign.files, &above);
+                loaded.map_err(|error| self.failed.take().unwrap_or_else(|| not_loaded(&error)))
+            }
+            None => Err(bad(BadImage::new("it is not the image of an agent"))),
+        }
+    }
+
+    fn told(&self, error: ErrorBody) -> Cause {
+        let cause = error.message.clone().into();
+        self.failed.borrow_mut().get_or_insert(error);
+        cause
+    }
+
+    /// What a name means in the store, if anything.
+    fn local(&self, kind: ImageKind, name: &Tagged) -> Result<Option<Digest>, ErrorBody> {
+        let reader = &self.images.reader;
+        let internal = |error: lodge_store::ReadError| errors::internal(&error);
+        let Some(named) = reader.image_ref(name.as_str()).map_err(internal)? else { return Ok(None) };
+        let found = reader.image_summary(&named.digest).map_err(internal)?;
+        let fits = found.is_some_and(|image| image.kind == kind && image.state == ImageState::Complete);
+        Ok(if fits { named.digest.parse().ok() } else { None })
+    }
+
+    /// What a name leads to in its registry; `None` when it names none, or there is nothing.
+    fn brought(&self, reference: &str) -> Result<Option<Whole>, ErrorBody> {
+        let Ok(Some(remote)) = Remote::read(reference) else { return Ok(None) };
+        Handle::current().block_on(self.images.refuse_inward(self.from, &remote))?;
+        match Handle::current().block_on(self.images.bring(&remote, Arc::new(Unwatched))) {
+            Ok(held) => {
+                held.whole.keep(self.pins);
+                Ok(Some(held.whole.clone()))
+            }
+            Err(error) if error.data.code == "registry.not_found" => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn parent(&self, reference: &str) -> Result<Option<Loaded>, ErrorBody> {
+        if let Ok(name) = Tagged::read(reference)
+            && let Some(digest) = self.local(ImageKind::Agent, &name)?
+        {
+            let record = self.images.reader.image(&digest.to_string());
+            let record = record.map_err(|error| errors::internal(&error))?;
+            return record.map(|record| self.images.loaded(record)).transpose();
+        }
+        match self.brought(reference)?.map(|whole| whole.document) {
+            Some(Document::Manifest(manifest)) => {
+                let from: Vec<Remote> = Remote::read(reference).ok().flatten().into_iter().collect();
+                Parents { from: &from, ..*self }.load(&manifest).map(Some)
+            }
+            Some(Document::Index(_)) => Err(errors::bad_image(&BadImage::new("its parent is no agent"))),
+            None => Ok(None),
+        }
+    }
+
+    fn pinned(&self, reference: &str) -> Result<Option<String>, ErrorBody> {
+        let Ok(name) = Tagged::read(reference) else {
+            let pinned = Remote::read(reference).ok().flatten().map(|remote| remote.version);
+            return Ok(matches!(pinned, Some(Version::Digest(_))).then(|| reference.to_owned()));
+        };
+        if let Some(digest) = self.local(ImageKind::Bin, &name)? {
+            return Ok(Some(name.pin(&digest)));
+        }
+        Ok(self.brought(reference)?.map(|whole| name.pin(&whole.descriptor.digest)))
+    }
+}
+
+impl Builder for Parents<'_> {
+    fn image(&self, reference: &str) -> Result<Option<Loaded>, Cause> {
+        self.parent(reference).map_err(|error| self.told(error))
+    }
+
+    fn pin(&self, reference: &str) -> Result<Option<String>, Cause> {
+        self.pinned(reference).map_err(|error| self.told(error))
+    }
+
+    fn refuses(&self, file: &Agentfile) -> Vec<(u32, &'static str)> {
+        unsupported::instructions(file)
+    }
+}
+
+fn not_loaded(error: &LoadError) -> ErrorBody {
+    if unsupported::is_all(error) {
+        return unsupported::told(format!("the Agentfile in this image cannot be used: {error}"));
+    }
+    ErrorBody::new("image.invalid", format!("the Agentfile in this image cannot be used: {error}"))
+        .hint("ask whoever made it, or build it here from its source")
+}

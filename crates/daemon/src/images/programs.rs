@@ -1,0 +1,263 @@
+//! Programs of tools, unpacked: made once from layers that were checked, and looked at again before each start.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lodge_image::oci::{BinImage, BinPlatform, Platform, StreamError, extract_program};
+use lodge_image::{BlobError, Blobs, Digest, Hasher, Pins};
+use lodge_proto::ErrorBody;
+
+use super::errors;
+
+/// After so many bytes of a program it is looked at what the disk has left: a layer says nothing of what it unpacks to.
+const LOOK_EVERY: u64 = 16 << 20;
+
+/// A program that may be run: what its image says is at that path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program {
+    pub path: PathBuf,
+    pub digest: Digest,
+}
+
+/// What is known of the unpacked programs, until some of them are removed.
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    /// What is in a file, as long as it looks the same.
+    seen: Mutex<HashMap<PathBuf, (Looks, Digest)>>,
+    /// The program of a platform's manifest, as its layers have it.
+    meant: Mutex<HashMap<Digest, Digest>>,
+}
+
+/// What changes when a file does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Looks {
+    dev: u64,
+    ino: u64,
+    size: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+impl Programs {
+    /// The program of a tool for this host, unpacked and checked. Reads layers, so it takes its time. `room` says whether
+    /// so many bytes may be written.
+    pub(crate) fn unpack(
+        &self,
+        blobs: &Blobs,
+        pins: &Pins,
+        bin: &BinImage,
+        room: &dyn Fn(u64) -> bool,
+    ) -> Result<Program, ErrorBody> {
+        let platform = choose(bin, &Platform::here())?;
+        let mut make = |file: &mut File| -> Result<(), BlobFail> {
+            let mut to = Sparing { to: file, room, written: 0, look_at: 0 };
+            let digest = copy_program(blobs, bin, platform, &mut to)?;
+            self.meant().insert(platform.digest, digest);
+            Ok(())
+        };
+        let mut place =
+            || blobs.derived(pins, &platform.digest, &bin.name, &mut make).map_err(BlobFail::told);
+        let path = place()?;
+        let digest = self.meaning(blobs, bin, platform)?;
+        if self.digest_of(&path).is_ok_and(|found| found == digest) {
+            return Ok(Program { path, digest });
+        }
+        // Somebody changed it. Whoever runs it still has the old file.
+        tracing::warn!(event = "program.changed", path = %path.display());
+        std::fs::remove_file(&path).map_err(|cause| not_usable(&path, &cause))?;
+        let path = place()?;
+        match self.digest_of(&path) {
+            Ok(found) if found == digest => Ok(Program { path, digest }),
+            Ok(_) => Err(changed(&path)),
+            Err(cause) => Err(not_usable(&path, &cause)),
+        }
+    }
+
+    /// Refuses a program that is not what it was when it was recorded.
+    pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<(), ErrorBody> {
+        match self.digest_of(path) {
+            Ok(found) if found.to_string() == digest => Ok(()),
+            Ok(_) => Err(changed(path)),
+            Err(cause) => Err(not_usable(path, &cause)),
+        }
+    }
+
+    /// The digest that the program has in layers that are what their digests say.
+    fn meaning(&self, blobs: &Blobs, bin: &BinImage, platform: &BinPlatform) -> Result<Digest, ErrorBody> {
+        if let Some(digest) = self.meant().get(&platform.digest) {
+            return Ok(*digest);
+        }
+        let digest = copy_program(blobs, bin, platform, &mut io::sink()).map_err(BlobFail::told)?;
+        self.meant().insert(platform.digest, digest);
+        Ok(digest)
+    }
+
+    /// Forgets everything, when programs were removed: what there is still is looked at again.
+    pub(crate) fn forget(&self) {
+        self.seen().clear();
+        self.meant().clear();
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashMap<PathBuf, (Looks, Digest)>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn meant(&self) -> MutexGuard<'_, HashMap<Digest, Digest>> {
+        self.meant.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The digest of a file's contents, which are read only when it looks otherwise than the last time.
+    fn digest_of(&self, path: &Path) -> io::Result<Digest> {
+        let mut file = File::open(path)?;
+        let looks = looks(&file)?;
+        let known = self.seen().get(path).copied();
+        if let Some((before, digest)) = known
+            && before == looks
+        {
+            return Ok(digest);
+        }
+        let digest = Digest::of_rest(&mut file)?;
+        self.seen().insert(path.to_owned(), (looks, digest));
+        Ok(digest)
+    }
+}
+
+fn looks(file: &File) -> io::Result<Looks> {
+    let meta = file.metadata()?;
+    Ok(Looks {
+        dev: meta.dev(),
+        ino: meta.ino(),
+        size: meta.size(),
+        mtime: (meta.mtime(), meta.mtime_nsec()),
+        ctime: (meta.ctime(), meta.ctime_nsec()),
+    })
+}
+
+/// The program for `host`: made for exactly that, or else for all that is like it.
+fn choose<'b>(bin: &'b BinImage, host: &Platform) -> Result<&'b BinPlatform, ErrorBody> {
+    bin.choose(host).ok_or_else(|| {
+        let there: Vec<String> = bin.platforms.iter().map(|found| found.platform.to_string()).collect();
+        let there = if there.is_empty() { "nothing".to_owned() } else { there.join(", ") };
+        ErrorBody::new("bin.no_platform", format!("the tool `{}` has no program for {host}", bin.name))
+            .because(format!("it was made for {there}"))
+            .hint(format!(
+                "build it for {host} too (`lodge bin build {} {host}:PATH …`), then the agent's image again, which keeps \
+                 the tools it was built with, and give it to the agent: `lodge update AGENT --image …`",
+                bin.name
+            ))
+    })
+}
+
+/// Copies the program out of layers that are checked as they are read. What was written is believed only when this
+/// succeeds.
+fn copy_program(
+    blobs: &Blobs,
+    bin: &BinImage,
+    platform: &BinPlatform,
+    to: &mut dyn Write,
+) -> Result<Digest, BlobFail> {
+    let mut hashing = Hashing { to, hasher: Hasher::default() };
+    let copied = extract_program(blobs, &platform.layers, &platform.path, &mut hashing);
+    copied.map_err(|error| match error {
+        StreamError::Bad(error) => BlobFail::Told(errors::bad_image(&error)),
+        StreamError::Blob(error) => BlobFail::Blob(error),
+        StreamError::Io { cause } => BlobFail::Told(not_unpacked(&bin.name, cause)),
+    })?;
+    Ok(hashing.hasher.finish())
+}
+
+/// What is written as long as the disk can spare it.
+struct Sparing<'w> {
+    to: &'w mut File,
+    room: &'w dyn Fn(u64) -> bool,
+    written: u64,
+    look_at: u64,
+}
+
+impl Write for Sparing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.written >= self.look_at {
+            self.look_at = self.written + LOOK_EVERY;
+            if !(self.room)(LOOK_EVERY) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+        }
+        let wrote = self.to.write(bytes)?;
+        self.written += wrote as u64;
+        Ok(wrote)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+struct Hashing<'w> {
+    to: &'w mut dyn Write,
+    hasher: Hasher,
+}
+
+impl Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let wrote = self.to.write(bytes)?;
+        self.hasher.update(&bytes[..wrote]);
+        Ok(wrote)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Why a program was not unpacked.
+enum BlobFail {
+    Blob(BlobError),
+    Told(ErrorBody),
+}
+
+impl BlobFail {
+    fn told(self) -> ErrorBody {
+        match self {
+            BlobFail::Blob(error) => errors::blob(&error),
+            BlobFail::Told(error) => error,
+        }
+    }
+}
+
+impl From<BlobError> for BlobFail {
+    fn from(error: BlobError) -> BlobFail {
+        BlobFail::Blob(error)
+    }
+}
+
+/// Why the program of a tool could not be written.
+fn not_unpacked(tool: &str, cause: io::Error) -> ErrorBody {
+    let error = BlobError::Io { path: PathBuf::new(), cause };
+    if error.is_full() {
+        return errors::no_room(format!(
+            "the program of the tool `{tool}` unpacks to more than can be spared"
+        ));
+    }
+    let because = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    ErrorBody::new(error.code(), format!("the program of the tool `{tool}` could not be unpacked"))
+        .because(because)
+        .hint(error.hint())
+}
+
+fn changed(path: &Path) -> ErrorBody {
+    ErrorBody::new(
+        "image.damaged",
+        format!("the program {} was changed since it was unpacked", path.display()),
+    )
+    .hint("start the agent again: it is unpacked anew")
+}
+
+fn not_usable(path: &Path, cause: &io::Error) -> ErrorBody {
+    ErrorBody::new("image.damaged", format!("the program {} cannot be read", path.display()))
+        .because(cause.to_string())
+        .hint("start the agent again: it is unpacked anew")
+}

@@ -1,0 +1,225 @@
+mod agents;
+mod foreign;
+mod programs;
+mod registry;
+mod sharing;
+mod store;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use lodge_core::agent::AgentState;
+use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, Retry, ToolRecord, Write};
+use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
+use lodge_image::agentfile::{Agentfile, Builder, load_inline};
+use lodge_image::oci::{Blob, Descriptor, NewBin, Platform, pack_agent, pack_bin};
+
+use self::registry::Registry;
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
+/// Larger than what a registry sends at once.
+const PROGRAM_BYTES: usize = 100_000;
+
+/// A daemon's images, and its database.
+struct World {
+    dir: tempfile::TempDir,
+    images: Arc<Images>,
+    writer: lodge_store::Writer,
+}
+
+impl World {
+    fn new() -> World {
+        World::at(tempfile::tempdir().unwrap())
+    }
+
+    fn at(dir: tempfile::TempDir) -> World {
+        let opened = lodge_store::open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
+        let images = Images::of(dir.path(), Arc::new(opened.reader), Arc::new(Room::of(dir.path())));
+        World { dir, images, writer: opened.writer }
+    }
+
+    /// The next daemon: all memory is gone.
+    fn again(self) -> World {
+        let World { dir, images, writer } = self;
+        drop((images, writer));
+        World::at(dir)
+    }
+
+    fn record(&mut self, rows: impl IntoIterator<Item = ImageRow>) {
+        let writes: Vec<Write> = rows.into_iter().map(|row| Write::Image(Box::new(row))).collect();
+        drop(self.writer.commit(&writes, ()).unwrap());
+    }
+
+    fn name(&mut self, reference: &str, digest: &str) {
+        let row = ImageRefRow { reference: reference.into(), digest: digest.into(), at: NOW };
+        drop(self.writer.commit(&[Write::ImageRef(row)], ()).unwrap());
+    }
+
+    fn blob_path(&self, digest: &Digest) -> PathBuf {
+        self.dir.path().join("registry/blobs/sha256").join(digest.hex())
+    }
+
+    /// Changes what is in the file of a blob, and not its size.
+    fn damage(&self, digest: &Digest) {
+        overwrite(&self.blob_path(digest));
+    }
+}
+
+/// Flips the first byte of a file that nobody may write.
+fn overwrite(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[0] ^= 0xff;
+    let mode = std::fs::metadata(path).unwrap().permissions();
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, bytes).unwrap();
+    std::fs::set_permissions(path, mode).unwrap();
+}
+
+/// Bytes that no packing makes smaller.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn bin_for(name: &str, platform: Platform, seed: u64) -> Packed {
+    let mut new = NewBin {
+        name: name.into(),
+        description: Some(format!("what {name} is")),
+        usage: Some(format!("{name} --help")),
+        labels: BTreeMap::new(),
+        programs: Vec::new(),
+    };
+    // Of the image everything is wanted in memory, so that it can be put anywhere.
+    let (dir, program) = (tempfile::tempdir().unwrap(), noise(seed, PROGRAM_BYTES));
+    let blobs = Blobs::open(&dir.path().join("registry")).unwrap();
+    let packed =
+        new.pack_program(&blobs, &blobs.pins(), program.len() as u64, &mut program.as_slice()).unwrap();
+    new.programs.push((platform, packed));
+    let mut packed = pack_bin(&new).unwrap();
+    let layer = std::fs::read_dir(dir.path().join("registry/blobs/sha256")).unwrap().next().unwrap();
+    let layer = std::fs::read(layer.unwrap().path()).unwrap();
+    packed.blobs.insert(0, Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", layer));
+    packed
+}
+
+fn bin(name: &str) -> Packed {
+    bin_for(name, Platform::here(), name.bytes().map(u64::from).sum())
+}
+
+/// The largest blob of an image: the one that takes its time.
+fn largest(packed: &Packed) -> Digest {
+    packed.blobs.iter().max_by_key(|blob| blob.bytes.len()).unwrap().digest
+}
+
+/// Pins every tool as it is told to.
+struct Pinned(BTreeMap<String, String>);
+
+impl Builder for Pinned {
+    fn image(&self, _: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(None)
+    }
+
+    fn pin(&self, reference: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(self.0.get(reference).cloned())
+    }
+
+    fn refuses(&self, _: &Agentfile) -> Vec<(u32, &'static str)> {
+        Vec::new()
+    }
+}
+
+/// An agent with one tool, which is pinned as `pinned`.
+fn agent(pinned: &str) -> Packed {
+    let source = format!(
+        "FROM scratch\nMODEL p/m\nNAME otter\nBIN tool {}\nCONTEXT SOUL <<E\nkind\nE\n",
+        pinned.split('@').next().unwrap()
+    );
+    let name = pinned.split('@').next().unwrap().to_owned();
+    let builder = Pinned([(name, pinned.to_owned())].into());
+    pack_agent(&load_inline(source.as_bytes(), &BTreeMap::new(), &builder).unwrap()).unwrap()
+}
+
+fn pinned(name: &str, packed: &Packed) -> String {
+    format!("{name}@{}", packed.digest)
+}
+
+/// The row of an agent, as it is made of an image that was announced.
+fn row_of(asked: &str, image: &ImageRow) -> AgentRow {
+    let ImageContents::Agent(record) = &image.contents else { panic!("no agent: {image:?}") };
+    let tool = |bin: &BinRecord| ToolRecord {
+        name: bin.name.clone(),
+        description: bin.description.clone(),
+        usage: bin.usage.clone(),
+        image: bin.image.clone(),
+        ..ToolRecord::default()
+    };
+    let mut ids = IdSource::new(7);
+    AgentRow {
+        id: "agt_1".parse().unwrap(),
+        name: "otter".into(),
+        image: asked.into(),
+        image_digest: image.digest.clone(),
+        lineage: LineageId::new(&mut ids, NOW),
+        sandbox: SandboxId::new(&mut ids, NOW),
+        state: AgentState::Pulling,
+        failure_detail: None,
+        incarnation: 1,
+        runs: 1,
+        uid: None,
+        created_at: NOW,
+        started_at: None,
+        spec: AgentSpec { tools: record.bins.iter().map(tool).collect(), ..AgentSpec::default() },
+        retry: Retry::default(),
+        next: None,
+    }
+}
+
+/// Remembers how far each part is.
+#[derive(Default)]
+struct Seen {
+    planned: Mutex<BTreeMap<Digest, u64>>,
+    moved: Mutex<BTreeMap<Digest, u64>>,
+}
+
+impl Watch for Seen {
+    fn planned(&self, part: &Descriptor) {
+        self.planned.lock().unwrap().insert(part.digest, part.size);
+    }
+
+    fn there(&self, part: &Descriptor) {
+        self.planned(part);
+    }
+
+    fn moved(&self, part: &Digest, bytes: u64) {
+        self.moved.lock().unwrap().insert(*part, bytes);
+    }
+}
+
+impl Seen {
+    fn has_moved(&self, part: &Digest) -> bool {
+        self.moved.lock().unwrap().get(part).is_some_and(|bytes| *bytes > 0)
+    }
+
+    fn has_all(&self, part: &Digest) -> bool {
+        let planned = self.planned.lock().unwrap().get(part).copied();
+        planned.is_some() && self.moved.lock().unwrap().get(part).copied() == planned
+    }
+}
+
+/// Waits for a condition, for as long as any test may.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await;
+    assert!(waited.is_ok(), "never: {what}");
+}

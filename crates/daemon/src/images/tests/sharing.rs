@@ -1,0 +1,76 @@
+//! Transfers that several wait for.
+
+use super::*;
+
+#[tokio::test]
+async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
+    let (world, registry) = (World::new(), Registry::start().await);
+    let tool = bin("rg");
+    registry.hold("tools/rg", Some("latest"), &tool);
+    registry.send_up_to(10_000);
+    let large = largest(&tool);
+    let by_digest = registry.remote(&format!("tools/rg@{}", tool.digest));
+    let pull = |remote: Remote, seen: &Arc<Seen>| {
+        let (images, seen) = (world.images.clone(), seen.clone());
+        tokio::spawn(async move { images.pull(&remote, seen).await })
+    };
+    let seen: Vec<Arc<Seen>> = std::iter::repeat_with(Arc::default).take(3).collect();
+    let first = pull(registry.remote("tools/rg"), &seen[0]);
+    until("the first has begun", || seen[0].has_moved(&large)).await;
+    // One by the same name, and one by its digest: both are told of what came before.
+    let (second, third) = (pull(registry.remote("tools/rg"), &seen[1]), pull(by_digest, &seen[2]));
+    until("all are told", || seen.iter().all(|seen| seen.has_moved(&large))).await;
+    registry.send_up_to(usize::MAX);
+    for pulled in [first, second, third] {
+        assert_eq!(pulled.await.unwrap().unwrap().row.digest, tool.digest.to_string());
+    }
+    assert!(seen.iter().all(|seen| seen.has_all(&large)));
+    assert_eq!(registry.starts_of(&large), [0]);
+    let others = tool.blobs.len() as u32;
+    assert!(registry.blobs_asked() < others, "{} for {others} parts", registry.blobs_asked());
+}
+
+#[tokio::test]
+async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_next_goes_on_with_it() {
+    let (world, registry) = (World::new(), Registry::start().await);
+    let tool = bin("rg");
+    registry.hold("tools/rg", Some("latest"), &tool);
+    registry.send_up_to(10_000);
+    let (large, remote) = (largest(&tool), registry.remote("tools/rg"));
+    let seen: Arc<Seen> = Arc::default();
+    let pull = |images: &Arc<Images>| {
+        let (images, remote, seen) = (images.clone(), remote.clone(), seen.clone());
+        tokio::spawn(async move { images.pull(&remote, seen).await })
+    };
+    let (first, second) = (pull(&world.images), pull(&world.images));
+    let partial = world.dir.path().join("registry/partial").join(large.hex());
+    let came = || std::fs::metadata(&partial).map_or(0, |meta| meta.len());
+    until("some has come", || came() == 10_000).await;
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    registry.send_up_to(20_000);
+    until("it goes on for the other", || came() == 20_000).await;
+    second.abort();
+    assert!(second.await.unwrap_err().is_cancelled());
+    until("nobody waits", || format!("{:?}", world.images.transfers) == "{}").await;
+    // After a restart, too.
+    let world = world.again();
+    registry.send_up_to(usize::MAX);
+    pull(&world.images).await.unwrap().unwrap();
+    assert_eq!(registry.starts_of(&large), [0, 20_000]);
+}
+
+#[tokio::test]
+async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
+    let (world, registry) = (World::new(), Registry::start().await);
+    let remote = registry.remote("tools/none");
+    let pull = || world.images.pull(&remote, Arc::new(Unwatched));
+    let (first, second) = tokio::join!(pull(), pull());
+    for failed in [first, second] {
+        let error = failed.unwrap_err();
+        assert_eq!((error.data.code.as_str(), error.data.hint.is_some()), ("registry.not_found", true));
+    }
+    let tool = bin("none");
+    registry.hold("tools/none", Some("latest"), &tool);
+    assert_eq!(pull().await.unwrap().row.digest, tool.digest.to_string());
+}

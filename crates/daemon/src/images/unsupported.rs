@@ -1,0 +1,38 @@
+//! What the grammar has and this release does not do: refused wherever an agent comes from, and never ignored.
+
+use lodge_image::agentfile::{Agentfile, LoadError};
+use lodge_proto::ErrorBody;
+
+pub(crate) const CODE: &str = "agentfile.unsupported";
+
+/// The instructions that are refused, each with its line.
+pub(crate) fn instructions(file: &Agentfile) -> Vec<(u32, &'static str)> {
+    let mcps = file.mcps.iter().map(|item| (item.line, "MCP"));
+    let skills = file.skills.iter().map(|item| (item.line, "SKILL"));
+    let services = file.services.iter().map(|item| (item.line, "SERVICE"));
+    let schedules = file.schedules.iter().map(|item| (item.line, "SCHEDULE"));
+    let ons = file.ons.iter().map(|item| (item.line, "ON"));
+    mcps.chain(skills).chain(services).chain(schedules).chain(ons).collect()
+}
+
+/// Refuses an image from elsewhere that would be another agent here than where it was built.
+pub(super) fn refuse(file: &Agentfile) -> Result<(), ErrorBody> {
+    let mut words: Vec<&str> = instructions(file).into_iter().map(|(_, word)| word).collect();
+    words.dedup();
+    if words.is_empty() {
+        return Ok(());
+    }
+    Err(told(format!("this image has what this release does not do: {}", words.join(", "))))
+}
+
+/// Whether nothing else is wrong with an Agentfile.
+pub(crate) fn is_all(error: &LoadError) -> bool {
+    match error {
+        LoadError::Mistakes(errors) => errors.iter().all(|error| error.code() == CODE),
+        LoadError::Source(_) | LoadError::UndeclaredArgs { .. } => false,
+    }
+}
+
+pub(super) fn told(what: String) -> ErrorBody {
+    ErrorBody::new(CODE, what).hint("build it from its source without these lines, or update Lodge")
+}
