@@ -128,8 +128,8 @@ fn agent_end(event: &Event) -> Option<AgentEnd> {
         "agent.removed" => "was removed",
         _ => return None,
     };
-    let causes = ["reason", "detail"].into_iter().filter_map(|field| text_of(&event.data, field));
-    Some(AgentEnd { how, causes: causes.map(str::to_owned).collect() })
+    let cause = render::why_failed(text_of(&event.data, "reason"), text_of(&event.data, "detail"));
+    Some(AgentEnd { how, causes: cause.into_iter().collect() })
 }
 
 /// What became of a turn whose agent ended.
@@ -407,7 +407,7 @@ mod tests {
         };
         let (what, because, hint) = told("agent.failed", Left::Stopped, true);
         assert_eq!(what, "ada failed before the turn was over");
-        assert_eq!(because, ["crashed", "ended by signal 9"]);
+        assert_eq!(because, ["it crashed: ended by signal 9"]);
         assert!(hint.unwrap().starts_with("the turn waits: run `lodge start ada` and it continues"));
         let hint = told("agent.failed", Left::Asked("lin_1".to_owned()), true).2.unwrap();
         assert!(hint.contains("`lodge lineage resolve lin_1 --revive`") && !hint.contains("start"), "{hint}");
@@ -423,7 +423,7 @@ mod tests {
         let (what, because, hint) = parts(interrupted(befell, &ada(true), &turn()));
         assert_eq!(
             (what.as_str(), because),
-            ("the turn was interrupted", vec!["ada failed".to_owned(), "crashed".to_owned()])
+            ("the turn was interrupted", vec!["ada failed".to_owned(), "it crashed".to_owned()])
         );
         assert_eq!(
             hint.as_deref(),

@@ -3,6 +3,7 @@
 //! Owns: names of commands and flags. Never: what they do (see `commands`).
 
 mod agents;
+mod bins;
 mod daemon;
 mod images;
 mod jobs;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::agents::*;
+pub(crate) use self::bins::*;
 pub(crate) use self::daemon::*;
 pub(crate) use self::images::*;
 pub(crate) use self::jobs::*;
@@ -147,6 +149,11 @@ pub(crate) enum Command {
     Image {
         #[command(subcommand)]
         command: ImageCommand,
+    },
+    /// Look after tools that are packaged as images
+    Bin {
+        #[command(subcommand)]
+        command: BinCommand,
     },
     /// Look after providers of models
     Provider {

@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification};
+use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification, Progress};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use crate::connect::Address;
 use crate::failure::{Exit, Failure};
+use crate::progress::Meter;
 use crate::words::Words;
 
 /// How long we try to get a daemon back.
@@ -95,6 +96,24 @@ impl<'a> Daemon<'a> {
     ) -> Result<R, Failure> {
         loop {
             match self.client.call(method, &params).await {
+                Ok(answer) => return Ok(answer),
+                Err(ClientError::Lost) => self.reconnect().await?,
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// Like `call`, for what takes long: shows how far it is. The same call made anew goes on with the same transfer.
+    pub(crate) async fn transfer<P: Serialize, R: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: P,
+        meter: &Meter,
+    ) -> Result<R, Failure> {
+        loop {
+            let told = |progress: &Progress| meter.add(&progress.parts);
+            let call = self.client.call_with_progress(method, &params, told);
+            match meter.during(call).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.reconnect().await?,
                 Err(other) => return Err(other.into()),

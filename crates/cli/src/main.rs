@@ -12,7 +12,10 @@ mod failure;
 mod fold;
 mod follow;
 mod job;
+mod line_diff;
+mod needs;
 mod parse;
+mod progress;
 mod render;
 mod words;
 

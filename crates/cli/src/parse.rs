@@ -154,6 +154,27 @@ pub(crate) fn is_loopback(addr: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
+/// A tool's program for one platform, as typed: the path may still be relative.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ProgramArg {
+    /// `os/arch` or `os/arch/variant`.
+    pub platform: String,
+    pub path: PathBuf,
+}
+
+/// `OS/ARCH[/VARIANT]:PATH`. A platform has no colon, so the path may.
+pub(crate) fn program(text: &str) -> Result<ProgramArg, String> {
+    const FORM: &str = "expected OS/ARCH:PATH, such as linux/amd64:target/release/rg";
+    let (platform, path) = text.split_once(':').filter(|(_, path)| !path.is_empty()).ok_or(FORM)?;
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    let parts: Vec<&str> = platform.split('/').collect();
+    let fits = parts.iter().all(|part| !part.is_empty() && part.bytes().all(letter));
+    if !fits || !(2..=3).contains(&parts.len()) {
+        return Err(format!("`{platform}` is no platform: {FORM}"));
+    }
+    Ok(ProgramArg { platform: platform.to_owned(), path: path.into() })
+}
+
 /// Whether a kind is the wanted one or of the wanted family (`turn`, `turn.*`).
 pub(crate) fn kind_matches(wanted: &str, kind: &str) -> bool {
     let family = wanted.strip_suffix(".*").unwrap_or(wanted);
@@ -301,6 +322,33 @@ mod tests {
     fn loopback_is_recognised_in_every_spelling() {
         assert!(is_loopback("127.0.0.1:5500") && is_loopback("localhost:1") && is_loopback("[::1]:5500"));
         assert!(!is_loopback("10.0.0.1:5500") && !is_loopback("box:5500"));
+    }
+
+    #[test]
+    fn a_program_has_a_platform_of_two_or_three_parts_and_any_path() {
+        let check = |text: &str, platform: &str, path: &str| {
+            let expected = ProgramArg { platform: platform.into(), path: path.into() };
+            assert_eq!(program(text), Ok(expected), "{text}");
+        };
+        check("linux/amd64:/usr/bin/rg", "linux/amd64", "/usr/bin/rg");
+        check("linux/arm/v7:rg", "linux/arm/v7", "rg");
+        check("linux/arm64:./odd:name/rg: x", "linux/arm64", "./odd:name/rg: x");
+        for text in [
+            "",
+            "rg",
+            "linux:rg",
+            "linux/amd64",
+            "linux/amd64:",
+            "/usr/bin/rg",
+            "linux//v7:rg",
+            "linux/a b:rg",
+            "Linux/AMD64:rg",
+            "a/b/c/d:rg",
+            ":rg",
+            "./x/y:rg",
+        ] {
+            assert!(program(text).is_err(), "{text}");
+        }
     }
 
     #[test]

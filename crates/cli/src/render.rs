@@ -243,12 +243,40 @@ pub(crate) fn length(ms: i64) -> String {
     }
 }
 
-/// Bytes in the largest unit that fits.
+/// Bytes in the largest unit that fits, large ones with a tenth: there it is much.
 pub(crate) fn size(bytes: u64) -> String {
+    let tenths = |unit: u64| {
+        let tenths = u128::from(bytes) * 10 / u128::from(unit);
+        match tenths % 10 {
+            0 => format!("{}", tenths / 10),
+            tenth => format!("{}.{tenth}", tenths / 10),
+        }
+    };
     match bytes {
         ..1_024 => format!("{bytes} B"),
         1_024..1_048_576 => format!("{} KiB", bytes >> 10),
-        1_048_576.. => format!("{} MiB", bytes >> 20),
+        1_048_576..1_073_741_824 => format!("{} MiB", tenths(1 << 20)),
+        1_073_741_824.. => format!("{} GiB", tenths(1 << 30)),
+    }
+}
+
+/// Why an agent failed, in one line: the word of the state in words for people, and what is known beside.
+pub(crate) fn why_failed(reason: Option<&str>, detail: Option<&str>) -> Option<String> {
+    let words = reason.map(|reason| match reason {
+        "pull" => "its image or a tool of it could not be had",
+        "init" => "it could not be started",
+        "model" => "its model cannot be used",
+        "readiness_timeout" => "it did not answer in time",
+        "crashed" => "it crashed",
+        "config" => "a setting has no value",
+        "oom" => "it ran out of memory",
+        // Of a later release.
+        other => other,
+    });
+    match (words, detail) {
+        (Some(words), Some(detail)) => Some(format!("{words}: {detail}")),
+        (Some(one), None) | (None, Some(one)) => Some(one.to_owned()),
+        (None, None) => None,
     }
 }
 
@@ -354,6 +382,15 @@ mod tests {
         let Failure::Told(report) = failure else { panic!("not told") };
         let expected = "error: could not start x\n  because: one\n  because: two\n\nhint: run `lodge logs x`";
         assert_eq!(error_text(&report), expected);
+    }
+
+    #[test]
+    fn a_failure_is_one_line_of_words_with_what_is_known_beside() {
+        let told = |reason, detail| why_failed(reason, detail).unwrap_or_default();
+        assert_eq!(told(Some("model"), Some("no provider `x`")), "its model cannot be used: no provider `x`");
+        assert_eq!(told(Some("crashed"), None), "it crashed");
+        assert_eq!(told(Some("bored"), Some("of it all")), "bored: of it all");
+        assert_eq!((told(None, Some("x")), told(None, None)), ("x".to_owned(), String::new()));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) struct Words {
     stdout_is_terminal: bool,
     stderr_is_terminal: bool,
     colour: bool,
+    dumb: bool,
     /// Whether something stands on the current line of stdout.
     line_open: Cell<bool>,
 }
@@ -32,6 +33,7 @@ impl Words {
             stdout_is_terminal: io::stdout().is_terminal(),
             stderr_is_terminal: io::stderr().is_terminal(),
             colour: !set("NO_COLOR") && !dumb,
+            dumb,
             line_open: Cell::new(false),
         }
     }
@@ -67,6 +69,15 @@ impl Words {
         self.stderr_is_terminal && !self.quiet
     }
 
+    /// Whether what stands on stderr can be drawn anew, and whether in colour.
+    pub(crate) fn canvas(&self) -> Canvas {
+        match (self.stderr_is_terminal && !self.dumb, self.colour) {
+            (false, _) => Canvas::Lines,
+            (true, false) => Canvas::Plain,
+            (true, true) => Canvas::Coloured,
+        }
+    }
+
     fn dim<'a>(&self, line: &'a str) -> Cow<'a, str> {
         if self.stderr_is_terminal && self.colour {
             format!("\x1b[2m{line}\x1b[0m").into()
@@ -81,6 +92,22 @@ impl Words {
             format!("\x1b[1m{text}\x1b[0m").into()
         } else {
             text.into()
+        }
+    }
+
+    /// A line on stdout about what is there, gone or other than before.
+    pub(crate) fn marked(&self, mark: Mark, text: &str) -> String {
+        let (sign, colour) = match mark {
+            Mark::New => ('+', 32),
+            Mark::Gone => ('-', 31),
+            Mark::Changed => ('~', 33),
+        };
+        let line = format!("{sign} {text}");
+        let line = line.trim_end();
+        if self.stdout_is_terminal && self.colour {
+            format!("\x1b[{colour}m{line}\x1b[0m")
+        } else {
+            line.to_owned()
         }
     }
 
@@ -153,17 +180,52 @@ pub(crate) fn tell_part(words: &str) {
     drop(write!(stderr, "{words}").and_then(|()| stderr.flush()));
 }
 
+/// What became of something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    New,
+    Gone,
+    Changed,
+}
+
+/// What stderr is to draw on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Canvas {
+    /// Lines go there one after the other, and stay.
+    Lines,
+    Plain,
+    Coloured,
+}
+
+/// The size of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub columns: usize,
+    pub rows: usize,
+}
+
+impl Room {
+    pub(crate) fn of_stderr() -> Room {
+        Room::of(libc::STDERR_FILENO)
+    }
+
+    fn of(terminal: libc::c_int) -> Room {
+        const USUAL: Room = Room { columns: 80, rows: 24 };
+        // SAFETY: `winsize` is plain data, for which all zeroes are a value; the kernel fills it.
+        let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to a live `winsize`, which is what this request writes.
+        let asked = unsafe { libc::ioctl(terminal, libc::TIOCGWINSZ, &raw mut size) };
+        match (asked, usize::from(size.ws_col), usize::from(size.ws_row)) {
+            (0, columns @ 8.., 0) => Room { columns, ..USUAL },
+            (0, columns @ 8.., rows) => Room { columns, rows },
+            (_, _, _) => USUAL,
+        }
+    }
+}
+
 /// How wide the terminal on stdout is.
 pub(crate) fn columns() -> usize {
-    const USUAL: usize = 80;
-    // SAFETY: `winsize` is plain data, for which all zeroes are a value; the kernel fills it.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a live `winsize`, which is what this request writes.
-    let asked = unsafe { libc::ioctl(1, libc::TIOCGWINSZ, &raw mut size) };
-    match (asked, usize::from(size.ws_col)) {
-        (0, columns @ 8..) => columns,
-        (_, _) => USUAL,
-    }
+    Room::of(libc::STDOUT_FILENO).columns
 }
 
 /// While it lives, the terminal shows nothing of what is typed.
@@ -197,9 +259,11 @@ impl Drop for HiddenInput {
     }
 }
 
-/// Without control characters, except line ends and tabs: text from a model must not steer a terminal.
+/// Without control characters, except line ends and tabs: text from a model or a stranger's image must not steer a terminal,
+/// nor show itself in another order than it has.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    let steers = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
+    let turns = |letter: char| matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let steers = |letter: char| turns(letter) || letter.is_control() && letter != '\n' && letter != '\t';
     if text.chars().any(steers) {
         text.chars().filter(|letter| !steers(*letter)).collect()
     } else {
@@ -225,5 +289,11 @@ mod tests {
     fn control_characters_are_taken_out_and_lines_and_letters_stay() {
         assert_eq!(printable("a\x1b[31mb\tc\nd\u{9b}é\r"), "a[31mb\tc\ndé");
         assert_eq!(printable("plain é\n"), "plain é\n");
+    }
+
+    #[test]
+    fn no_text_shows_itself_in_another_order_and_what_joins_letters_stays() {
+        assert_eq!(printable("host:\u{202e}hs\u{202c} \u{2066}x\u{2069}"), "host:hs x");
+        assert_eq!(printable("\u{1f469}\u{200d}\u{1f4bb} שלום"), "\u{1f469}\u{200d}\u{1f4bb} שלום");
     }
 }

@@ -28,8 +28,11 @@ pub(crate) enum AgentCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  lodge run examples/hello \"What time is it?\"\n  lodge run registry.example/team/otter:v1 --name otter"
+)]
 pub(crate) struct RunArgs {
-    /// A directory with an Agentfile, an Agentfile, - for an Agentfile from stdin, or a local image
+    /// A directory with an Agentfile, an Agentfile, - for an Agentfile from stdin, or an image: one that is here, or one of a registry, which is pulled
     pub source: String,
     /// What to ask; - reads it from stdin
     pub prompt: Vec<String>,
@@ -54,8 +57,8 @@ pub(crate) struct RunArgs {
     /// A setting of the runtime; before what the image says
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub config: Vec<(String, String)>,
-    /// The program that is its runtime; before what the image says
-    #[arg(long, value_name = "host:PROGRAM")]
+    /// What its runtime is, a program of the host or a tool's image; before what the image says
+    #[arg(long, value_name = "host:PROGRAM|BIN")]
     pub runtime: Option<String>,
     /// A capability beside those of the image
     #[arg(long = "cap", value_name = "NAME")]
@@ -106,7 +109,7 @@ pub(crate) struct UpdateArgs {
     /// A label; without a value it is taken away
     #[arg(long, value_name = "KEY=[VALUE]", value_parser = key_value)]
     pub label: Vec<(String, String)>,
-    /// Another image: its name, a directory with an Agentfile, an Agentfile, or - for stdin
+    /// Another image: its name, here or in a registry, a directory with an Agentfile, an Agentfile, or - for stdin
     #[arg(long, value_name = "IMAGE|DIR")]
     pub image: Option<String>,
     /// A value for an ARG of that Agentfile

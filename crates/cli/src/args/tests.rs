@@ -58,6 +58,27 @@ fn contradictions_and_bad_values_are_bad_usage() {
         "lodge image build",
         "lodge image rm",
         "lodge image build . --build-arg x",
+        "lodge image inspect",
+        "lodge image diff a",
+        "lodge image diff a b c",
+        "lodge image tag a",
+        "lodge image push",
+        "lodge image push a b c",
+        "lodge image pull",
+        "lodge image pull a b",
+        "lodge image export",
+        "lodge image export a -o",
+        "lodge image import a b",
+        "lodge bin",
+        "lodge bin build",
+        "lodge bin build rg",
+        "lodge bin build rg /usr/bin/rg",
+        "lodge bin build rg linux:/usr/bin/rg",
+        "lodge bin build rg linux/amd64:",
+        "lodge bin inspect",
+        "lodge bin push",
+        "lodge bin pull",
+        "lodge bin rm",
         "lodge kill",
         "lodge restart",
         "lodge agent update --model p/m",
@@ -121,6 +142,29 @@ fn what_stands_behind_a_bin_is_the_bins_own() {
     assert_eq!(command("lodge jobs run a make --wait -j2"), told("make --wait -j2", false, false));
     assert_eq!(command("lodge jobs run a -- --odd"), told("--odd", false, false));
     assert_eq!(command("lodge jobs run a"), told("", false, false));
+}
+
+#[test]
+fn a_tool_has_a_program_for_each_platform_and_paths_keep_their_colons() {
+    let line = "lodge bin build rg linux/amd64:a:b/rg linux/arm/v7:rg -t x -t y:v1 --usage - --label k=v";
+    let Ok(Cli { command: Command::Bin { command: BinCommand::Build(build) }, .. }) = parse(line) else {
+        panic!("not bin build")
+    };
+    let programs: Vec<(&str, &str)> =
+        build.programs.iter().map(|one| (one.platform.as_str(), one.path.to_str().unwrap())).collect();
+    assert_eq!(programs, [("linux/amd64", "a:b/rg"), ("linux/arm/v7", "rg")]);
+    assert_eq!((build.tag.join(" ").as_str(), build.usage.as_deref()), ("x y:v1", Some("-")));
+}
+
+#[test]
+fn an_archive_is_read_from_stdin_when_no_file_is_named() {
+    for line in ["lodge image import", "lodge image import -"] {
+        let Ok(Cli { command: Command::Image { command: ImageCommand::Import { file } }, .. }) = parse(line)
+        else {
+            panic!("not image import")
+        };
+        assert_eq!(file.to_str(), Some("-"), "{line}");
+    }
 }
 
 #[test]

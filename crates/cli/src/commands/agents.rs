@@ -361,17 +361,17 @@ fn missed(view: &AgentView) -> Failure {
         status => format!("{} did not become ready: it is {status}", view.name),
     };
     let failure = Failure::refused(what);
-    let failure = match &view.failure_reason {
-        Some(reason) => failure.because(reason),
-        None => failure,
-    };
-    let failure = match &view.failure_detail {
-        Some(detail) => failure.because(detail),
+    let failure = match render::why_failed(view.failure_reason.as_deref(), view.failure_detail.as_deref()) {
+        Some(why) => failure.because(why),
         None => failure,
     };
     match view.status.as_str() {
         "removing" | "removed" => failure,
         _ if view.retry_at.is_some() => failure.hint(comes_up(view)),
+        "failed" if view.failure_reason.as_deref() == Some("pull") => failure.hint(format!(
+            "it is not tried again by itself: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
+            view.name
+        )),
         _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
     }
 }

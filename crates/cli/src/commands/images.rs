@@ -1,13 +1,15 @@
-//! `image build`, `ls`, `inspect` and `rm`.
+//! `image build`, `ls`, `inspect`, `tag` and `rm`.
 
 use lodge_proto::{
-    ImageBuildParams, ImageDetail, ImageList, ImageListParams, ImageRef, ImageRemoved, ImageView, LimitsView,
-    PAGE_MAX,
+    ImageBin, ImageBuildParams, ImageDetail, ImageList, ImageListParams, ImageRef, ImageRemoved,
+    ImageTagParams, ImageView, LimitsView, PAGE_MAX,
 };
+use serde::Serialize;
 
 use super::agents::Batch;
 use super::source::{Source, place};
-use super::{Context, map, request_id};
+use super::transfers::{self, Kind};
+use super::{Context, images_archive, images_diff, map, request_id};
 use crate::args::{ImageBuildArgs, ImageCommand};
 use crate::failure::Failure;
 use crate::render::{ago, now_s, or_dash, pairs, size};
@@ -20,8 +22,17 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
     match command {
         ImageCommand::Build(args) => build(context, args).await,
         ImageCommand::Ls => list(context).await,
-        ImageCommand::Inspect { images } => inspect(context, images).await,
-        ImageCommand::Rm { images } => remove(context, images).await,
+        ImageCommand::Inspect(refs) => inspect(context, refs.images).await,
+        ImageCommand::Diff { from, to } => images_diff::diff(context, from, to).await,
+        ImageCommand::Tag { image, names } => tag(context, image, names).await,
+        ImageCommand::Push(args) => transfers::push(context, Kind::Image, args).await,
+        ImageCommand::Pull(args) => transfers::pull(context, Kind::Image, args).await,
+        ImageCommand::Rm(refs) => {
+            let params = |image, request_id| ImageRef { image, request_id };
+            remove(context, "image/remove", refs.images, params).await
+        }
+        ImageCommand::Export(args) => images_archive::export(context, args).await,
+        ImageCommand::Import { file } => images_archive::import(context, file).await,
     }
 }
 
@@ -38,11 +49,13 @@ async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
         request_id: Some(request_id()?),
     };
     let mut daemon = context.daemon().await?;
+    // Parents and tools may have to come from registries first.
+    context.say_on_interrupt("interrupted; the daemon goes on with the build".to_owned());
     let image: ImageView = daemon.call("image/build", params).await?;
     if context.words.json {
         return context.words.json(&image);
     }
-    context.words.say(&format!("built {}", image.refs.join(", ")));
+    context.words.say(&format!("built {}", image.named.join(", ")));
     put(&format!("{}\n", image.digest))
 }
 
@@ -71,24 +84,25 @@ async fn list(context: &Context) -> Result<(), Failure> {
     context.put_table(&["REF", "DIGEST", "SIZE", "AGENTS", "CREATED"], &rows)
 }
 
-/// One line for each of its names, or one without.
 fn rows_of(image: &ImageView, now: i64) -> Vec<Vec<String>> {
-    let nameless = String::new();
-    let refs: Vec<&String> =
-        if image.refs.is_empty() { vec![&nameless] } else { image.refs.iter().collect() };
-    let row = |reference: &String| {
+    let row = |reference: String| {
         vec![
-            or_dash(Some(reference)),
+            reference,
             short(&image.digest),
             size(image.size_bytes),
             image.agents.to_string(),
             ago(&image.created_at, now),
         ]
     };
-    refs.into_iter().map(row).collect()
+    names_of(&image.refs).into_iter().map(row).collect()
 }
 
-fn short(digest: &str) -> String {
+/// A listing has one line for each name, or one without.
+pub(super) fn names_of(refs: &[String]) -> Vec<String> {
+    if refs.is_empty() { vec![or_dash(None)] } else { refs.to_vec() }
+}
+
+pub(super) fn short(digest: &str) -> String {
     digest.chars().take(DIGEST_SHOWN).collect()
 }
 
@@ -123,6 +137,8 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("limits", limits(&detail.limits)),
         ("policy", detail.revival_policy.clone().unwrap_or_default()),
         ("capabilities", capabilities.collect::<Vec<_>>().join(", ")),
+        ("portable", portable(detail)),
+        ("complete", if detail.complete { String::new() } else { "no: it is being pulled".to_owned() }),
         ("size", size(image.size_bytes)),
         ("created", image.created_at.clone()),
         ("used by", detail.used_by.join(" ")),
@@ -139,14 +155,36 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("config", format!("{}{value} {}", config.key, config.description.as_deref().unwrap_or_default()))
     }));
     rows.extend(detail.envs.iter().map(|env| ("env", format!("{}={}", env.key, env.value))));
-    rows.extend(detail.bins.iter().map(|bin| {
-        let safe = if bin.safe { " safe" } else { "" };
-        ("bin", format!("{} {}{safe} {}", bin.name, bin.source, bin.description))
-    }));
+    rows.extend(detail.bins.iter().map(|bin| ("bin", bin_text(bin))));
     rows.extend(detail.files.iter().map(|file| ("file", format!("{} {}", file.name, size(file.bytes)))));
     rows.extend(detail.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    rows.extend(detail.blobs.iter().map(|blob| {
+        let title = blob.title.as_deref().unwrap_or_default();
+        ("blob", format!("{} {} {} {title}", short(&blob.digest), size(blob.size_bytes), blob.media_type))
+    }));
     rows.retain(|(_, value)| !value.is_empty());
     pairs(&rows)
+}
+
+fn bin_text(bin: &ImageBin) -> String {
+    let place = if bin.portable { "" } else { " (this host only)" };
+    let safe = if bin.safe { " safe" } else { "" };
+    format!("{} {}{place}{safe} {}", bin.name, bin.source, bin.description)
+}
+
+/// What keeps it from running elsewhere.
+fn portable(detail: &ImageDetail) -> String {
+    if detail.portable {
+        return "yes".to_owned();
+    }
+    let runtime = detail.runtime.iter().filter(|runtime| runtime.starts_with("host:")).map(|_| "the runtime");
+    let bins = detail.bins.iter().filter(|bin| !bin.portable).map(|bin| bin.name.as_str());
+    let of_host: Vec<&str> = runtime.chain(bins).collect();
+    match of_host.as_slice() {
+        [] => "no".to_owned(),
+        [one] => format!("no: {one} is a program of this host"),
+        several => format!("no: {} are programs of this host", several.join(", ")),
+    }
 }
 
 fn limits(limits: &LimitsView) -> String {
@@ -155,7 +193,7 @@ fn limits(limits: &LimitsView) -> String {
     let all = [
         ("memory", bytes(limits.memory_bytes)),
         ("pids", count(limits.pids)),
-        ("cpu-time", limits.cpu_ms.map(|ms| format!("{ms} ms"))),
+        ("cpu-time", limits.cpu_ms.map(whole_time)),
         ("disk", bytes(limits.disk_bytes)),
         ("output", bytes(limits.output_bytes)),
         ("budget-usd", limits.budget_micro_usd.map(dollars)),
@@ -166,6 +204,15 @@ fn limits(limits: &LimitsView) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
+/// As LIMIT takes it: in the largest unit of which it is a whole number.
+fn whole_time(ms: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    match UNITS.iter().find(|(unit, _)| ms > 0 && ms.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", ms / unit),
+        None => format!("{ms}ms"),
+    }
+}
+
 fn dollars(micros: u64) -> String {
     format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
         .trim_end_matches('0')
@@ -173,12 +220,29 @@ fn dollars(micros: u64) -> String {
         .to_owned()
 }
 
-async fn remove(context: &Context, images: Vec<String>) -> Result<(), Failure> {
+async fn tag(context: &Context, image: String, names: Vec<String>) -> Result<(), Failure> {
+    let told = names.join(", ");
+    let params = ImageTagParams { image, tags: names, request_id: Some(request_id()?) };
+    let image: ImageView = context.daemon().await?.call("image/tag", params).await?;
+    if context.words.json {
+        return context.words.json(&image);
+    }
+    context.words.say(&format!("tagged {told}"));
+    put(&format!("{}\n", image.digest))
+}
+
+/// Takes names away, or images and tools with them. `params` names one to the method.
+pub(super) async fn remove<P: Serialize>(
+    context: &Context,
+    method: &str,
+    given: Vec<String>,
+    params: impl Fn(String, Option<String>) -> P,
+) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, images.len());
-    for image in images {
-        let params = ImageRef { image, request_id: Some(request_id()?) };
-        match daemon.call::<_, ImageRemoved>("image/remove", params).await {
+    let mut batch = Batch::new(&context.words, given.len());
+    for one in given {
+        let params = params(one, Some(request_id()?));
+        match daemon.call::<_, ImageRemoved>(method, params).await {
             Ok(removed) => {
                 if removed.removed {
                     context.words.say(&format!("removed {}", short(&removed.digest)));
@@ -202,10 +266,45 @@ fn removed_text(removed: &ImageRemoved) -> String {
 mod tests {
     use super::*;
 
+    fn bin(name: &str, source: &str) -> ImageBin {
+        ImageBin {
+            name: name.into(),
+            source: source.into(),
+            portable: !source.starts_with("host:"),
+            safe: name == "rg",
+            description: "does things".into(),
+            usage: None,
+        }
+    }
+
+    fn detail(bins: Vec<ImageBin>, runtime: Option<&str>) -> ImageDetail {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let image = serde_json::json!({"digest": digest, "refs": ["x:latest"], "size_bytes": 1, "agents": 0,
+            "created_at": "", "exec": [], "parents": 0, "contexts": [], "configs": [], "envs": [], "bins": [],
+            "files": [], "labels": {}, "limits": {}, "network": {"mode": "none", "allow": []},
+            "capabilities": [], "agentfile": "", "used_by": [], "blobs": [], "complete": true, "portable": true});
+        let detail: ImageDetail = serde_json::from_value(image).unwrap();
+        let portable = bins.iter().all(|bin| bin.portable) && runtime.is_none();
+        ImageDetail { bins, runtime: runtime.map(str::to_owned), portable, ..detail }
+    }
+
+    #[test]
+    fn what_belongs_to_this_host_only_is_told() {
+        let text = detail_text(&detail(vec![bin("rg", "rg:v1@sha256:12"), bin("sh", "host:sh")], None));
+        assert!(text.contains("bin        rg rg:v1@sha256:12 safe does things\n"), "{text}");
+        assert!(text.contains("bin        sh host:sh (this host only) does things\n"), "{text}");
+        assert!(text.contains("portable   no: sh is a program of this host\n"), "{text}");
+        let text = detail_text(&detail(vec![bin("sh", "host:sh")], Some("host:/usr/bin/x")));
+        assert!(text.contains("portable   no: the runtime, sh are programs of this host\n"), "{text}");
+        assert!(detail_text(&detail(Vec::new(), None)).contains("portable   yes\n"));
+    }
+
     #[test]
     fn sizes_and_sums_are_told_in_few_letters() {
         assert_eq!((size(0), size(1_023), size(1_024)), ("0 B".into(), "1023 B".into(), "1 KiB".into()));
-        assert_eq!(size(5 << 20), "5 MiB");
+        assert_eq!((size(5 << 20), size(1_700_000)), ("5 MiB".into(), "1.6 MiB".into()));
+        assert_eq!(size(3 << 30), "3 GiB");
+        assert_eq!([300_000, 90_000, 1_500, 7_200_000].map(whole_time), ["5m", "90s", "1500ms", "2h"]);
         assert_eq!((dollars(2_500_000), dollars(1)), ("2.5".into(), "0.000001".into()));
         assert_eq!(dollars(3_000_000), "3");
     }

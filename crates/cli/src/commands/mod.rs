@@ -3,10 +3,13 @@
 //! Owns: which command is which, and what several of them need. Never: transport or looks.
 
 mod agents;
+mod bins;
 mod daemon;
 mod document;
 mod events;
 mod images;
+mod images_archive;
+mod images_diff;
 pub(crate) mod jobs;
 pub(crate) mod jobs_output;
 mod jobs_stop;
@@ -22,6 +25,7 @@ mod sessions_change;
 mod sessions_find;
 mod source;
 mod tokens;
+mod transfers;
 mod update;
 
 use std::cell::RefCell;
@@ -77,6 +81,11 @@ impl Context {
         self.on_interrupt.borrow_mut().say = Some(line);
     }
 
+    /// What Ctrl-C would have said is over.
+    fn forget_interrupt(&self) {
+        self.on_interrupt.borrow_mut().say = None;
+    }
+
     /// Whether an agent is still there after the command.
     pub(crate) fn keeps_agents(&self) -> bool {
         self.on_interrupt.borrow().remove.is_none()
@@ -124,6 +133,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Jobs { command } => jobs::jobs(context, command).await,
         Command::Lineage { command } => lineages::lineage(context, command).await,
         Command::Image { command } => images::image(context, command).await,
+        Command::Bin { command } => bins::bin(context, command).await,
         Command::Provider { command } => providers::provider(context, command).await,
         Command::Token { command } => tokens::token(context, command).await,
         Command::Info => daemon::info(context).await,

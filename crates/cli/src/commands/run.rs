@@ -7,6 +7,7 @@ use lodge_proto::{AgentCreateParams, AgentView, Mount};
 use super::agents::{Goal, settle};
 use super::prompt::{Question, ask, print_sent, prompt_from_stdin, send};
 use super::source::{Source, neither, source, utf8};
+use super::transfers::bring;
 use super::{Context, map, remove_agent, request_id};
 use crate::answer::Asked;
 use crate::args::{ChatArgs, RunArgs, Voice};
@@ -21,6 +22,11 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
     let params = create_params(context, &args).await?;
     let mut daemon = context.daemon().await?;
     let image = params.image.clone();
+    // Who does not wait does not look on either: the agent is `pulling` until its image is here.
+    if let Some(image) = image.as_deref().filter(|_| !args.detach) {
+        bring(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        context.forget_interrupt();
+    }
     let created = daemon.call("agent/create", params).await;
     let created = created.map_err(|failure| match &image {
         Some(image) => neither(image, failure),

@@ -36,12 +36,27 @@ pub(super) async fn place(context: &Context, text: &str) -> Result<Source, Failu
 
 /// A refusal of the daemon to find an image, for a person who may have meant a directory.
 pub(super) fn neither(text: &str, failure: Failure) -> Failure {
-    if !failure.is("image.not_found") && !failure.is("image.bad_ref") {
-        return failure;
+    const WHAT_ELSE: &str = "give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image: one of `lodge image ls`, or `registry.example/name:tag`";
+    // An address is no directory, and the daemon says what is wrong with it.
+    let is_address = text.contains("://");
+    if (failure.is("image.not_found") || failure.is("image.bad_ref")) && !is_address {
+        let what = format!("there is no directory or Agentfile `{text}`, and no image of that name");
+        return Failure::refused(what).hint(WHAT_ELSE).with_code("image.not_found");
     }
-    Failure::refused(format!("there is no Agentfile at `{text}`, and no image of that name"))
-        .hint("give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image of `lodge image ls`")
-        .with_code("image.not_found")
+    // With a port or a tag nobody meant a directory.
+    let could_be_place = !text.contains(':');
+    if could_be_place && (failure.is("registry.unreachable") || failure.is("registry.not_found")) {
+        let host = text.split('/').next().unwrap_or_default();
+        return failure.and_hint(&format!(
+            "there is no directory or Agentfile `{text}` here, so that it was looked for in the registry `{host}`"
+        ));
+    }
+    failure
+}
+
+/// Whether an image of that name is one of a registry: what stands before the first `/` is a host.
+pub(super) fn names_registry(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(host, _)| host == "localhost" || host.contains(['.', ':']))
 }
 
 /// Whether a text can only mean a place on disk.
@@ -74,6 +89,38 @@ pub(super) fn utf8(path: &Path) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_could_be_a_directory_is_told_as_none_when_no_registry_has_it() {
+        let told = |text: &str, code: &str| {
+            let failure = Failure::refused("what failed").hint("what to do").with_code(code);
+            let Failure::Told(report) = neither(text, failure) else { panic!("not told") };
+            (report.what, report.hint.unwrap_or_default())
+        };
+        let (what, hint) = told("hello.d/x", "registry.unreachable");
+        assert_eq!(what, "what failed");
+        assert!(
+            hint.starts_with("what to do; there is no directory or Agentfile `hello.d/x` here"),
+            "{hint}"
+        );
+        assert_eq!(told("box:5000/x", "registry.not_found").1, "what to do");
+        assert_eq!(told("hello.d/x", "registry.denied").1, "what to do");
+        let (what, hint) = told("exmaples/hello", "image.not_found");
+        assert_eq!(what, "there is no directory or Agentfile `exmaples/hello`, and no image of that name");
+        assert!(hint.starts_with("give a directory"), "{hint}");
+    }
+
+    #[test]
+    fn a_registry_is_named_by_a_host_before_the_first_slash() {
+        for name in
+            ["localhost/x", "localhost:5000/x", "registry.example/a/x:v1", "box:5000/x", "[::1]:5000/x"]
+        {
+            assert!(names_registry(name), "{name}");
+        }
+        for name in ["x", "x:v1", "a/x", "examples/hello", "x.y", "sha256:abcdef", "stock/rg:latest"] {
+            assert!(!names_registry(name), "{name}");
+        }
+    }
 
     #[test]
     fn only_what_could_be_a_name_is_taken_for_an_image() {

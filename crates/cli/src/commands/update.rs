@@ -7,6 +7,7 @@ use lodge_proto::{AgentUpdateParams, AgentUpdated};
 use super::agents::{Goal, settle};
 use super::run::mount_of;
 use super::source::{Source, neither, source};
+use super::transfers::bring;
 use super::{Context, map, request_id};
 use crate::args::UpdateArgs;
 use crate::failure::Failure;
@@ -23,6 +24,10 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
     // Attached before the change, so that its events cannot be missed.
     daemon.watch(Scope::Agent(args.agent.clone()), None).await?;
     let image = params.image.clone();
+    if let Some(image) = &image {
+        bring(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        context.forget_interrupt();
+    }
     let updated = daemon.call("agent/update", params).await;
     let mut updated: AgentUpdated = match image {
         Some(image) => updated.map_err(|failure| neither(&image, failure))?,

@@ -1,0 +1,159 @@
+//! What changed between two texts, line by line. Pure.
+
+/// Lines that stand around a change, for somebody to see where it is.
+const AROUND: usize = 2;
+/// Above this many comparisons the texts are told as replaced: they have little in common, and nobody would wait.
+const CELLS_MAX: usize = 4_000_000;
+
+/// One line of both texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Line<'a> {
+    Same(&'a str),
+    Gone(&'a str),
+    New(&'a str),
+    /// So many lines are the same here.
+    Skipped(usize),
+}
+
+/// The lines that differ, with a few around them.
+pub(crate) fn line_diff<'a>(before: &'a str, after: &'a str) -> Vec<Line<'a>> {
+    let (before, after): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+    let shorter = before.len().min(after.len());
+    let head = (0..shorter).take_while(|at| before[*at] == after[*at]).count();
+    let tail = (0..shorter - head)
+        .take_while(|at| before[before.len() - 1 - at] == after[after.len() - 1 - at])
+        .count();
+    let mut all: Vec<Line<'a>> = before[..head].iter().map(|line| Line::Same(line)).collect();
+    all.extend(between(&before[head..before.len() - tail], &after[head..after.len() - tail]));
+    all.extend(before[before.len() - tail..].iter().map(|line| Line::Same(line)));
+    shortened(&all)
+}
+
+/// The changes with the longest part that stays.
+fn between<'a>(before: &[&'a str], after: &[&'a str]) -> Vec<Line<'a>> {
+    let (rows, columns) = (before.len() + 1, after.len() + 1);
+    if rows.saturating_mul(columns) > CELLS_MAX {
+        let gone = before.iter().map(|line| Line::Gone(line));
+        return gone.chain(after.iter().map(|line| Line::New(line))).collect();
+    }
+    // How many lines from here on can stay.
+    let mut stay = vec![0_u32; rows * columns];
+    for row in (0..before.len()).rev() {
+        for column in (0..after.len()).rev() {
+            stay[row * columns + column] = if before[row] == after[column] {
+                stay[(row + 1) * columns + column + 1] + 1
+            } else {
+                stay[(row + 1) * columns + column].max(stay[row * columns + column + 1])
+            };
+        }
+    }
+    let (mut row, mut column, mut lines) = (0, 0, Vec::new());
+    while row < before.len() || column < after.len() {
+        let both = row < before.len() && column < after.len();
+        if both && before[row] == after[column] {
+            lines.push(Line::Same(before[row]));
+            (row, column) = (row + 1, column + 1);
+        } else if row < before.len()
+            && (column == after.len()
+                || stay[(row + 1) * columns + column] >= stay[row * columns + column + 1])
+        {
+            lines.push(Line::Gone(before[row]));
+            row += 1;
+        } else {
+            lines.push(Line::New(after[column]));
+            column += 1;
+        }
+    }
+    lines
+}
+
+/// Leaves out what is far from any change.
+fn shortened<'a>(all: &[Line<'a>]) -> Vec<Line<'a>> {
+    let is_change = |line: &Line<'_>| matches!(line, Line::Gone(_) | Line::New(_));
+    let near = |at: usize| {
+        let (from, to) = (at.saturating_sub(AROUND), (at + AROUND + 1).min(all.len()));
+        all[from..to].iter().any(is_change)
+    };
+    let (mut lines, mut skipped) = (Vec::new(), 0);
+    for (at, line) in all.iter().enumerate() {
+        if near(at) {
+            lines.extend((skipped > 0).then_some(Line::Skipped(skipped)));
+            skipped = 0;
+            lines.push(*line);
+        } else {
+            skipped += 1;
+        }
+    }
+    lines.extend((skipped > 0).then_some(Line::Skipped(skipped)));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(before: &str, after: &str) -> String {
+        let line = |line: &Line<'_>| match line {
+            Line::Same(text) => format!(" {text}"),
+            Line::Gone(text) => format!("-{text}"),
+            Line::New(text) => format!("+{text}"),
+            Line::Skipped(count) => format!("@{count}"),
+        };
+        line_diff(before, after).iter().map(line).collect::<Vec<_>>().join("|")
+    }
+
+    #[test]
+    fn a_change_is_told_with_what_stands_around_it() {
+        assert_eq!(told("a\nb\nc\nd\ne\nf\ng", "a\nb\nc\nX\ne\nf\ng"), "@1| b| c|-d|+X| e| f|@1");
+        assert_eq!(told("a\nb", "a\nb\nc"), " a| b|+c");
+        assert_eq!(told("", "a\nb"), "+a|+b");
+        assert_eq!(told("a\nb", ""), "-a|-b");
+        assert_eq!((told("a", "a"), told("", "")), ("@1".into(), String::new()));
+    }
+
+    #[test]
+    fn lines_that_stay_are_not_told_as_changed() {
+        assert_eq!(told("a\nb\nc", "c\na\nb"), "+c| a| b|-c");
+        assert_eq!(told("a\na\nb", "a\nb"), " a|-a| b");
+    }
+
+    #[test]
+    fn both_texts_can_be_read_out_of_every_difference() {
+        let letters = ["a", "b", "c"];
+        // All texts of up to five lines of three kinds.
+        let texts: Vec<String> = (0..=5_u32)
+            .flat_map(|lines| {
+                (0..3_u32.pow(lines)).map(move |mut number| {
+                    let line = |_| {
+                        let letter = letters[number as usize % 3];
+                        number /= 3;
+                        letter
+                    };
+                    (0..lines).map(line).collect::<Vec<_>>().join("\n")
+                })
+            })
+            .collect();
+        for before in texts.iter().step_by(7) {
+            for after in texts.iter().step_by(3) {
+                let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
+                let lines = between(&old, &new);
+                let side = |keep: fn(&Line<'_>) -> bool| -> Vec<String> {
+                    let text = |line: &Line<'_>| match line {
+                        Line::Same(text) | Line::Gone(text) | Line::New(text) => (*text).to_owned(),
+                        Line::Skipped(_) => unreachable!("nothing is left out here"),
+                    };
+                    lines.iter().filter(|line| keep(line)).map(text).collect()
+                };
+                assert_eq!(side(|line| !matches!(line, Line::New(_))), old);
+                assert_eq!(side(|line| !matches!(line, Line::Gone(_))), new);
+            }
+        }
+    }
+
+    #[test]
+    fn texts_that_are_long_and_have_nothing_in_common_are_replaced() {
+        let long = |word: &str| (0..3_000).map(|n| format!("{word}{n}\n")).collect::<String>();
+        let lines = line_diff(&long("a"), &long("b")).len();
+        assert_eq!(lines, 6_000);
+    }
+}
