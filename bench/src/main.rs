@@ -7,6 +7,7 @@ mod commits;
 mod fill;
 mod floor;
 mod growth;
+mod images;
 mod jobs;
 mod ledger;
 mod many;
@@ -48,8 +49,9 @@ struct Flags {
     /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, jobs;
-    /// of jobs also submit, width, printing, listed, output.
+    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, jobs,
+    /// images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
+    /// footprint.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -90,6 +92,20 @@ pub(crate) struct Sizes {
     pub(crate) listed_jobs: usize,
     pub(crate) list_rounds: usize,
     pub(crate) tsp_listed: usize,
+    pub(crate) image_mb: usize,
+    pub(crate) image_rounds: usize,
+    /// Contexts, and as many files.
+    pub(crate) image_layers: usize,
+    pub(crate) layer_rounds: usize,
+    pub(crate) pack_rounds: usize,
+    pub(crate) pack_contexts: usize,
+    pub(crate) pack_mb: usize,
+    pub(crate) stock_daemons: usize,
+    pub(crate) stock_starts: usize,
+    pub(crate) images: usize,
+    pub(crate) bins: usize,
+    pub(crate) removals: usize,
+    pub(crate) collect_commits: usize,
 }
 
 const FULL: Sizes = Sizes {
@@ -126,6 +142,19 @@ const FULL: Sizes = Sizes {
     listed_jobs: 100_000,
     list_rounds: 20,
     tsp_listed: 1_000,
+    image_mb: 256,
+    image_rounds: 5,
+    image_layers: 100,
+    layer_rounds: 10,
+    pack_rounds: 10,
+    pack_contexts: 100,
+    pack_mb: 16,
+    stock_daemons: 5,
+    stock_starts: 10,
+    images: 10_000,
+    bins: 1_000,
+    removals: 10,
+    collect_commits: 300,
 };
 
 const QUICK: Sizes = Sizes {
@@ -162,16 +191,29 @@ const QUICK: Sizes = Sizes {
     listed_jobs: 200,
     list_rounds: 1,
     tsp_listed: 4,
+    image_mb: 1,
+    image_rounds: 1,
+    image_layers: 3,
+    layer_rounds: 1,
+    pack_rounds: 1,
+    pack_contexts: 3,
+    pack_mb: 1,
+    stock_daemons: 1,
+    stock_starts: 1,
+    images: 20,
+    bins: 4,
+    removals: 2,
+    collect_commits: 3,
 };
 
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
-    "many", "working", "jobs",
+    "many", "working", "jobs", "images",
 ];
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let parts = [&PARTS[..], &jobs::PARTS].concat();
+    let parts = [&PARTS[..], &jobs::PARTS, &images::PARTS].concat();
     if let Some(unknown) = flags.only.iter().find(|part| !parts.contains(&part.as_str())) {
         eprintln!("error: there is no part `{unknown}`\n\nhint: the parts are {}", parts.join(", "));
         return ExitCode::from(2);
@@ -228,6 +270,7 @@ fn main() -> ExitCode {
         }
         let missing = if flags.quick { Missing::Leave } else { Missing::Install };
         jobs::run(wanted, sizes, missing, &mut floors, &mut table).await;
+        images::run(wanted, sizes, &mut floors, &mut table).await;
     });
     table.end();
     if let Some(path) = &flags.json

@@ -7,6 +7,7 @@ const OPENAI_SEED: u64 = 0x0a1c5;
 const PARTS_SEED: u64 = 0xba475;
 const POINTS_SEED: u64 = 0x90147;
 const LIVES_SEED: u64 = 0x11fe5;
+const PULLS_SEED: u64 = 0x9a11;
 const CHANGES_SEED: u64 = 0xc4a9e;
 const RESTART_SEED: u64 = 0x5e57;
 const INTERRUPT_SEED: u64 = 0x1a7e;
@@ -75,6 +76,16 @@ fn every_named_point_is_hit_and_survived_with_the_script_model() {
 fn every_named_point_is_hit_and_survived_with_an_openai_provider() {
     let seed = crash::seed_or(POINTS_SEED + 1);
     assert_clean(&run("points, openai", seed, crash::named_points(&crash::setup(Model::OpenAi, seed), 2)));
+}
+
+#[test]
+fn an_image_that_is_kept_or_pulled_when_the_daemon_dies_is_gone_on_with_and_its_agent_is_there_once() {
+    for point in ["after_image_kept", "during_pull", "after_pulled"] {
+        let seed = crash::seed_or(PULLS_SEED);
+        let report = run(point, seed, crash::die_at(&crash::setup(Model::Script, seed), point, 3));
+        assert_clean(&report);
+        assert_eq!(report.points.get(point), Some(&3), "\n{report}");
+    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lodge_proto::client::Client;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
@@ -17,6 +16,7 @@ use crate::jobs::tools::Tools;
 use crate::jobs::tsp::Tsp;
 use crate::sample::Sample;
 use crate::table::{Hold, Row, Table};
+use crate::world::Talker;
 
 /// Flushes that the slowest commit in a hundred may take.
 const FSYNCS_MAX: f64 = 3.0;
@@ -63,7 +63,7 @@ async fn of_ours(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     let slots = (2 * n).to_string();
     let mut ours = Ours::start(&[("LODGED_MAX_JOBS", &slots)]).await;
     let logs = Logs::watched(&ours.world.lodge.home());
-    let mut talker = Talker::of(&ours).await;
+    let mut talker = Talker::of(&ours.world, &ours.agent).await;
     let (quiet_fsync, quiet) = commits(sizes, floors, &mut talker).await;
     let mut jobs = Vec::new();
     for _ in 0..n {
@@ -100,36 +100,12 @@ async fn cpu_of_printing(ours: &Ours) -> f64 {
     (family.cpu_ms() - cpu_from) / from.elapsed().as_secs_f64() / 10.0
 }
 
-/// One who changes what is recorded, and waits for it.
-struct Talker {
-    client: Client,
-    agent: String,
-}
-
-impl Talker {
-    /// Behind a turn whose model never answers, so that a message is recorded and nothing else happens.
-    async fn of(ours: &Ours) -> Talker {
-        let mut talker = Talker { client: ours.world.lodge.client().await, agent: ours.agent.clone() };
-        talker.say("[[hang]]").await;
-        talker
-    }
-
-    async fn say(&mut self, text: &str) -> String {
-        let turn = json!({"agent": self.agent, "session": "commits", "text": text});
-        let turn = self.client.call_value("turn/send", turn).await.expect("an accepted turn");
-        turn["id"].as_str().expect("a turn has an id").to_owned()
-    }
-}
-
 /// Flushes and durable changes, in turn.
 async fn commits(sizes: Sizes, floors: &mut Floors, talker: &mut Talker) -> (Sample, Sample) {
     let (mut fsync, mut commit) = (Sample::default(), Sample::default());
     for _ in 0..sizes.printing_commits {
         fsync.extend(&floors.fsync(1));
-        let from = Instant::now();
-        let turn = talker.say("recorded and never run").await;
-        commit.push(from.elapsed());
-        talker.client.call_value("turn/interrupt", json!({"turn": turn})).await.expect("an ended turn");
+        commit.push(talker.commit().await);
     }
     (fsync, commit)
 }

@@ -178,6 +178,9 @@ impl World {
             | Effect::ReviveLater { .. }
             | Effect::RetryLater { .. }
             | Effect::NoteFailure { .. }
+            | Effect::Pull { .. }
+            | Effect::DropPull { .. }
+            | Effect::CollectImages
             | Effect::Token(_)
             | Effect::RemoveOutput { .. } => {}
             Effect::Job { what, .. } => self.job_effect(agent, what),
@@ -221,6 +224,10 @@ impl World {
     }
 
     fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+        if !self.has_what_it_needs(&row) {
+            let (agent, run, detail) = (agent.clone(), row.runs, "its image is gone".to_owned());
+            return self.tell(Seen::Lacks { agent, run, lack: Lack::Image, detail });
+        }
         let sandbox = self.machine.sandbox(&row.sandbox, agent);
         if sandbox.lacks_model > 0 {
             sandbox.lacks_model -= 1;

@@ -166,7 +166,7 @@ impl World {
                         self.fail(format!("{id} failed because another agent's runtime said so"));
                     }
                 }
-                Write::Image { .. }
+                Write::Image(_)
                 | Write::ImageRef(_)
                 | Write::ImageRefGone { .. }
                 | Write::ImageGone { .. }
@@ -250,6 +250,7 @@ impl World {
         self.check_deleted();
         let rest = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind());
         let rest = rest.and_then(|()| self.jobs_are_settled());
+        let rest = rest.and_then(|()| self.images_are_wanted());
         if let Err(broken) = rest.and_then(|()| self.tokens_end_with_their_agent()) {
             self.fail(broken);
         }
@@ -430,6 +431,9 @@ fn difference(held: &Facts, found: &Facts) -> String {
     if held.tokens != found.tokens || held.image_refs != found.image_refs {
         let (held, found) = ((&held.tokens, &held.image_refs), (&found.tokens, &found.image_refs));
         words.push(format!("held {held:?}, found {found:?}"));
+    }
+    if held.images != found.images {
+        words.push(format!("held {:?}, found {:?}", held.images, found.images));
     }
     for (id, job) in &held.jobs {
         if found.jobs.get(id) != Some(job) {

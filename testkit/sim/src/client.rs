@@ -98,6 +98,7 @@ pub enum What {
     Revoke(TokenId),
     Build { text: String },
     RemoveImage(ImageGiven),
+    Tag { digest: String, name: String },
 }
 
 /// What an answer has to be.
@@ -230,6 +231,7 @@ impl World {
                 | What::Edit { .. }
                 | What::Build { .. }
                 | What::RemoveImage(_)
+                | What::Tag { .. }
                 | What::Send { .. } => return self.heard(caller, Ok(answer)),
             }
         }
@@ -246,6 +248,7 @@ impl World {
         let ticket = self.clients.tickets;
         let Some(daemon) = &mut self.daemon else { return };
         daemon.tickets.insert(ticket, (caller, self.clients.callers[caller].turn));
+        self.hold_contents(ticket, &command);
         // At once: between the look into the store and the engine's queue nothing is waited for.
         self.input(Input::Api { ticket, request: key, command });
     }
@@ -253,6 +256,7 @@ impl World {
     /// An answer leaves the daemon. Whoever lost patience does not hear it.
     pub fn answer(&mut self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
         let Some(daemon) = &mut self.daemon else { return };
+        daemon.pulls.answered(ticket);
         let Some((caller, turn)) = daemon.tickets.remove(&ticket) else { return };
         self.trace.say(self.now, || format!("caller {caller} is told {}", crate::words::reply(&reply)));
         if self.clients.callers[caller].turn == turn {
@@ -333,6 +337,7 @@ impl World {
             | What::Revoke(_)
             | What::Build { .. }
             | What::RemoveImage(_)
+            | What::Tag { .. }
             | What::CancelJob(_)
             | What::Interrupt(_) => {}
         }

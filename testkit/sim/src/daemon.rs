@@ -14,6 +14,7 @@ use lodge_daemon::engine::jobs::JobEffect;
 use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
 
 use crate::actor::Actor;
+use crate::images::Pulls;
 use crate::jobs::{Archiver, Reading};
 use crate::model::Call;
 use crate::plan::{Mutation, Point};
@@ -43,6 +44,7 @@ pub struct Daemon {
     /// Which caller waits, and with which of its requests.
     pub tickets: BTreeMap<Ticket, (usize, u64)>,
     pub archiver: Archiver,
+    pub pulls: Pulls,
     /// The tokens that let somebody in.
     pub doors: BTreeSet<TokenId>,
     /// Set while nothing can be recorded.
@@ -97,7 +99,10 @@ impl World {
         self.say(|| format!("daemon {life} starts, epoch {epoch}"));
         let ids = IdSource::new(self.rng.next());
         let doors = loaded.tokens.iter().map(|row| row.id.clone()).collect();
-        let (engine, first) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        let (engine, mut first) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        if self.mutation == Mutation::LostPull {
+            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull { .. })));
+        }
         if !first.now.is_empty() {
             self.fail("a boot asks for effects before its commit");
         }
@@ -113,11 +118,13 @@ impl World {
             calls: BTreeMap::new(),
             tickets: BTreeMap::new(),
             archiver: Archiver::default(),
+            pulls: Pulls::default(),
             doors,
             halted: None,
         });
         self.bring_down_strays();
         self.sweep();
+        self.collect_images();
         self.writer_goes();
     }
 
@@ -259,6 +266,9 @@ impl World {
             | Mutation::HastyDeath
             | Mutation::EarlyForget
             | Mutation::LostTold
+            | Mutation::LostPull
+            | Mutation::LoosePull
+            | Mutation::GreedyCollection
             | Mutation::LostClaims => {}
         }
     }
@@ -360,6 +370,7 @@ impl World {
             self.fail(broken);
         }
         self.check_commit(&writes);
+        self.check_contents();
         if let Some(kept) = &mut self.kept {
             kept.push(Group::Writes(writes.clone()));
         }
@@ -431,6 +442,9 @@ impl World {
                 return self.after(*delay_ms, Next::Retry { life, agent, run });
             }
             Effect::Token(row) => return self.token(row),
+            Effect::Pull { row, ask } => return self.pull_begins(row, *ask),
+            Effect::DropPull { agent } => return self.pull_ends(agent),
+            Effect::CollectImages => return self.collect_images(),
             // Nobody reads a log here.
             Effect::NoteFailure { .. } => return,
             Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),

@@ -3,6 +3,7 @@
 //! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
 //! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
 
+mod images;
 mod jobs;
 mod paths;
 
@@ -27,7 +28,7 @@ pub struct Disk {
     /// In the order of their creation, as the table has them.
     agents: Vec<AgentRow>,
     agent_at: HashMap<AgentId, usize>,
-    images: BTreeSet<String>,
+    images: images::ImageTable,
     jobs: jobs::JobTable,
     image_refs: BTreeMap<String, ImageRefRow>,
     lineages: HashMap<LineageId, LineageRow>,
@@ -74,11 +75,11 @@ impl Disk {
 
     fn apply(&mut self, write: &Write) -> Result<(), Broken> {
         match write {
-            Write::Image { digest, .. } => {
-                self.images.insert(digest.clone());
+            Write::Image(row) => {
+                self.images.put(row);
             }
             Write::ImageRef(row) => {
-                if !self.images.contains(&row.digest) {
+                if !self.has_image(&row.digest) {
                     return Err(format!("{} names an image that is not there", row.reference));
                 }
                 self.image_refs.insert(row.reference.clone(), row.clone());
@@ -92,7 +93,7 @@ impl Disk {
                 self.lineage_may_follow(id, lineage)?;
                 let row = self.agent_row(id)?;
                 laws::agent_moves(row, *state, *incarnation, *runs)?;
-                laws::retry_fits(row, *state, *retry)?;
+                laws::retry_fits(row, *state, detail.as_deref(), *retry)?;
                 row.state = *state;
                 row.failure_detail.clone_from(detail);
                 row.lineage = lineage.clone();
@@ -101,9 +102,7 @@ impl Disk {
             }
             Write::AgentSpec { id, image, image_digest, spec, next } => {
                 let next_digest = next.as_ref().map(|next| &next.image_digest);
-                if !self.images.contains(image_digest)
-                    || next_digest.is_some_and(|next| !self.images.contains(next))
-                {
+                if !self.has_image(image_digest) || next_digest.is_some_and(|next| !self.has_image(next)) {
                     return Err(format!("{id} is to have an image that is not there"));
                 }
                 let row = self.agent_row(id)?;
@@ -176,7 +175,7 @@ impl Disk {
 
     fn insert_agent(&mut self, row: &AgentRow) -> Result<(), Broken> {
         let taken = self.agents.iter().any(|known| known.name == row.name && known.state.codes().0 < 7);
-        if taken || self.agent_at.contains_key(&row.id) || !self.images.contains(&row.image_digest) {
+        if taken || self.agent_at.contains_key(&row.id) || !self.has_image(&row.image_digest) {
             return Err(format!("agent {row:?} cannot be inserted"));
         }
         self.agent_at.insert(row.id.clone(), self.agents.len());
@@ -316,6 +315,7 @@ impl Disk {
             turns,
             tokens: self.tokens.values().filter(|row| row.revoked_at.is_none()).cloned().collect(),
             image_refs: self.image_refs.values().cloned().collect(),
+            images: self.images().cloned().collect(),
             jobs: self.unsettled_jobs(),
         }
     }
@@ -329,19 +329,6 @@ impl Disk {
             }
         }
         loaded
-    }
-
-    /// No image goes that a name or an agent still has.
-    fn remove_image(&mut self, digest: &str) -> Result<(), Broken> {
-        let named = self.image_refs.values().any(|row| row.digest == digest);
-        let has = |row: &AgentRow| {
-            row.image_digest == digest || row.next.as_ref().is_some_and(|next| next.image_digest == digest)
-        };
-        let used = self.agents.iter().any(|row| row.state.codes().0 < 7 && has(row));
-        if named || used || !self.images.remove(digest) {
-            return Err(format!("the image {digest} went although it is in use, or twice"));
-        }
-        Ok(())
     }
 
     /// Those of agents that are there, in the order of the table.
@@ -411,10 +398,6 @@ impl Disk {
 
     pub fn tokens(&self) -> impl Iterator<Item = &TokenRow> {
         self.tokens.values()
-    }
-
-    pub fn has_image(&self, digest: &str) -> bool {
-        self.images.contains(digest)
     }
 
     pub fn request(&self, caller: &str, request_id: &str) -> Option<&RequestRow> {

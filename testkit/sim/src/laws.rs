@@ -10,6 +10,7 @@ use lodge_core::record::{AgentRow, LineageRow, MessageRow, Retry, Role, StepKind
 use lodge_core::turn::{StepEvent, StepState, TurnEvent, TurnState};
 
 use crate::disk::Kept;
+use crate::images::HOPELESS;
 
 /// A law that did not hold, in words.
 pub type Broken = String;
@@ -28,8 +29,14 @@ pub fn agent_moves(row: &AgentRow, next: AgentState, incarnation: u32, runs: u32
 }
 
 /// One that is tried again by itself failed for a reason that may pass, and is counted; nobody else is.
-pub fn retry_fits(row: &AgentRow, next: AgentState, retry: Retry) -> Result<(), Broken> {
-    let passes = matches!(next, AgentState::Failed(reason) if reason.passes_by_itself());
+pub fn retry_fits(
+    row: &AgentRow,
+    next: AgentState,
+    detail: Option<&str>,
+    retry: Retry,
+) -> Result<(), Broken> {
+    let passes =
+        matches!(next, AgentState::Failed(reason) if reason.passes_by_itself()) && detail != Some(HOPELESS);
     let counted = match next {
         AgentState::Failed(_) if passes => retry.failures == row.retry.failures + 1,
         AgentState::Pulling | AgentState::Starting => retry.failures <= row.retry.failures,

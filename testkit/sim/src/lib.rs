@@ -10,6 +10,7 @@ mod client;
 mod daemon;
 mod disk;
 mod fault;
+mod images;
 mod jobs;
 mod keeper;
 mod laws;

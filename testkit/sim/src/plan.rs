@@ -32,6 +32,12 @@ pub enum Mutation {
     LostStart,
     /// That a session heard of the end of a job is forgotten with the daemon.
     LostTold,
+    /// A daemon that starts does not ask again for what an agent needs.
+    LostPull,
+    /// What was pulled is not held until it is recorded.
+    LoosePull,
+    /// Contents of images go that have no name, although agents have them.
+    GreedyCollection,
 }
 
 /// What can go wrong.
@@ -151,6 +157,11 @@ pub struct Plan {
     pub max_jobs: usize,
     pub job_ms: u64,
     pub archive_ms: u64,
+    /// How long a pull takes, and how often, in a thousand, it fails.
+    pub pull_ms: u64,
+    pub pull_fails: u64,
+    /// How often, in a thousand, an image is only announced.
+    pub announced: u64,
 }
 
 impl Plan {
@@ -195,6 +206,9 @@ impl Plan {
             max_jobs: pick(rng, &[1, 2, 4, 10]) as usize,
             job_ms: pick(rng, &[1, 20, 300]),
             archive_ms: pick(rng, &[1, 20, 500]),
+            pull_ms: pick(rng, &[1, 50, 1_000]),
+            pull_fails: pick(rng, &[0, 100, 500]),
+            announced: pick(rng, &[0, 300, 800]),
         }
     }
 
@@ -218,6 +232,16 @@ impl Plan {
             Mutation::DeafDoors => self.papers = 40,
             Mutation::EarlyForget | Mutation::LostStart | Mutation::LostTold => {
                 (self.jobs, self.job_tools) = (200, 200);
+            }
+            Mutation::LostPull | Mutation::GreedyCollection => {
+                (self.changes, self.papers, self.announced) = (40, 100, 500);
+            }
+            Mutation::LoosePull => {
+                // An image has to go while another one is here and about to be recorded.
+                (self.changes, self.papers, self.announced) = (200, 500, 800);
+                (self.callers, self.agents_max, self.sessions) = (8, 6, 2);
+                (self.pull_ms, self.pull_fails, self.disk_ms) = (1, 0, 40);
+                (self.jobs, self.job_tools) = (0, 0);
             }
             Mutation::None
             | Mutation::EarlyRelease

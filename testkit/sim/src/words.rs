@@ -21,7 +21,7 @@ pub fn input(input: &Input) -> String {
 
 fn command(command: &Command) -> String {
     match command {
-        Command::CreateAgent(new) => format!("CreateAgent {}", new.image),
+        Command::CreateAgent(new) => format!("CreateAgent {}", new.called),
         Command::SendTurn(new) => {
             let session = match &new.session {
                 SessionChoice::Fresh => "a new session",
@@ -48,7 +48,8 @@ fn command(command: &Command) -> String {
         | Command::RemoveAgent { .. }
         | Command::InterruptTurn { .. }
         | Command::IssueToken(_)
-        | Command::BuildImage(_)
+        | Command::AddImage(_)
+        | Command::TagImage { .. }
         | Command::RemoveImage(_)
         | Command::SubmitJob(_)
         | Command::CancelJob { .. }
@@ -66,6 +67,7 @@ pub fn effect(effect: &Effect) -> String {
                 row.id, row.sandbox, row.state, row.incarnation, row.runs
             )
         }
+        Effect::Pull { row, ask } => format!("Pull {} for {}, ask {ask}", row.image_digest, row.id),
         Effect::Answer { id, answer, .. } => answer_line(id, answer),
         Effect::CallModel(order) => {
             format!("CallModel {} step {} attempt {}", order.turn, order.step, order.attempt)
@@ -83,6 +85,8 @@ pub fn effect(effect: &Effect) -> String {
         | Effect::StartExec { .. }
         | Effect::KillExec { .. }
         | Effect::ForgetExec { .. }
+        | Effect::DropPull { .. }
+        | Effect::CollectImages
         | Effect::Token(_)
         | Effect::Job { .. }
         | Effect::RemoveOutput { .. } => format!("{effect:?}"),

@@ -121,6 +121,12 @@ pub enum Next {
         life: u64,
         call: u64,
     },
+    /// A pull for an agent ends.
+    Pull {
+        life: u64,
+        agent: AgentId,
+        ask: u64,
+    },
     /// The archive's task goes on.
     Archive {
         life: u64,
@@ -202,6 +208,9 @@ pub struct Tally {
     pub archived: u64,
     pub noted: u64,
     pub expired: u64,
+    /// Pulls for agents, and contents of images that were collected.
+    pub pulls: u64,
+    pub collected: u64,
 }
 
 impl Tally {
@@ -235,6 +244,8 @@ impl Tally {
             archived: self.archived + other.archived,
             noted: self.noted + other.noted,
             expired: self.expired + other.expired,
+            pulls: self.pulls + other.pulls,
+            collected: self.collected + other.collected,
         }
     }
 }
@@ -254,6 +265,8 @@ pub struct World {
     pub life: u64,
     pub machine: Machine,
     pub jobs: Jobs,
+    /// The images whose contents are on this host.
+    pub contents: std::collections::BTreeSet<String>,
     pub clients: Clients,
     pub tally: Tally,
     pub trace: Trace,
@@ -299,6 +312,7 @@ impl World {
             life: 0,
             machine: Machine::default(),
             jobs,
+            contents: std::collections::BTreeSet::new(),
             clients,
             tally: Tally::default(),
             trace,
@@ -382,6 +396,7 @@ impl World {
             Next::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
             Next::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
             Next::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
+            Next::Pull { life, agent, ask } => self.in_life(life, |world| world.pull_goes(&agent, ask)),
             Next::Archive { life, stage } => self.in_life(life, |world| world.archive_goes(stage)),
             Next::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
             Next::Client { caller, turn } => self.client_acts(caller, turn),

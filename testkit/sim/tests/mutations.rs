@@ -84,3 +84,18 @@ fn an_end_that_is_told_twice_is_found() {
 fn a_token_that_opens_doors_after_it_was_revoked_is_found() {
     finds(Mutation::DeafDoors, &["that token is"]);
 }
+
+#[test]
+fn a_pull_that_a_new_daemon_does_not_ask_for_again_is_found() {
+    finds(Mutation::LostPull, &["is pulling", "callers wait"]);
+}
+
+#[test]
+fn what_was_pulled_and_is_not_held_until_it_is_recorded_is_found() {
+    finds(Mutation::LoosePull, &["its contents are gone"]);
+}
+
+#[test]
+fn a_collection_that_takes_what_an_agent_has_is_found() {
+    finds(Mutation::GreedyCollection, &["its contents are gone", "is not here"]);
+}

@@ -3,8 +3,8 @@
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{
-    AgentRow, AgentSpec, ImageRecord, MessageBody, MessageRow, Retry, Role, SessionFact, SessionRow, TurnRow,
-    Usage, Write,
+    AgentRow, AgentSpec, ImageRecord, ImageRow, MessageBody, MessageRow, Retry, Role, SessionFact,
+    SessionRow, TurnRow, Usage, Write,
 };
 use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::turn::TurnState;
@@ -45,8 +45,8 @@ impl Both {
         };
         let agent = row.id.clone();
         let mut both = Both { disk: Disk::default(), real, ids, agent, now: 1, chance: seed };
-        let (digest, name) = ("sha256:0".to_owned(), "a".to_owned());
-        both.commit(vec![Write::Image { digest, name, record: ImageRecord::default() }, Write::Agent(row)]);
+        let image = ImageRow::agent("sha256:0".to_owned(), "a".to_owned(), 0, ImageRecord::default());
+        both.commit(vec![Write::Image(Box::new(image)), Write::Agent(row)]);
         both
     }
 

@@ -17,6 +17,7 @@ pub struct Schemas {
     delta: Validator,
     output: Validator,
     gap: Validator,
+    progress: Validator,
     error: Validator,
     kinds: BTreeSet<String>,
     codes: BTreeSet<String>,
@@ -34,6 +35,7 @@ impl Schemas {
             delta: compile(&discovery["delta"]),
             output: compile(&discovery["output"]),
             gap: compile(&discovery["gap"]),
+            progress: compile(&discovery["progress"]),
             error: compile(&discovery["error"]),
             kinds: discovery["event_kinds"].as_array().expect("kinds").iter().map(word).collect(),
             codes: discovery["error_codes"].as_object().expect("codes").keys().cloned().collect(),
@@ -68,12 +70,18 @@ impl Schemas {
     }
 
     #[track_caller]
+    pub fn progress(&self, value: &Value) {
+        fits(&self.progress, value, "progress");
+    }
+
+    #[track_caller]
     fn notification(&self, method: &str, params: &Value) {
         match method {
             "event" => self.event(params),
             "delta" => fits(&self.delta, params, "delta"),
             "output" => fits(&self.output, params, "output"),
             "gap" => fits(&self.gap, params, "gap"),
+            "progress" => self.progress(params),
             other => panic!("`{other}` is no notification"),
         }
     }

@@ -301,7 +301,7 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
     let broken = world.lodge.agent_dir("broken", &format!("{AGENTFILE}EXEC [\"nonsense\"]\n"), &[]);
     let (code, _, err) = world.cli(&["run", broken.to_str().expect("UTF-8")]);
     assert!(
-        code == 1 && err.starts_with("error: tester did not become ready\n  because: crashed\n"),
+        code == 1 && err.starts_with("error: tester did not become ready\n  because: it crashed"),
         "{err}"
     );
     assert!(err.contains("hint: run `lodge logs tester`"), "{err}");

@@ -115,8 +115,8 @@ async fn names_that_are_taken_or_cannot_be_are_told_with_what_to_do() {
         ),
         (
             &["run", "nosuch"],
-            "error: there is no Agentfile at `nosuch`, and no image of that name\n\n\
-             hint: give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image of `lodge image ls`\n",
+            "error: there is no directory or Agentfile `nosuch`, and no image of that name\n\n\
+             hint: give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image: one of `lodge image ls`, or `registry.example/name:tag`\n",
         ),
         (
             &["session", "rewind", "s", "7"],

@@ -146,14 +146,14 @@ async fn a_prompt_whose_agent_dies_says_what_is_true_of_its_turn() {
     kill(keeper(&view), libc::SIGKILL);
     let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
     assert_eq!((code, out.as_str()), (1, ""));
-    assert!(err.starts_with("error: asks failed before the turn was over\n  because: crashed\n"), "{err}");
+    assert!(err.starts_with("error: asks failed before the turn was over\n  because: it crashed"), "{err}");
     let hint = format!("hint: the turn waits for your decision: `lodge lineage resolve {} ", lineage(&view));
     assert!(err.contains(&hint) && !err.contains("lodge start"), "{err}");
 
     let (prompt, view) = prompting(&world, &mut api, "reaps").await;
     kill(keeper(&view), libc::SIGKILL);
     let (code, _, err) = told(&prompt.wait_with_output().expect("an end"));
-    let words = "error: the turn was interrupted\n  because: reaps failed\n  because: crashed\n";
+    let words = "error: the turn was interrupted\n  because: reaps failed\n  because: it crashed";
     assert!(code == 1 && err.starts_with(words), "{err}");
     assert!(err.contains("hint: it does not go on; `lodge session show reaps`"), "{err}");
 }

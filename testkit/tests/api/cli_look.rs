@@ -201,7 +201,7 @@ async fn a_listing_tells_of_the_next_try() {
     assert_eq!((code, out.as_str()), (1, ""), "{err}");
     assert!(
         err.starts_with(
-            "error: tester did not become ready\n  because: model\n  because: there is no provider `later`"
+            "error: tester did not become ready\n  because: its model cannot be used: there is no provider `later`"
         ),
         "{err}"
     );

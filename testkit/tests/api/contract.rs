@@ -4,8 +4,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
 use lodge_testkit::lodge::{PATIENCE, http, rpc};
+use lodge_testkit::registry::MockRegistry;
 use serde_json::{Value, json};
 
+use crate::bins::platform;
 use crate::world::{AGENTFILE, World, http_unix, id, kill, sh};
 
 #[tokio::test]
@@ -28,6 +30,9 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
     let job = json!({"job": id(&api.ok("job/submit", job).await)});
     let sleeps = api.ok("job/submit", json!({"agent": "one", "bin": "sleep", "args": ["600"]})).await;
     let extra = api.ok("token/issue", json!({"agent": "one", "name": "extra"})).await;
+    let registry = MockRegistry::start().expect("a registry");
+    let (far, far_bin) = (format!("{}/far:v1", registry.host()), format!("{}/bin:v1", registry.host()));
+    let programs = json!([{"platform": platform(), "path": "/bin/cat"}]);
     for (method, params) in [
         ("info", json!({})),
         ("lineage/list", json!({"agent": "asks"})),
@@ -58,7 +63,17 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("image/build", json!({"content": AGENTFILE, "tags": ["extra", "extra:v1"]})),
         ("image/list", json!({})),
         ("image/inspect", json!({"image": "extra"})),
+        ("image/tag", json!({"image": "extra", "tags": ["extra:v2"]})),
+        ("image/diff", json!({"from": "extra", "to": "tester"})),
+        ("image/push", json!({"image": "extra", "to": far})),
+        ("image/pull", json!({"image": far})),
         ("image/remove", json!({"image": "extra:v1"})),
+        ("bin/build", json!({"name": "cat", "programs": programs})),
+        ("bin/list", json!({})),
+        ("bin/inspect", json!({"bin": "cat"})),
+        ("bin/push", json!({"bin": "cat", "to": far_bin})),
+        ("bin/pull", json!({"bin": far_bin})),
+        ("bin/remove", json!({"bin": "cat"})),
         (
             "provider/add",
             json!({"name": "extra", "kind": "openai", "base_url": world.mock.base_url(), "api_key": "k"}),

@@ -45,7 +45,7 @@ async fn what_an_agentfile_or_a_call_names_and_is_not_there_is_refused() {
     refused(&world, with("BIN dir host:/usr/bin"), "bin.not_found").await;
     refused(&world, with("BIN passwd host:/etc/passwd"), "bin.not_found").await;
     refused(&world, json!({"content": "FROM scratch\nNAME x\n"}), "agentfile.no_model").await;
-    refused(&world, with("RUNTIME some/image:1"), "agentfile.unsupported").await;
+    refused(&world, with("RUNTIME some/image:1"), "agentfile.invalid").await;
     refused(&world, json!({"path": "/no/such/dir"}), "agentfile.unreadable").await;
     let dir = world.lodge.agent_dir("half", "FROM scratch\nMODEL mock/m\nADD missing.txt\n", &[]);
     refused(&world, json!({"path": dir}), "agentfile.invalid").await;

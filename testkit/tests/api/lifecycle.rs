@@ -147,7 +147,10 @@ async fn a_run_without_its_provider_says_what_to_do_and_the_agent_stays() {
     let dir = world.lodge.agent_dir("later", LATER, &[]);
     let (code, out, err) = world.cli(&["run", dir.to_str().expect("a path"), "hello"]);
     assert!(code == 1 && out.is_empty(), "{out}{err}");
-    assert!(err.contains("error: later did not become ready\n  because: model\n"), "{err}");
+    assert!(
+        err.contains("error: later did not become ready\n  because: its model cannot be used: "),
+        "{err}"
+    );
     assert!(
         err.contains("hint: add the provider with `lodge provider add`, and it comes up by itself"),
         "{err}"

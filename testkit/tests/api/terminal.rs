@@ -73,6 +73,10 @@ impl Typing {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn end(mut self) -> i32 {
         self.child.wait().expect("an end").code().unwrap_or(-1)
     }
@@ -142,7 +146,7 @@ async fn nothing_is_written_outside_the_state_directory() {
     assert_eq!(names(world.lodge.dir()), ["home", "lodged.log", "mock-llm.log"]);
     // And inside it only what is documented.
     let known = "agents anchor.lock bin credentials.json daemon.db daemon.db-shm daemon.db-wal lodge.sock logs \
-        providers.yaml reserve run skills";
+        providers.yaml registry reserve run skills";
     let known: Vec<&str> = known.split_whitespace().collect();
     for name in names(&world.lodge.home()) {
         assert!(known.contains(&name.as_str()), "{name} is not documented");

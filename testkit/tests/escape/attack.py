@@ -246,13 +246,21 @@ def role(pid, line):
     return "process"
 
 
+def contents(pid, part):
+    """What can be read of a process. Of one that just ended the kernel gives nothing, to anybody."""
+    got = read("/proc/%d/%s" % (pid, part))
+    if not got and b") Z" in read("/proc/%d/stat" % pid):
+        raise OSError(errno.ESRCH, "it ended")
+    return got
+
+
 def processes():
     found = others()
     attempt("processes of others", lambda: foreign(found))
     for pid, line in found.items():
         name = role(pid, line)
         for part in ["environ", "mem", "maps", "auxv", "stack", "syscall", "io", "personality"]:
-            attempt("%s's %s" % (name, part), lambda: must_fail(read, "/proc/%d/%s" % (pid, part)))
+            attempt("%s's %s" % (name, part), lambda: must_fail(contents, pid, part))
         for part in ["fd", "map_files", "fdinfo"]:
             attempt("%s's %s" % (name, part), lambda: must_fail(os.listdir, "/proc/%d/%s" % (pid, part)))
         for part in ["root", "cwd", "exe", "fd/0", "fd/1", "fd/3", "ns/net", "ns/mnt"]:

@@ -88,7 +88,7 @@ impl World {
                 Some(row) if row.revoked_at.is_some() && !self.opens(token) => Ok(()),
                 other => Err(format!("that token is {other:?}")),
             },
-            What::Build { .. } | What::RemoveImage(_) => Ok(()),
+            What::Build { .. } | What::RemoveImage(_) | What::Tag { .. } => Ok(()),
             What::Settle { lineage, .. } if id == lineage.as_str() => Ok(()),
             What::Settle { .. } => Err("that is another lineage".into()),
             What::Update { agent, text } => {

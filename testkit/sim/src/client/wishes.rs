@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lodge_core::agent::AgentState;
 use lodge_core::lineage::Policy;
-use lodge_core::record::{AgentSpec, ImageRecord, ToolRecord};
+use lodge_core::record::{AgentSpec, ToolRecord};
 use lodge_core::{AgentId, SessionId};
 use lodge_daemon::engine::{
     Change, Command, ImageChange, ImageGiven, NameChoice, NewAgent, NewImage, NewToken, NewTurn,
@@ -13,6 +13,7 @@ use lodge_daemon::engine::{
 use lodge_proto::{ErrorBody, SessionDeleted};
 
 use super::{Edit, Fit, What};
+use crate::images;
 use crate::world::World;
 
 /// Longer than any run, so that no token ends by itself.
@@ -101,8 +102,8 @@ impl World {
 
     /// What is about no work: tokens and images.
     fn some_paper(&mut self, agent: AgentId, text: String) -> What {
-        let number = self.rng.below(4);
-        match self.rng.below(10) {
+        let (number, name) = (self.rng.below(images::AGENTS), self.rng.below(images::BINS));
+        match self.rng.below(14) {
             0..3 => {
                 let agent = if self.rng.chance(600) { Some(agent) } else { None };
                 What::Issue { agent, text }
@@ -113,6 +114,10 @@ impl World {
             },
             6..8 => What::Build { text },
             8 => What::RemoveImage(ImageGiven::Ref(format!("a:{number}"))),
+            9 => What::RemoveImage(ImageGiven::Ref(format!("b:{name}"))),
+            10 => What::RemoveImage(ImageGiven::Digest(format!("sha256:bin-{name}"))),
+            11 => What::Tag { digest: format!("sha256:{number}"), name: format!("a:{name}") },
+            12 => What::Tag { digest: format!("sha256:bin-{name}"), name: format!("b:{name}") },
             _ => What::RemoveImage(ImageGiven::Digest(format!("sha256:{number}"))),
         }
     }
@@ -123,11 +128,16 @@ impl World {
         let key = BTreeMap::from([(text.to_owned(), Some(String::new()))]);
         match self.rng.below(10) {
             0..2 => {
-                let new = new_image(text);
+                let new = self.some_arrival(new_image(text));
                 let old = Box::new(AgentSpec::default());
-                let spec = Box::new(AgentSpec { tools: tools(text), ..AgentSpec::default() });
-                let image =
-                    Some(ImageChange { name: text.to_owned(), digest: new.digest.clone(), old, new: spec });
+                let (tools, runtime) = (tools(text), images::runtime(number(text)));
+                let spec = Box::new(AgentSpec { tools, runtime, ..AgentSpec::default() });
+                let image = Some(ImageChange {
+                    name: text.to_owned(),
+                    digest: new.row.digest.clone(),
+                    old,
+                    new: spec,
+                });
                 (Change { image, env: key, ..Change::default() }, Some(new))
             }
             2..7 => (Change { env: key, ..Change::default() }, None),
@@ -148,7 +158,8 @@ impl World {
             What::Create { text } => {
                 let own = self.rng.chance(self.plan.own_policies);
                 let policy = self.rng.pick(&Policy::ALL).copied().filter(|_| own);
-                Command::CreateAgent(Box::new(new_agent(text, policy)))
+                let image = self.some_arrival(new_image(text));
+                Command::CreateAgent(Box::new(new_agent(text, policy, image)))
             }
             What::Start(id) => Command::StartAgent { id: id.clone() },
             What::Restart(id) => Command::RestartAgent { id: id.clone(), jobs: self.some_fate() },
@@ -195,7 +206,20 @@ impl World {
                 let row = self.disk.token(token).ok_or_else(|| refusal("token.not_found"))?;
                 Command::RevokeToken { row: Box::new(row.clone()) }
             }
-            What::Build { text } => Command::BuildImage(Box::new(new_image(text))),
+            What::Build { text } => {
+                let new = if self.rng.chance(300) {
+                    images::bin_image(self.rng.below(images::BINS))
+                } else {
+                    self.some_arrival(new_image(text))
+                };
+                Command::AddImage(Box::new(new))
+            }
+            What::Tag { digest, .. } if !self.disk.has_image(digest) => {
+                return Err(refusal("image.not_found"));
+            }
+            What::Tag { digest, name } => {
+                Command::TagImage { digest: digest.clone(), tags: vec![name.clone()] }
+            }
             What::RemoveImage(given) => match given {
                 ImageGiven::Digest(digest) if !self.disk.has_image(digest) => {
                     return Err(refusal("image.not_found"));
@@ -258,45 +282,29 @@ impl World {
     }
 }
 
-fn new_agent(text: &str, policy: Option<Policy>) -> NewAgent {
+fn new_agent(text: &str, policy: Option<Policy>, image: NewImage) -> NewAgent {
     let spec = AgentSpec {
         model: "p/m".into(),
         env: BTreeMap::new(),
         tools: tools(text),
+        runtime: images::runtime(number(text)),
         revival_policy: policy.map(Policy::code),
         ..AgentSpec::default()
     };
-    let image = new_image(text);
-    NewAgent {
-        name: NameChoice::Like("a".into()),
-        image: text.to_owned(),
-        image_digest: image.digest,
-        record: image.record,
-        tags: image.tags,
-        spec,
-    }
+    NewAgent { name: NameChoice::Like("a".into()), called: text.to_owned(), image, spec }
 }
 
-/// Those of every image, and one that only some have.
+/// Which image somebody means.
+fn number(text: &str) -> u64 {
+    u64::from(text.bytes().last().unwrap_or_default()) % images::AGENTS
+}
+
 fn tools(text: &str) -> Vec<ToolRecord> {
-    let tool = |name: &str, safe| ToolRecord {
-        name: name.into(),
-        path: format!("/usr/bin/{name}"),
-        safe,
-        ..ToolRecord::default()
-    };
-    let mut tools = vec![tool("sh", false), tool("date", true)];
-    if text.bytes().last().unwrap_or_default().is_multiple_of(3) {
-        tools.push(tool("make", false));
-    }
-    tools
+    images::tools(number(text), text.bytes().last().unwrap_or_default())
 }
 
-/// One of a few images that share a few names, so that names move and images go.
 fn new_image(text: &str) -> NewImage {
-    let last = text.bytes().last().unwrap_or_default();
-    let (digest, tags) = (format!("sha256:{}", last % 4), vec![format!("a:{}", last % 3)]);
-    NewImage { digest, record: ImageRecord::default(), bytes: 1, tags }
+    images::agent_image(number(text), u64::from(text.bytes().last().unwrap_or_default()) % 3)
 }
 
 pub(super) fn refusal(code: &str) -> ErrorBody {

@@ -128,6 +128,11 @@ impl World {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
             return Err("at rest, and the archive has something to do".to_owned());
         }
+        // What still runs at rest is in sandboxes that could not be ended, and has its place as long as it does.
+        let full = self.daemon.as_ref().is_some_and(|daemon| {
+            let jobs = daemon.engine.sizes().jobs;
+            jobs.running >= jobs.max
+        });
         for row in self.disk.jobs() {
             let (id, state) = (&row.id, row.progress.state);
             let agent = self.disk.agent(&row.agent);
@@ -136,8 +141,8 @@ impl World {
             let rests =
                 matches!(agent.map(|agent| agent.state), Some(AgentState::Stopped | AgentState::Failed(_)));
             let may_wait = match state {
-                // Its agent failed or left: it goes on when that is started.
-                JobState::Pending => rests,
+                // Its agent failed or left: it goes on when that is started. Or there is no place for it.
+                JobState::Pending => rests || full,
                 // Its sandbox could not be ended, and whoever asked was told so.
                 JobState::Running => given_up,
                 JobState::Done | JobState::Error | JobState::Cancelled => true,

@@ -1,0 +1,302 @@
+//! Images: their contents on this host, the registry that they come from, and whoever brings them here for an agent.
+//!
+//! Contents are files and outlive every daemon. They stay while their image is recorded, or somebody holds them who is
+//! about to have it recorded; whatever else there is goes with the next collection.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::AgentId;
+use lodge_core::agent::AgentState;
+use lodge_core::record::{
+    AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
+    RuntimeRecord, ToolRecord,
+};
+use lodge_daemon::engine::{Again, Command, NewImage, Seen, Ticket};
+
+use crate::plan::Mutation;
+use crate::world::{Next, World};
+
+/// Agents' images and tools' images that there are in this world.
+pub const AGENTS: u64 = 4;
+pub const BINS: u64 = 3;
+
+/// What a daemon does about images.
+#[derive(Debug, Default)]
+pub struct Pulls {
+    /// The newest pull for each agent, until it is dropped.
+    begun: BTreeMap<AgentId, Pull>,
+    /// Pulls that were broken off too late: they are told of all the same.
+    ghosts: BTreeMap<u64, AgentRow>,
+    held: BTreeMap<Holder, BTreeSet<String>>,
+}
+
+#[derive(Debug)]
+struct Pull {
+    ask: u64,
+    row: AgentRow,
+}
+
+/// Who has something recorded before long.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Request(Ticket),
+    Pull(AgentId),
+}
+
+/// What is said of a pull that will never succeed.
+pub const HOPELESS: &str = "it has no program for this host";
+
+/// How a pull ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Brought,
+    Failed(Again),
+}
+
+impl Pulls {
+    fn dropped(&mut self, agent: &AgentId) -> Option<Pull> {
+        self.held.remove(&Holder::Pull(agent.clone()));
+        self.begun.remove(agent)
+    }
+
+    pub fn answered(&mut self, ticket: Ticket) {
+        self.held.remove(&Holder::Request(ticket));
+    }
+}
+
+impl World {
+    /// A request brings contents with it, and whoever made it holds them until it is answered.
+    pub fn hold_contents(&mut self, ticket: Ticket, command: &Command) {
+        let new = match command {
+            Command::AddImage(new) => Some(new.as_ref()),
+            Command::CreateAgent(new) => Some(&new.image),
+            Command::UpdateAgent(update) => update.image.as_ref(),
+            _ => None,
+        };
+        let Some(NewImage { row, with, .. }) = new else { return };
+        let whole = with.iter().chain([row]).filter(|row| row.state == ImageState::Complete);
+        let digests: BTreeSet<String> = whole.map(|row| row.digest.clone()).collect();
+        self.contents.extend(digests.iter().cloned());
+        if let Some(daemon) = &mut self.daemon {
+            daemon.pulls.held.insert(Holder::Request(ticket), digests);
+        }
+    }
+
+    pub fn pull_begins(&mut self, row: &AgentRow, ask: u64) {
+        self.pull_ends(&row.id);
+        self.tally.pulls += 1;
+        let here = needs(row).all(|digest| self.contents.contains(digest));
+        let delay = if here { self.rng.below(2) } else { self.rng.delay(self.plan.pull_ms) };
+        let Some(daemon) = &mut self.daemon else { return };
+        let (life, agent) = (daemon.life, row.id.clone());
+        daemon.pulls.begun.insert(agent.clone(), Pull { ask, row: row.clone() });
+        self.after(delay, Next::Pull { life, agent, ask });
+    }
+
+    /// Nobody waits for it any more, or it is recorded. What was about to be told may be told nevertheless.
+    pub fn pull_ends(&mut self, agent: &AgentId) {
+        let late = self.rng.chance(300);
+        let Some(daemon) = &mut self.daemon else { return };
+        if let Some(Pull { ask, row }) = daemon.pulls.dropped(agent)
+            && late
+        {
+            daemon.pulls.ghosts.insert(ask, row);
+        }
+    }
+
+    /// The end of a pull, or of one that nobody waits for.
+    pub fn pull_goes(&mut self, agent: &AgentId, ask: u64) {
+        let fails = !self.calm && self.rng.chance(self.plan.pull_fails);
+        let again = if fails && self.rng.chance(200) { Again::Never } else { Again::Later };
+        let twice = self.rng.chance(50);
+        let Some(daemon) = &mut self.daemon else { return };
+        let current = daemon.pulls.begun.get(agent).filter(|pull| pull.ask == ask);
+        let waits = current.is_some();
+        let row = current.map(|pull| pull.row.clone()).or_else(|| daemon.pulls.ghosts.remove(&ask));
+        let Some(row) = row else { return };
+        let end = if fails { End::Failed(again) } else { End::Brought };
+        if end == End::Brought {
+            let brought: BTreeSet<String> = needs(&row).map(str::to_owned).collect();
+            self.contents.extend(brought.iter().cloned());
+            if waits && self.mutation != Mutation::LoosePull {
+                daemon.pulls.held.insert(Holder::Pull(agent.clone()), brought);
+            }
+        }
+        for _ in 0..=usize::from(twice) {
+            self.tell(self.told(&row, ask, end));
+        }
+    }
+
+    fn told(&self, row: &AgentRow, ask: u64, end: End) -> Seen {
+        let agent = row.id.clone();
+        match end {
+            End::Failed(again) => {
+                let detail = match again {
+                    Again::Later => "the registry does not answer",
+                    Again::Never => HOPELESS,
+                };
+                Seen::PullFailed { agent, ask, detail: detail.to_owned(), again }
+            }
+            End::Brought => {
+                let new = needs(row).filter(|digest| !self.disk.is_whole(digest));
+                let rows = new.collect::<BTreeSet<_>>().into_iter().map(image).collect();
+                let AgentSpec { tools, runtime, .. } = row.spec.clone();
+                Seen::Pulled { agent, ask, rows, tools: placed(tools), runtime: runtime.map(found) }
+            }
+        }
+    }
+
+    /// Removes what nobody needs.
+    pub fn collect_images(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let mut kept: BTreeSet<&str> = match self.mutation {
+            Mutation::GreedyCollection => self.disk.named_images().collect(),
+            _ => self.disk.images().map(|held| held.digest.as_str()).collect(),
+        };
+        kept.extend(daemon.pulls.held.values().flatten().map(String::as_str));
+        let before = self.contents.len();
+        self.contents.retain(|digest| kept.contains(digest.as_str()));
+        self.tally.collected += (before - self.contents.len()) as u64;
+    }
+
+    /// Everything that an agent is made of is recorded and here when it is started, unless it is about to be another.
+    pub fn has_what_it_needs(&mut self, row: &AgentRow) -> bool {
+        let lacks = |digest: &&str| !self.contents.contains(*digest) || !self.disk.is_whole(digest);
+        let empty = row.spec.tools.iter().any(|tool| tool.path.is_empty());
+        let lacking = needs(row).find(lacks).map(str::to_owned);
+        if lacking.is_none() && !empty {
+            return true;
+        }
+        let current = self.disk.agent(&row.id).is_some_and(|now| {
+            let same = now.image_digest == row.image_digest && now.spec.tools == row.spec.tools;
+            now.runs == row.runs && now.state == AgentState::Starting && same
+        });
+        if current {
+            self.fail(format!("{} starts, and {lacking:?} is not here, or a tool has no program", row.id));
+        }
+        false
+    }
+
+    /// After every commit: what is recorded as whole is here.
+    pub fn check_contents(&mut self) {
+        let whole = self.disk.images().filter(|held| held.state == ImageState::Complete);
+        let lost = whole.map(|held| &held.digest).find(|digest| !self.contents.contains(*digest));
+        if let Some(digest) = lost.cloned() {
+            self.fail(format!("{digest} is recorded, and its contents are gone"));
+        }
+    }
+
+    /// At rest nothing is kept that nobody has, and nobody pulls.
+    pub fn images_are_wanted(&self) -> Result<(), String> {
+        if let Some(held) = self.disk.images().find(|held| !self.disk.is_had(&held.digest)) {
+            return Err(format!("at rest, and nobody has {held:?}"));
+        }
+        let Some(daemon) = &self.daemon else { return Ok(()) };
+        if daemon.pulls.begun.is_empty() && daemon.pulls.held.is_empty() {
+            return Ok(());
+        }
+        Err(format!("at rest, and somebody pulls: {:?}", daemon.pulls))
+    }
+}
+
+/// Its image, and those of its tools and its runtime.
+fn needs(row: &AgentRow) -> impl Iterator<Item = &str> {
+    row.spec.images().chain([row.image_digest.as_str()])
+}
+
+fn bin(number: u64) -> String {
+    format!("b{number}:latest@sha256:bin-{number}")
+}
+
+/// Which tools of an agent's image are in others.
+fn pinned(number: u64, tool: &str) -> Option<String> {
+    match (number, tool) {
+        (1 | 2, "sh") => Some(bin(0)),
+        (2, "date") => Some(bin(1)),
+        _ => None,
+    }
+}
+
+/// One image has a runtime of its own.
+pub fn runtime(number: u64) -> Option<RuntimeRecord> {
+    (number == 3).then(|| RuntimeRecord { source: bin(2), image: Some(bin(2)), ..RuntimeRecord::default() })
+}
+
+/// The tools of an agent of this image, before they are pulled, and one that only some have.
+pub fn tools(number: u64, last: u8) -> Vec<ToolRecord> {
+    let tool = |name: &str, safe| {
+        let image = pinned(number, name);
+        let path = if image.is_some() { String::new() } else { format!("/usr/bin/{name}") };
+        ToolRecord { name: name.into(), path, safe, image, ..ToolRecord::default() }
+    };
+    let mut tools = vec![tool("sh", false), tool("date", true)];
+    if last.is_multiple_of(3) {
+        tools.push(tool("make", false));
+    }
+    tools
+}
+
+fn placed(tools: Vec<ToolRecord>) -> Vec<ToolRecord> {
+    let placed = |tool: ToolRecord| match &tool.image {
+        Some(image) => {
+            ToolRecord { path: format!("{image}/{}", tool.name), usage: Some("so".into()), ..tool }
+        }
+        None => tool,
+    };
+    tools.into_iter().map(placed).collect()
+}
+
+fn found(runtime: RuntimeRecord) -> RuntimeRecord {
+    RuntimeRecord { path: format!("{}/runtime", runtime.source), ..runtime }
+}
+
+/// An image of this world, whole.
+fn image(digest: &str) -> ImageRow {
+    let number = |prefix| digest.strip_prefix(prefix).and_then(|number: &str| number.parse::<u64>().ok());
+    let contents = match number("sha256:bin-") {
+        Some(number) => {
+            ImageContents::Bin(BinImageRecord { name: format!("b{number}"), ..BinImageRecord::default() })
+        }
+        None => ImageContents::Agent(agent_record(number("sha256:").unwrap_or_default())),
+    };
+    let (digest, name) = (digest.to_owned(), digest.to_owned());
+    ImageRow { digest, name, bytes: 1, state: ImageState::Complete, contents }
+}
+
+fn agent_record(number: u64) -> ImageRecord {
+    let named = ["sh", "date"].into_iter().filter_map(|name| Some((name, pinned(number, name)?)));
+    let bins = named.map(|(name, image)| BinRecord {
+        name: name.to_owned(),
+        image: Some(image),
+        ..BinRecord::default()
+    });
+    let runtime_image = runtime(number).and_then(|runtime| runtime.image);
+    ImageRecord { bins: bins.collect(), runtime_image, ..ImageRecord::default() }
+}
+
+/// One of a few images that share a few names, so that names move and images go.
+pub fn agent_image(number: u64, name: u64) -> NewImage {
+    let row = image(&format!("sha256:{number}"));
+    NewImage { row, with: Vec::new(), tags: vec![format!("a:{name}")] }
+}
+
+pub fn bin_image(number: u64) -> NewImage {
+    let row = image(&format!("sha256:bin-{number}"));
+    NewImage { row, with: Vec::new(), tags: vec![format!("b:{number}")] }
+}
+
+impl World {
+    /// As it comes from a registry: only announced, whole, or with everything that it needs.
+    pub fn some_arrival(&mut self, new: NewImage) -> NewImage {
+        let NewImage { row, with, tags } = new;
+        if self.rng.chance(self.plan.announced) {
+            return NewImage { row: ImageRow { state: ImageState::Announced, ..row }, with, tags };
+        }
+        let with = if self.rng.chance(500) {
+            row.contents.needs().iter().map(|digest| image(digest)).collect()
+        } else {
+            with
+        };
+        NewImage { row, with, tags }
+    }
+}
