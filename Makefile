@@ -4,11 +4,12 @@ CARGO ?= cargo
 export LODGE_HOME := $(CURDIR)/.lodge
 BIN := target/debug
 
-.PHONY: help run stop test test-as-user soak check bench build clean tools
+.PHONY: help run stop stock test test-as-user soak check bench build clean tools
 
 help:
 	@echo "make run    build, start the daemon on ./.lodge, run an example agent"
 	@echo "make stop   end the daemon of ./.lodge and its agents"
+	@echo "make stock  build the stock set of tools that examples use; some minutes, once. make run gives it to the daemon"
 	@echo "make test   run all tests, as root also as an ordinary user"
 	@echo "make soak   lodge selftest with new seeds, until it is stopped or fails"
 	@echo "make check  formatting, lints, licences"
@@ -22,6 +23,7 @@ build:
 run: build
 	@mkdir -p $(LODGE_HOME) && chmod 700 $(LODGE_HOME)
 	@test -e $(LODGE_HOME)/lodged.yaml || printf 'serve:\n  http-addr: 127.0.0.1:0\n' > $(LODGE_HOME)/lodged.yaml
+	@test ! -e target/stock/stock.tar || $(BIN)/lodge -q image import target/stock/stock.tar >/dev/null
 	@if $(BIN)/lodge agent inspect hello >/dev/null 2>&1; then \
 		$(BIN)/lodge -q start hello >/dev/null; \
 		echo '$$ lodge prompt hello "good morning"'; $(BIN)/lodge prompt hello "good morning"; \
@@ -33,18 +35,34 @@ run: build
 	@echo "  export LODGE_HOME=$(LODGE_HOME) PATH=$(CURDIR)/$(BIN):\$$PATH"
 	@echo "  lodge prompt hello 'something slow'   # and kill -9 the daemon meanwhile (lodge info shows its pid)"
 	@echo "  lodge ps; lodge session ls; lodge events"
+	@if [ -e target/stock/stock.tar ]; then \
+		echo "The stock tools are here (lodge bin ls):"; \
+		echo "  lodge run examples/coder 'make the tests pass'; lodge run examples/researcher 'who wrote about agreement?'"; \
+	else \
+		echo "make stock builds the tools of examples/coder, examples/logwatch and examples/researcher; then make run again."; \
+	fi
 	@echo "make stop ends everything."
 
 stop:
 	@if [ -S $(LODGE_HOME)/lodge.sock ]; then $(BIN)/lodge --no-autostart shutdown --agents; else echo "nothing runs on $(LODGE_HOME)"; fi
 
-# What the tests need beside Rust: python3, for the second runtime of the conformance test, and strace, which records
-# what reaches the disk for the proof that a power loss takes nothing.
-tools:
-	@{ command -v python3 && command -v strace; } >/dev/null \
-		|| { apt-get update -q && apt-get install -y -q python3 strace; }
+# The programs of stock/programs and Debian's static busybox, packed as images into target/stock/stock.tar. What is there in
+# its version is not built again.
+stock: build
+	stock/build
+	stock/pack
 
-test: tools
+# What the tests need beside Rust: python3, for the second runtime of the conformance test; strace, which records what
+# reaches the disk for the proof that a power loss takes nothing; busybox, which is packed; a registry (with
+# htpasswd, for one that asks who is there) and skopeo, to push to and to pull with; Docker Engine, for an empty container.
+tools:
+	@for tool in python3 strace busybox docker-registry htpasswd skopeo dockerd docker; do command -v $$tool >/dev/null || missing=1; done; \
+	if [ -n "$$missing" ]; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends python3 strace busybox-static docker-registry apache2-utils skopeo docker.io \
+		&& { command -v docker >/dev/null || apt-get install -y -q --no-install-recommends docker-cli; }; \
+	fi
+
+test: tools stock
 	.ci/test
 
 test-as-user:
