@@ -209,8 +209,23 @@ fn open_part(dir: &File, name: &str) -> Result<Option<File>, ReadError> {
     }
 }
 
-/// The segments of a stream, by their place in it.
+/// The segments of a stream that follow each other up to its end, by their place in it.
+///
+/// Those before a gap were pushed out by what came behind it: a keeper that died before it removed them leaves them.
 fn segments(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
+    let mut all = listed(dir, stream)?;
+    let mut from = all.len().saturating_sub(1);
+    while let Some([before, after]) = from.checked_sub(1).and_then(|at| all.get(at..=from)) {
+        let file = open_part(dir, &segment_name(file_name(stream), before.base))?;
+        match file {
+            Some(file) if before.base + len_of(&file, OUTPUT)? == after.base => from -= 1,
+            Some(_) | None => break,
+        }
+    }
+    Ok(all.split_off(from))
+}
+
+fn listed(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
     let mut found = Vec::new();
     let entries = Dir::read_from(dir).map_err(|errno| failed(OUTPUT, errno.into()))?;
     for entry in entries.take(ENTRIES_MAX) {

@@ -105,6 +105,29 @@ async fn what_was_stored_elsewhere_is_given_back_while_the_job_writes_and_is_nev
 }
 
 #[test]
+fn segments_that_a_keeper_had_no_time_to_remove_are_not_read_as_the_end_of_what_was_written() {
+    let home = Home::new();
+    let dir = home.exec_dir("j1");
+    fs::create_dir_all(&dir).unwrap();
+    for (name, bytes) in [("stdout", "abc"), ("stdout.3", "de"), ("stdout.5", "fg"), ("stdout.11", "")] {
+        fs::write(dir.join(name), bytes).unwrap();
+    }
+    let read = || read_all(&home.host, "j1", Stream::Stdout, 100);
+    let totals = || home.host.job_totals(BOX, "j1").unwrap().stdout;
+    // Killed when it had begun the segment behind some that it had passed over.
+    assert_eq!(read(), [(0, b"abc".to_vec())]);
+    assert_eq!((totals().end, totals().dropped()), (11, 8));
+    fs::write(dir.join("stdout.11"), "l").unwrap();
+    assert_eq!(read(), [(0, b"abc".to_vec()), (11, b"l".to_vec())]);
+    assert_eq!((totals().end, totals().dropped()), (12, 8));
+    // Killed when it had begun the one behind two that follow each other.
+    fs::remove_file(dir.join("stdout.11")).unwrap();
+    fs::write(dir.join("stdout.7"), "").unwrap();
+    assert_eq!(read(), [(0, b"abcdefg".to_vec())]);
+    assert_eq!((totals().end, totals().dropped()), (7, 0));
+}
+
+#[test]
 fn files_of_a_job_that_are_no_plain_files_are_refused() {
     let home = Home::new();
     let dir = home.exec_dir("j1");
