@@ -74,16 +74,29 @@ async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_a
     assert!(!stranger.exists());
 }
 
-/// Takes the lock on a file as a keeper does; closing the file gives it up.
-fn held(file: File) -> File {
+/// The lock on a file, as a keeper holds it.
+struct Held(File);
+
+impl Drop for Held {
+    /// By its own call: a process that another test begins has the file open, too, until it is another program.
+    fn drop(&mut self) {
+        set_lock(&self.0, libc::F_UNLCK);
+    }
+}
+
+fn held(file: File) -> Held {
+    set_lock(&file, libc::F_WRLCK);
+    Held(file)
+}
+
+fn set_lock(file: &File, kind: libc::c_int) {
     // SAFETY: `flock` is plain data, and the call only reads it.
-    let taken = unsafe {
+    let set = unsafe {
         let mut lock: libc::flock = std::mem::zeroed();
-        lock.l_type = libc::F_WRLCK as libc::c_short;
+        lock.l_type = kind as libc::c_short;
         libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock)
     };
-    assert_eq!(taken, 0, "the lock is taken");
-    file
+    assert_eq!(set, 0, "the lock is as it should be");
 }
 
 #[tokio::test]
