@@ -413,6 +413,11 @@ pub enum Write {
         ended_at: Option<Timestamp>,
     },
     Message(MessageRow),
+    /// What a turn is told before its user's message, as a whole, when it begins.
+    Note {
+        turn: TurnId,
+        note: String,
+    },
     /// A new epoch of a session.
     Epoch(EpochRow),
     Event(EventRow),
@@ -446,6 +451,8 @@ pub struct LiveTurn {
     pub calls: Vec<CallRecord>,
     /// Calls whose result message is stored.
     pub answered: Vec<String>,
+    /// What it is told before its user's message so far.
+    pub note: Option<String>,
 }
 
 /// Everything an engine needs to go on.

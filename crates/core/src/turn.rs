@@ -14,7 +14,7 @@ pub enum TurnState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnEvent {
     Started,
-    /// It waits for a person or another agent, or its own agent failed.
+    /// It waits for a person or another agent, or its own agent failed, or it gave its slot away while it waits for jobs.
     Parked,
     Resumed,
     Answered,

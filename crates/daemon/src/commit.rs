@@ -198,6 +198,7 @@ impl Lost {
             | Write::StepState { .. }
             | Write::Epoch(_)
             | Write::Message(_)
+            | Write::Note { .. }
             | Write::Event(_)
             | Write::Token(_)
             | Write::Job(_) => None,
@@ -307,6 +308,7 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             | Write::Step(_)
             | Write::StepState { .. }
             | Write::Message(_)
+            | Write::Note { .. }
             | Write::Event(_)
             | Write::Request(_)
             | Write::Job(_) => None,

@@ -1,7 +1,8 @@
 //! Reading what was said in a session: its path, or everything, page after page.
 
-use lodge_core::SessionId;
 use lodge_core::record::{MessageRow, Role, StepRow, TurnRow};
+use lodge_core::{SessionId, TurnId};
+use prost::Message;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::read::{Reader, Result, TurnFull, full};
@@ -118,6 +119,23 @@ impl Reader {
             Ok((page, false))
         })
     }
+}
+
+/// Puts what a turn is told before the message that began it.
+pub(crate) fn set_note(tx: &Connection, turn: &TurnId, note: &str) -> rusqlite::Result<()> {
+    let mut row = tx
+        .prepare_cached(
+            "SELECT m.* FROM turns AS t JOIN messages AS m ON m.session = t.session AND m.seq = t.first_message \
+             WHERE t.id = ?1",
+        )?
+        .query_row([turn.as_str()], rows::message_row)?;
+    row.body.note = Some(note.to_owned());
+    tx.prepare_cached("UPDATE messages SET body = ?3 WHERE session = ?1 AND seq = ?2")?.execute(params![
+        row.session.as_str(),
+        row.seq.cast_signed(),
+        row.body.encode_to_vec()
+    ])?;
+    Ok(())
 }
 
 /// The highest number of a cut whose turns are read.

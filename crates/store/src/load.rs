@@ -115,5 +115,6 @@ fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn
     // Only results after the newest answer: some models use the ids of earlier calls again.
     let after = newest.map_or(&messages[..], |at| &messages[at..]);
     let answered = after.iter().filter_map(|message| message.body.call.clone()).collect();
-    Ok(LiveTurn { row, steps, calls, answered })
+    let note = messages.first().and_then(|message| message.body.note.clone());
+    Ok(LiveTurn { row, steps, calls, answered, note })
 }

@@ -141,9 +141,8 @@ impl Reader {
                 [],
                 |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
             )?;
-            let works = "SELECT count(*) FROM agents WHERE state = 3 AND id IN \
-                (SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2)";
-            Ok((total, running, c.query_row(works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
+            let works = format!("SELECT count(*) FROM agents WHERE state = 3 AND id IN ({WORKING})");
+            Ok((total, running, c.query_row(&works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
         })
     }
 
@@ -271,10 +270,12 @@ impl Reader {
 }
 
 fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
-    c.prepare_cached("SELECT DISTINCT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2")?
-        .query_map([], |row| row.get(0))?
-        .collect()
+    c.prepare_cached(WORKING)?.query_map([], |row| row.get(0))?.collect()
 }
+
+/// The agents of which a turn or a job is in flight.
+const WORKING: &str = "SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2 \
+    UNION SELECT agent FROM jobs INDEXED BY jobs_state WHERE state = 2";
 
 fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
     match row.state {

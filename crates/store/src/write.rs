@@ -14,7 +14,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::full::is_full;
 use crate::heads::Heads;
-use crate::{epochs, images, jobs, load, paths, tokens};
+use crate::{conversation, epochs, images, jobs, load, paths, tokens};
 
 const WAL_LIMITS: WalLimits =
     WalLimits { checkpoint_pages: 2_048, rest_pages: 1_024, restart_pages: 16_384, stride_pages: 512 };
@@ -347,6 +347,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
             ])?;
         }
         Write::Message(row) => insert_message(tx, row)?,
+        Write::Note { turn, note } => conversation::set_note(tx, turn, note)?,
         Write::Epoch(row) => epochs::put(tx, row)?,
         Write::Event(row) => insert_event(tx, row)?,
         Write::Request(row) => insert_request(tx, row)?,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
-use lodge_core::record::{AgentRow, EventRow, Role, Write};
+use lodge_core::record::{AgentRow, EventRow, Role, TurnRow, Write};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
 use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
@@ -151,9 +151,9 @@ impl World {
             match write {
                 Write::Message(row) if row.role == Role::User => {
                     self.check_once(&row.body.text);
-                    self.check_telling(row);
                 }
-                Write::Message(row) => self.check_telling(row),
+                Write::Message(row) => self.check_read(row),
+                Write::Note { turn, note } => self.check_note(turn, note),
                 Write::Job(write) => self.check_job_write(write),
                 Write::StepState { turn, step, ordinal, state: StepState::Interrupted, .. } => {
                     self.check_cut(turn, *step, *ordinal);
@@ -292,11 +292,19 @@ impl World {
                 | AgentState::Removed => {}
             }
         }
+        // Jobs for which there is no place are waited for, and so are the turns that wait for them.
+        let facts =
+            self.daemon.as_ref().filter(|_| self.places_are_taken()).map(|daemon| daemon.engine.facts());
+        let is_held_up = |turn: &TurnRow| {
+            let first = |facts: &Facts| facts.sessions.get(&turn.session)?.live.first().cloned();
+            facts.as_ref().is_some_and(|facts| first(facts).is_some_and(|id| facts.asleep.contains(&id)))
+        };
         for turn in self.disk.live_turns() {
             let agent = self.disk.agent(&turn.row.agent).map(|row| row.state);
             match agent {
                 // Its agent does not run: it goes on when that is started.
                 Some(AgentState::Stopped | AgentState::Failed(_)) => {}
+                Some(AgentState::Ready) if is_held_up(&turn.row) => {}
                 Some(
                     AgentState::Pulling
                     | AgentState::Starting
@@ -373,7 +381,20 @@ fn agrees(facts: &Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// Slots are counted right, and none is free while somebody could use it.
+/// An agent that has a slot, and nothing to do until a job of its ends.
+fn sleeper(facts: &Facts) -> Option<&AgentId> {
+    let sleeps = |id: &AgentId| {
+        let mut runs =
+            facts.turns.values().filter(|turn| turn.row.agent == *id && turn.row.state == TurnState::Running);
+        runs.all(|turn| facts.asleep.contains(&turn.row.id))
+    };
+    let mut rests = facts.agents.iter().filter(|(_, agent)| {
+        agent.running > 0 && agent.row.next.is_none() && agent.row.state == AgentState::Ready
+    });
+    rests.find(|(id, _)| sleeps(id)).map(|(id, _)| id)
+}
+
+/// Slots are counted right, and none is free, nor with one that waits for jobs, while somebody could use it.
 fn shares(engine: &Engine) -> Result<(), String> {
     let (facts, sizes) = (engine.facts(), engine.sizes());
     jobs_agree(&facts, &sizes)?;
@@ -394,6 +415,12 @@ fn shares(engine: &Engine) -> Result<(), String> {
             && agent.running < AGENT_TURNS_MAX;
         if could && (agent.running > 0 || working < sizes.max_concurrent) {
             return Err(format!("{id} waits, and {working} of {} slots are taken", sizes.max_concurrent));
+        }
+        if could
+            && !facts.asleep.contains(id)
+            && let Some(other) = sleeper(&facts)
+        {
+            return Err(format!("{id} waits, and {other} has a slot and waits for jobs"));
         }
     }
     for (id, agent) in facts.agents.iter().filter(|(_, agent)| agent.running > 0) {

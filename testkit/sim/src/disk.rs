@@ -15,6 +15,7 @@ use lodge_core::record::{
     SessionRow, StepRow, TurnRow, Write,
 };
 use lodge_core::token::TokenRow;
+use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId};
 
 pub use self::jobs::jobs_in;
@@ -124,6 +125,7 @@ impl Disk {
                 self.check_order(id, *state)?;
                 let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
                 laws::turn_moves(kept, *state)?;
+                let begins = kept.row.state == TurnState::Queued && *state == TurnState::Running;
                 kept.row.state = *state;
                 kept.row.ended_at = *ended_at;
                 kept.row.usage = *usage;
@@ -131,6 +133,9 @@ impl Disk {
                 laws::tries_are_bounded(kept)?;
                 if !state.is_live() {
                     self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
+                }
+                if begins {
+                    self.all_told(id)?;
                 }
             }
             Write::Step(row) => self.insert_step(row)?,
@@ -143,6 +148,7 @@ impl Disk {
                 (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
             }
             Write::Message(row) => self.insert_message(row)?,
+            Write::Note { turn, note } => self.note_turn(turn, note)?,
             Write::Epoch(row) => self.insert_epoch(row)?,
             Write::Event(row) => {
                 let head = self.streams.entry(row.stream.clone()).or_insert(0);
@@ -239,6 +245,19 @@ impl Disk {
         }
     }
 
+    fn note_turn(&mut self, turn: &TurnId, note: &str) -> Result<(), Broken> {
+        let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
+        let (session, number, state) = (kept.row.session.clone(), kept.row.number, kept.row.state);
+        let message = kept.messages.first_mut().filter(|_| state == TurnState::Queued);
+        let message = message.ok_or_else(|| format!("{turn} has begun, and is told {note}"))?;
+        let before = message.body.weight();
+        message.body.note = Some(note.to_owned());
+        let more = message.body.weight() - before;
+        let session = self.sessions.get_mut(&session).ok_or_else(|| format!("{turn} has no session"))?;
+        session.epoch.add(number, more);
+        Ok(())
+    }
+
     fn insert_message(&mut self, row: &MessageRow) -> Result<(), Broken> {
         let session = self.sessions.get_mut(&row.session);
         let session = session.ok_or_else(|| format!("a message without a session: {row:?}"))?;
@@ -247,9 +266,6 @@ impl Disk {
         }
         session.messages = row.seq;
         session.epoch.add(row.number, row.body.weight());
-        if self.turns.get(&row.turn).is_some_and(|kept| kept.messages.is_empty()) {
-            self.all_told(&row.turn, row.body.note.as_deref().unwrap_or_default())?;
-        }
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
         laws::message_fits(kept, row)?;
         kept.messages.push(row.clone());
@@ -435,5 +451,6 @@ fn live_turn(kept: &Kept) -> LiveTurn {
         steps: kept.steps.clone(),
         calls,
         answered: after.iter().filter_map(|message| message.body.call.clone()).collect(),
+        note: kept.messages.first().and_then(|message| message.body.note.clone()),
     }
 }

@@ -34,6 +34,32 @@ async fn submitted(api: &mut Checked, agent: &str, session: &str) -> String {
 }
 
 #[tokio::test]
+async fn an_agent_that_waits_for_its_job_leaves_its_slot_to_another() {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_MAX_CONCURRENT", "1");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let (waiting, other) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
+    let job = submitted(&mut api, &waiting, "s").await;
+    let text = asking("job_wait", &json!({"job_id": job}));
+    let sent = api.ok("turn/send", json!({"agent": waiting, "session": "s", "text": text})).await;
+    let waits = |turn: &Value| {
+        turn["steps"].as_array().is_some_and(|steps| steps.iter().any(|step| step["name"] == "job_wait"))
+    };
+    api.until("turn/get", json!({"turn": id(&sent)}), waits).await;
+    for word in ["first", "second"] {
+        assert_eq!(api.answer(&other, "t", &format!("[[reply:{word}]]")).await, word);
+    }
+    world.lodge.kill9();
+    world.lodge.start();
+    let mut api = api.again(&world.lodge).await;
+    assert_eq!(api.answer(&other, "t", "[[reply:third]]").await, "third");
+    go(&world, &waiting);
+    assert_eq!(api.ended(id(&sent)).await["status"], "done");
+    assert!(result(&mut api, "s").await.contains(r#""exit_code":3"#));
+}
+
+#[tokio::test]
 async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
     let world = World::new();
     let mut api = world.checked().await;
@@ -47,6 +73,7 @@ async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
     assert!(status.contains("running") && status.contains("begun") && status.contains("oops"), "{status}");
     let list = call(&mut api, &agent, "s", "job_list", json!({})).await;
     assert!(list.contains(&job) && list.contains("running") && !list.contains("begun\\n"), "{list}");
+    assert!(list.contains(r#""stdout_bytes":6"#), "how much it wrote so far: {list}");
     let none = call(&mut api, &agent, "s", "job_list", json!({"status": "done"})).await;
     assert!(!none.contains(&job), "{none}");
     let sent = api

@@ -272,7 +272,7 @@ impl Engine {
 
     pub(super) fn reply_agent(&mut self, batch: &mut Batch, caller: Caller, id: &AgentId, now: Timestamp) {
         let Some(agent) = self.agents.get(id) else { return };
-        let view = view::agent(&agent.row, agent.running > 0, None);
+        let view = view::agent(&agent.row, self.is_at_work(id), None);
         self.reply(batch, caller, view::json(&view), now);
     }
 

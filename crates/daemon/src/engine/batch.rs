@@ -47,6 +47,7 @@ impl Batch {
             | Write::StepState { .. }
             | Write::Epoch(_)
             | Write::Message(_)
+            | Write::Note { .. }
             | Write::Request(_)
             | Write::Token(_)
             | Write::Job(_) => None,

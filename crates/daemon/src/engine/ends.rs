@@ -114,7 +114,7 @@ impl Engine {
     }
 
     /// Lets a running turn wait. What is in flight of it is recorded when it comes; nothing new is begun.
-    fn park(&mut self, batch: &mut Batch, id: &TurnId, now: Timestamp) {
+    pub(super) fn park(&mut self, batch: &mut Batch, id: &TurnId, now: Timestamp) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let Ok(next) = turn.row.state.next(TurnEvent::Parked) else { return };
         turn.row.state = next;

@@ -57,6 +57,8 @@ pub struct Facts {
     /// Those with a live turn.
     pub sessions: BTreeMap<SessionId, SessionFacts>,
     pub turns: BTreeMap<TurnId, TurnFacts>,
+    /// Turns that have nothing to do until a job ends.
+    pub asleep: BTreeSet<TurnId>,
     /// Tool calls without an outcome, with the turn that waits for them.
     pub execs: BTreeMap<ExecId, TurnId>,
     /// Those that are open, not archived or not told of.
@@ -157,6 +159,7 @@ impl Engine {
             };
             (id.clone(), facts)
         });
+        let asleep = self.turns.values().filter(|turn| self.is_asleep(turn));
         Facts {
             seq: self.seq,
             streams: self.streams.clone(),
@@ -164,6 +167,7 @@ impl Engine {
             names: self.names.iter().map(|(name, id)| (name.clone(), id.clone())).collect(),
             sessions: sessions.collect(),
             turns: self.turns.iter().map(|(id, turn)| (id.clone(), turn_facts(turn))).collect(),
+            asleep: asleep.map(|turn| turn.row.id.clone()).collect(),
             execs: self.execs.iter().map(|(exec, turn)| (exec.clone(), turn.clone())).collect(),
             jobs: self.jobs.all().map(|row| (row.id.clone(), row.clone())).collect(),
             last_uid: self.last_uid,

@@ -79,6 +79,7 @@ impl Engine {
             size_bytes: bytes,
             agents: self.users_of(digest).count() as u64,
             created_at: refs.iter().map(|row| row.at).max().unwrap_or(now).to_string(),
+            complete: self.images.get(digest).is_some_and(|held| held.state == ImageState::Complete),
         }
     }
 

@@ -208,11 +208,16 @@ impl Engine {
     pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
         for input in inputs {
+            // Text comes often, and changes nobody's slot.
+            let is_text = matches!(input, Input::Seen(Seen::ModelText { .. }));
             match input {
                 Input::Api { ticket, request, command } => {
                     self.command(&mut batch, Caller { ticket, request }, command, now);
                 }
                 Input::Seen(seen) => self.observe(&mut batch, seen, now),
+            }
+            if !is_text {
+                self.yield_slots(&mut batch, now);
             }
         }
         if batch.writes.iter().any(|write| matches!(write, Write::ImageGone { .. })) {

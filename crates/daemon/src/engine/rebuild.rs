@@ -7,7 +7,7 @@ use lodge_core::record::Loaded;
 use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
 
 use super::state::Waiting;
-use super::{Batch, DAEMON_STREAM, Engine, Out, Pauses, Started};
+use super::{Batch, DAEMON_STREAM, Effect, Engine, Out, Pauses, Started};
 use crate::room;
 
 /// A caller and the id of its request.
@@ -73,7 +73,14 @@ impl Engine {
         for (id, agent) in agents {
             engine.keep_waiting(&mut batch, &id, agent.stopping);
         }
+        let pulling = engine.agents.values().filter(|agent| agent.row.state == AgentState::Pulling);
+        let pulling: Vec<AgentId> = pulling.map(|agent| agent.row.id.clone()).collect();
         engine.adopt_all(&mut batch, Pauses::Keep, now);
+        // What was pulled for one of them may be here by now, and nobody waits for that pull any more.
+        let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
+        for agent in pulling.into_iter().filter(|id| !waits(id)) {
+            batch.act(Effect::DropPull { agent });
+        }
         (engine, batch)
     }
 

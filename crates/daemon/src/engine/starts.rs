@@ -73,10 +73,9 @@ impl Engine {
         let Ok(next) = was.next(AgentEvent::ProbeAnswered) else { return };
         if was != next {
             agent.row.started_at = Some(now);
-            let works = agent.running > 0;
             self.set_state(batch, id, next, None, now);
-            if works {
-                // Turns that an earlier process had go on.
+            if self.is_at_work(id) {
+                // Turns that an earlier process had go on, and jobs did.
                 self.agent_event(batch, id, EventKind::AgentWorking, EventData::default(), now);
             }
         }

@@ -160,12 +160,14 @@ pub(crate) struct Turn {
     pub misfits: usize,
     /// The newest event when it came, which tells apart what came at the same time; 0 for one of an earlier daemon.
     pub came: u64,
+    /// What it is told before its user's message, until it begins.
+    pub note: Option<String>,
 }
 
 impl Turn {
     pub(crate) fn new(row: TurnRow) -> Self {
         let phase = Phase::Thinking;
-        Turn { row, step: 0, phase, cut: None, summary: None, spent: None, misfits: 0, came: 0 }
+        Turn { row, step: 0, phase, cut: None, summary: None, spent: None, misfits: 0, came: 0, note: None }
     }
 
     /// Before others with a smaller one it does not start.
@@ -205,7 +207,8 @@ impl Turn {
             .collect();
         let answered = newest_misfit > newest_fit || !calls.is_empty();
         let phase = if answered { Phase::Tools { calls } } else { Phase::Thinking };
-        Turn { row: live.row, step: newest_done, phase, cut, summary, spent: None, misfits, came: 0 }
+        let (step, note) = (newest_done, live.note);
+        Turn { row: live.row, step, phase, cut, summary, spent: None, misfits, came: 0, note }
     }
 
     /// The newest model call that was made for it.

@@ -464,6 +464,7 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
             steps: rows,
             calls: calls.into(),
             answered: if answered { vec!["c1".into()] } else { Vec::new() },
+            note: None,
         }],
         ..Loaded::default()
     };

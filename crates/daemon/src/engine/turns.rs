@@ -160,11 +160,10 @@ impl Engine {
         let turn = TurnId::new(&mut self.ids, now);
         let replaces = place.replaces.as_ref().map(ToString::to_string);
         let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
-        let notes: Vec<String> = told.into_iter().chain(self.job_note(batch, &new.agent, id)).collect();
         let body = MessageBody {
             text: new.text.clone(),
             schema: new.schema.clone(),
-            note: (!notes.is_empty()).then(|| notes.join("\n")),
+            note: told.clone(),
             ..MessageBody::default()
         };
         let (mut number, mut first_message) = (1, 1);
@@ -201,7 +200,7 @@ impl Engine {
             at: now,
             body,
         }));
-        self.turns.insert(turn.clone(), Turn { came: self.seq, ..Turn::new(row) });
+        self.turns.insert(turn.clone(), Turn { came: self.seq, note: told, ..Turn::new(row) });
         let data = EventData { sender: new.sender.clone(), replaces, ..EventData::default() };
         self.turn_event(batch, &turn, EventKind::TurnAccepted, data, now);
         turn
@@ -225,6 +224,9 @@ impl Engine {
             turn.row.state = next;
         }
         let first = self.turn_runs(&agent);
+        if !parked {
+            self.note_jobs(batch, &id);
+        }
         self.write_turn(batch, &id);
         if !parked {
             self.turn_event(batch, &id, EventKind::TurnStarted, EventData::default(), now);

@@ -129,7 +129,7 @@ impl Engine {
             self.replace(batch, &id, now);
         }
         if let Some(agent) = self.agents.get(&id) {
-            let shown = view::agent(&agent.row, agent.running > 0, None);
+            let shown = view::agent(&agent.row, self.is_at_work(&id), None);
             self.reply(batch, caller, view::json(&view::updated(shown, &in_force)), now);
         }
         Ok(())

@@ -6,10 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobWrite};
 use lodge_core::record::{AgentRow, TurnRow};
-use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, Timestamp, TurnId};
 
-use super::{Disk, Kept};
+use super::Disk;
 use crate::laws::Broken;
 
 #[derive(Debug, Default)]
@@ -189,32 +188,18 @@ impl Disk {
         (running, best)
     }
 
-    /// When a turn begins its session has heard of all of its jobs that ended, or will from a call that waits: from one of
-    /// the two. A session of the same name that another agent had may have had jobs, too.
-    pub(super) fn all_told(&self, turn: &TurnId, note: &str) -> Result<(), Broken> {
+    /// When a turn begins its session has heard of all of its jobs that ended. A session of the same name that another
+    /// agent had may have had jobs, too.
+    pub(super) fn all_told(&self, turn: &TurnId) -> Result<(), Broken> {
         let Some(TurnRow { agent, session, .. }) = self.turn(turn).map(|kept| &kept.row) else {
             return Ok(());
         };
         let untold = self.jobs.untold.get(session).into_iter().flatten();
         let mut theirs = untold.filter(|id| self.job(id).is_some_and(|row| row.agent == *agent));
-        if let Some(id) = theirs.find(|id| !self.is_awaited(session, id)) {
-            return Err(format!("a turn of {session} begins, and {id} ended and is not told"));
-        }
-        match jobs_in(note).into_iter().find(|id| self.is_awaited(session, id)) {
-            Some(id) => Err(format!("{id} is told twice: in a note of {turn}, and to a call that waits")),
+        match theirs.next() {
+            Some(id) => Err(format!("a turn of {session} begins, and {id} ended and is not told")),
             None => Ok(()),
         }
-    }
-
-    /// Whether a call of a session waits for the end of a job.
-    fn is_awaited(&self, session: &SessionId, id: &JobId) -> bool {
-        let waits = |turn: &Kept| {
-            let open =
-                turn.steps.iter().filter(|step| step.state == StepState::Intent && step.exec.is_none());
-            let mut jobs = open.filter_map(|step| step.request.as_ref()?.args.first());
-            jobs.any(|job| job == id.as_str())
-        };
-        self.live_turns().any(|turn| turn.row.session == *session && waits(turn))
     }
 
     /// As if no session had heard of anything: a store that loses that.

@@ -85,39 +85,33 @@ impl World {
         }
     }
 
+    /// What a tool tells of a job that ended needs no note.
+    pub fn check_read(&mut self, row: &MessageRow) {
+        let over = [r#""status":"cancelled""#, r#""status":"done""#, r#""status":"error""#, "ended: "];
+        let is_told = !row.body.failed && over.iter().any(|word| row.body.text.contains(word));
+        if row.role == Role::Tool && is_told {
+            self.jobs.read.extend(jobs_in(&row.body.text));
+        }
+    }
+
     /// The end of a job is told once: in a note, or in the result of a tool, and not in a note after that.
-    pub fn check_telling(&mut self, row: &MessageRow) {
-        match row.role {
-            Role::Tool => {
-                let over =
-                    [r#""status":"cancelled""#, r#""status":"done""#, r#""status":"error""#, "ended: "];
-                if !row.body.failed && over.iter().any(|word| row.body.text.contains(word)) {
-                    self.jobs.read.extend(jobs_in(&row.body.text));
-                }
+    pub fn check_note(&mut self, turn: &TurnId, note: &str) {
+        let Some(kept) = self.disk.turn(turn) else { return };
+        let (agent, session) = (kept.row.agent.clone(), kept.row.session.clone());
+        // A turn that is done again is told what it was told.
+        let replaced = kept.row.place.replaces.as_ref().and_then(|id| self.disk.turn(id));
+        let before = replaced.and_then(|kept| kept.messages.first()?.body.note.as_ref());
+        let before: Vec<JobId> = before.map(|note| jobs_in(note)).unwrap_or_default();
+        for job in jobs_in(note).into_iter().filter(|job| !before.contains(job)) {
+            self.tally.noted += 1;
+            let is_foreign = |job: &JobRow| job.session.as_ref() != Some(&session) || job.agent != agent;
+            if self.disk.job(&job).is_some_and(is_foreign) {
+                self.fail(format!("{job} is told to {session}, and is not its"));
             }
-            Role::User => {
-                let Some(note) = &row.body.note else { return };
-                // A turn that is done again is told what it was told.
-                let kept = self.disk.turn(&row.turn);
-                let replaced = kept.and_then(|kept| self.disk.turn(kept.row.place.replaces.as_ref()?));
-                let before = replaced.and_then(|kept| kept.messages.first()?.body.note.as_ref());
-                let before: Vec<JobId> = before.map(|note| jobs_in(note)).unwrap_or_default();
-                for job in jobs_in(note).into_iter().filter(|job| !before.contains(job)) {
-                    self.tally.noted += 1;
-                    let agent = self.disk.turn(&row.turn).map(|kept| &kept.row.agent);
-                    let is_foreign = |job: &JobRow| {
-                        job.session.as_ref() != Some(&row.session) || Some(&job.agent) != agent
-                    };
-                    if self.disk.job(&job).is_some_and(is_foreign) {
-                        self.fail(format!("{job} is told to {}, and is not its", row.session));
-                    }
-                    let read = self.jobs.read.contains(&job);
-                    if !self.jobs.noted.insert(job.clone()) || read {
-                        self.fail(format!("{job} is told twice, as a tool had read it: {read}"));
-                    }
-                }
+            let read = self.jobs.read.contains(&job);
+            if !self.jobs.noted.insert(job.clone()) || read {
+                self.fail(format!("{job} is told twice, as a tool had read it: {read}"));
             }
-            Role::Assistant => {}
         }
     }
 }
@@ -128,11 +122,7 @@ impl World {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
             return Err("at rest, and the archive has something to do".to_owned());
         }
-        // What still runs at rest is in sandboxes that could not be ended, and has its place as long as it does.
-        let full = self.daemon.as_ref().is_some_and(|daemon| {
-            let jobs = daemon.engine.sizes().jobs;
-            jobs.running >= jobs.max
-        });
+        let full = self.places_are_taken();
         for row in self.disk.jobs() {
             let (id, state) = (&row.id, row.progress.state);
             let agent = self.disk.agent(&row.agent);
@@ -165,6 +155,12 @@ impl World {
             }
         }
         self.no_output_is_left()
+    }
+
+    /// What still runs at rest is in sandboxes that could not be ended, and has its place as long as it does.
+    pub fn places_are_taken(&self) -> bool {
+        let jobs = self.daemon.as_ref().map(|daemon| daemon.engine.sizes().jobs);
+        jobs.is_some_and(|jobs| jobs.running >= jobs.max)
     }
 
     /// Nothing is archived of a job that is gone, and no file of one that nobody knows.

@@ -137,7 +137,7 @@ impl Engine {
         // One that is over, or not known any more, ended before.
         let Some(row) = self.jobs.get(id) else { return };
         let Some(outcome) = outcome(row, &end, now) else { return };
-        let agent = row.agent.clone();
+        let (agent, ran) = (row.agent.clone(), row.progress.state == JobState::Running);
         self.job_over(batch, id, outcome, now);
         if is_empty(&end) {
             self.archived(batch, id);
@@ -148,6 +148,9 @@ impl Engine {
         }
         self.update_due(batch, &agent, now);
         self.hand_out_jobs(batch, now);
+        if ran {
+            self.at_rest(batch, &agent, now);
+        }
     }
 
     /// Records how a job ended, and tells those who wait for that.

@@ -225,6 +225,11 @@ impl Jobs {
         self.unarchived
     }
 
+    /// Whether any waits or runs.
+    pub(crate) fn has_open(&self) -> bool {
+        self.pending + self.running > 0
+    }
+
     pub(crate) fn untold(&self) -> usize {
         self.untold_count
     }

@@ -2,24 +2,33 @@
 
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::NOTE_JOBS_MAX;
-use lodge_core::record::Write;
-use lodge_core::{AgentId, JobId, SessionId};
+use lodge_core::record::{MessageBody, Write};
+use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
 use crate::engine::{Batch, Engine};
 
 impl Engine {
-    /// What a turn of the session begins with, if there is something to tell. It is told by that.
-    pub(in crate::engine) fn job_note(
-        &mut self,
-        batch: &mut Batch,
-        agent: &AgentId,
-        session: &SessionId,
-    ) -> Option<String> {
-        // Another agent's session of the same name may have had jobs before; and a call that waits for a job is about to
-        // tell of it.
-        let awaited = self.awaited(session);
-        let is_theirs =
-            |id: &JobId| self.jobs.get(id).is_some_and(|row| row.agent == *agent) && !awaited.contains(id);
+    /// Tells a turn that begins of the jobs of its session that ended, behind what the turn was told that it replaces. Not
+    /// when it is accepted: the turn before it may still wait for one of them, or ask.
+    pub(in crate::engine) fn note_jobs(&mut self, batch: &mut Batch, id: &TurnId) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let (agent, session, number) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.number);
+        let told = turn.note.take();
+        let Some(news) = self.job_note(batch, &agent, &session) else { return };
+        let weight =
+            |note: &Option<String>| MessageBody { note: note.clone(), ..MessageBody::default() }.weight();
+        let before = weight(&told);
+        let note = told.into_iter().chain([news]).collect::<Vec<_>>().join("\n");
+        batch.write(Write::Note { turn: id.clone(), note: note.clone() });
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.epoch.add(number, weight(&Some(note)) - before);
+        }
+    }
+
+    /// What there is to tell a session, if there is something. It is told by that.
+    fn job_note(&mut self, batch: &mut Batch, agent: &AgentId, session: &SessionId) -> Option<String> {
+        // Another agent's session of the same name may have had jobs before.
+        let is_theirs = |id: &JobId| self.jobs.get(id).is_some_and(|row| row.agent == *agent);
         let ended: Vec<JobId> = self.jobs.untold_of(session).into_iter().filter(is_theirs).collect();
         if ended.is_empty() {
             return None;

@@ -158,8 +158,12 @@ impl Engine {
         }
         let Ok(state) = row.progress.state.next(JobEvent::Started) else { return };
         let progress = JobProgress { state, boot: Some(boot), started_at: Some(now), ..row.progress.clone() };
+        let is_first = !self.is_at_work(&agent);
         self.set_progress(batch, id, progress);
         self.job_event(batch, id, EventKind::JobStarted, EventData::default(), now);
+        if is_first {
+            self.agent_event(batch, &agent, EventKind::AgentWorking, EventData::default(), now);
+        }
         let what = JobEffect::Start { job: id.clone(), resumed: false };
         batch.act(Effect::Job { agent, what });
     }

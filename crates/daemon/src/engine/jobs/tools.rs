@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::submit::Origin;
 use super::{Asked, JobEffect, JobWish, JobWork, Read};
 use crate::engine::execs::{Started, call_step, digest, open_call, result_of};
-use crate::engine::state::Phase;
+use crate::engine::state::{Call, Phase, Turn};
 use crate::engine::{Batch, Effect, Engine, failure};
 
 /// Which tool waits for the end of a job.
@@ -200,11 +200,22 @@ impl Engine {
         read(batch, &Asking { asked: &asked, agent, session }, waiter.wish(job));
     }
 
-    /// The jobs whose end the turn of a session will be told as the results of its calls.
-    pub(super) fn awaited(&self, session: &SessionId) -> Vec<JobId> {
-        let first = self.sessions.get(session).and_then(|session| session.live.front());
-        let waits = first.map(|turn| self.waits(turn)).unwrap_or_default();
-        waits.into_iter().map(|waits| waits.job).collect()
+    /// Whether a turn has nothing to do until a job ends: all its open calls wait for jobs.
+    pub(in crate::engine) fn is_asleep(&self, turn: &Turn) -> bool {
+        let Phase::Tools { calls } = &turn.phase else { return false };
+        let mut open = calls.iter().filter(|call| call.result.is_none()).peekable();
+        let waits = |call: &Call| {
+            let waited = call.step.as_ref().and_then(waited_for);
+            waited.is_some_and(|(_, job)| self.jobs.open(&job).is_some())
+        };
+        open.peek().is_some() && open.all(waits)
+    }
+
+    /// The runtime forgets the turn, and with it what it asked for.
+    pub(in crate::engine) fn forget_waiters(&mut self, id: &TurnId) {
+        if let Some(Turn { phase: Phase::Tools { calls }, .. }) = self.turns.get_mut(id) {
+            calls.iter_mut().for_each(|call| call.waiter = None);
+        }
     }
 
     /// The calls of a turn that wait for jobs.
@@ -288,8 +299,10 @@ impl Engine {
         let waiter = call.waiter.take();
         let bytes = text.len() as u64;
         self.tool_result(batch, &asked.turn, &row, &asked.call, bytes, text, now);
-        if let Some(id) = waiter {
-            batch.act(Effect::Answer { agent, id, answer: Ok(result) });
+        match waiter {
+            Some(id) => batch.act(Effect::Answer { agent, id, answer: Ok(result) }),
+            // One that gave its slot away may have one again.
+            None => self.hand_out_slots(batch, now),
         }
     }
 }

@@ -219,8 +219,13 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
             tip: session.tip.clone(),
             epoch: session.epoch.clone(),
         };
-        let live =
-            LiveTurn { row, steps: summary.into_iter().collect(), calls: Vec::new(), answered: Vec::new() };
+        let live = LiveTurn {
+            row,
+            steps: summary.into_iter().collect(),
+            calls: Vec::new(),
+            answered: Vec::new(),
+            note: None,
+        };
         let loaded = Loaded {
             epoch: 2,
             seq: old.engine.seq,

@@ -1,5 +1,7 @@
 //! Names of images, and when an image goes.
 
+use lodge_core::record::RuntimeRecord;
+
 use super::pulls::{bin, rg, with_rg};
 use super::*;
 
@@ -218,6 +220,31 @@ fn a_tool_that_came_for_an_agent_goes_with_it() {
     assert_eq!(gone(&world.see(seen)), ["sha256:unasked"], "what nobody needs is not kept");
     let batch = world.remove_agent(&agent);
     assert_eq!((gone(&batch), collections(&batch)), (vec!["sha256:rg", "sha256:0"], 1));
+}
+
+#[test]
+fn a_runtime_that_an_agent_was_given_beside_its_image_stays_as_long_as_the_agent() {
+    let mut world = World::new();
+    let loops = Some("loop:1@sha256:loop".to_owned());
+    let spec = AgentSpec {
+        runtime: Some(RuntimeRecord { image: loops, ..RuntimeRecord::default() }),
+        ..AgentSpec::default()
+    };
+    let with = vec![bin("sha256:loop")];
+    let image = NewImage { with, ..new_image("sha256:0", Vec::new()) };
+    let (name, called) = (NameChoice::Like("a".into()), "a".into());
+    let batch = world.ask(None, Command::CreateAgent(Box::new(NewAgent { name, called, image, spec })));
+    let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
+    assert!(gone(&batch).is_empty() && world.has("sha256:loop"), "{batch:?}");
+    world.tag("sha256:loop", &["loop:1"]);
+    world.build("sha256:1", &["x:latest"]);
+    for given in [named("loop:1"), ImageGiven::Digest("sha256:loop".into())] {
+        assert_eq!(code(&world.remove_image(given)), "image.in_use");
+    }
+    // Its name moves on, and the agent still has it.
+    assert_eq!(gone(&world.add(bin("sha256:loop2"), Vec::new(), &["loop:1"])), [""; 0]);
+    assert!(world.has("sha256:loop"));
+    assert_eq!(gone(&world.remove_agent(&agent)), ["sha256:loop", "sha256:0"]);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl World {
 
     fn live(&self, row: &TurnRow) -> LiveTurn {
         let mut steps: BTreeMap<(u32, u32), StepRow> = BTreeMap::new();
-        let mut messages: Vec<&MessageRow> = Vec::new();
+        let (mut messages, mut note): (Vec<&MessageRow>, _) = (Vec::new(), None);
         for write in &self.written {
             match write {
                 Write::Step(step) if step.turn == row.id => {
@@ -140,7 +140,11 @@ impl World {
                 Write::StepState { turn, step, ordinal, state, .. } if *turn == row.id => {
                     steps.get_mut(&(*step, *ordinal)).expect("it has an intent").state = *state;
                 }
-                Write::Message(message) if message.turn == row.id => messages.push(message),
+                Write::Message(message) if message.turn == row.id => {
+                    note = note.or_else(|| message.body.note.clone());
+                    messages.push(message);
+                }
+                Write::Note { turn, note: told } if *turn == row.id => note = Some(told.clone()),
                 _ => {}
             }
         }
@@ -151,6 +155,7 @@ impl World {
             steps: steps.into_values().collect(),
             calls: newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default(),
             answered: after.iter().filter_map(|message| message.body.call.clone()).collect(),
+            note,
         }
     }
 

@@ -88,7 +88,8 @@ fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
         Write::Step(row) => Some(StepRow { state: StepState::Failed, ..row.clone() }),
         _ => None,
     });
-    let live = LiveTurn { row, steps: vec![step.unwrap()], calls: Vec::new(), answered: Vec::new() };
+    let live =
+        LiveTurn { row, steps: vec![step.unwrap()], calls: Vec::new(), answered: Vec::new(), note: None };
     let taken = Turn::from_live(live);
     assert_eq!((taken.misfits, taken.resume_point()), (1, (2, Vec::new())));
 }

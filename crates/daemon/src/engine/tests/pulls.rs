@@ -450,3 +450,15 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (1, 0), "it went");
 }
+
+#[test]
+fn a_rebuilt_engine_that_needs_no_pull_any_more_drops_the_one_under_way() {
+    let mut world = World::new();
+    let (agent, _) = world.pulling();
+    // As if what it lacked had come another way.
+    let mut stored = world.as_stored();
+    stored.agents.iter_mut().flat_map(|row| &mut row.spec.tools).for_each(|tool| tool.image = None);
+    let (engine, batch) = world.engine.rebuild(stored, &HashSet::new(), NOW);
+    assert_eq!((pulls(&batch), ups(&batch).len()), ((Vec::new(), 1), 1));
+    assert!(engine.agents[&agent].pull.is_none());
+}

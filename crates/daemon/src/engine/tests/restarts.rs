@@ -130,7 +130,7 @@ fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
         sessions: world.engine.sessions.values().map(fact).collect(),
-        turns: vec![LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new() }],
+        turns: vec![LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new(), note: None }],
         ..Loaded::default()
     };
     world.ask_model(&agent, &turn, 1);

@@ -184,7 +184,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
     let engine = &world.engine;
     let live = |(at, turn): (i64, &TurnId)| {
         let row = TurnRow { created_at: NOW.plus_ms(at), ..engine.turns[turn].row.clone() };
-        LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new() }
+        LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new(), note: None }
     };
     let sessions = engine.sessions.values().map(super::fact);
     let loaded = Loaded {

@@ -12,7 +12,7 @@ fn a_job_that_ended_is_archived_then_forgotten_and_then_nothing_is_held_of_it() 
     let job = world.job(&agent);
     let ended = world.job_ends(&job, exited(3));
     assert!(ended.urgent);
-    assert_eq!(kinds(&ended), [EventKind::JobFinished]);
+    assert_eq!(kinds(&ended), [EventKind::JobFinished, EventKind::AgentReady]);
     assert_eq!(job_acts(&ended), [archive(&job)]);
     let row = world.job_row(&job);
     assert_eq!((row.progress.state, row.progress.exit_code), (JobState::Done, Some(3)));
@@ -109,7 +109,7 @@ fn one_that_runs_is_killed_and_cancelled_when_its_end_is_seen_whatever_that_is()
         assert_eq!(job_acts(&asked), [kill(&job)]);
         assert!(kinds(&asked).is_empty(), "it is not over");
         let ended = world.job_ends(&job, end.clone());
-        assert_eq!(kinds(&ended), [EventKind::JobCancelled]);
+        assert_eq!(kinds(&ended), [EventKind::JobCancelled, EventKind::AgentReady]);
         let progress = world.job_row(&job).progress;
         assert_eq!((progress.state, progress.exit_code, progress.signal), (JobState::Cancelled, None, None));
         assert_eq!(progress.error.as_deref(), Some("cancelled on request"));

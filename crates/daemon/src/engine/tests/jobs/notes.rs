@@ -1,16 +1,29 @@
 //! What sessions are told of jobs that ended.
 
 use lodge_core::limits::{JOBS_UNTOLD_MAX, NOTE_JOBS_MAX};
+use lodge_core::record::MessageBody;
 use lodge_core::session::PathPlan;
 
 use super::*;
 
+/// What the turn that begins with this batch is told.
 fn note(batch: &Batch) -> Option<String> {
     let mut notes = batch.writes.iter().filter_map(|write| match write {
-        Write::Message(message) if message.role == Role::User => Some(message.body.note.clone()),
+        Write::Note { note, .. } => Some(note.clone()),
         _ => None,
     });
-    notes.next().expect("there is a user's message")
+    let begins = batch.events().any(|event| event.kind == EventKind::TurnStarted);
+    assert!(begins, "no turn begins");
+    notes.next()
+}
+
+impl World {
+    /// What a turn of a session at rest is told, which it is again afterwards.
+    fn note_of_next(&mut self, agent: &AgentId, session: &str) -> Option<String> {
+        let batch = self.send(agent, session, "hi");
+        self.ask(None, Command::InterruptTurn { id: turn_of(&batch) });
+        note(&batch)
+    }
 }
 
 #[test]
@@ -24,7 +37,7 @@ fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
         world.job_done(job);
     }
     world.job_ends(&failed, silent(ExecHow::NotStarted));
-    let told = note(&world.send(&agent, "s", "hi")).expect("there is something to tell");
+    let told = world.note_of_next(&agent, "s").expect("there is something to tell");
     assert!(
         told.contains(&format!("{ended} (sh): done, exit code 0, 5 bytes of stdout, 0 of stderr")),
         "{told}"
@@ -33,10 +46,10 @@ fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
     for job in [&runs, &foreign, &nobodys] {
         assert!(!told.contains(job.as_str()), "{told}");
     }
-    assert_eq!(note(&world.send(&agent, "s", "and?")), None);
+    assert_eq!(world.note_of_next(&agent, "s"), None);
     world.cancel_job(&runs);
     world.job_ends(&runs, exited(0));
-    let told = note(&world.send(&agent, "s", "now?")).unwrap();
+    let told = world.note_of_next(&agent, "s").unwrap();
     assert!(told.contains("cancelled: cancelled on request") && !told.contains(ended.as_str()), "{told}");
 }
 
@@ -47,9 +60,11 @@ fn what_was_to_be_told_is_told_by_the_next_daemon_and_not_by_the_one_after() {
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
     let (mut world, _) = world.reboot();
-    assert!(note(&world.send(&agent, "s", "hi")).unwrap().contains(job.as_str()));
+    world.ready(&agent);
+    assert!(world.note_of_next(&agent, "s").unwrap().contains(job.as_str()));
     let (mut world, _) = world.reboot();
-    assert_eq!(note(&world.send(&agent, "s", "hi")), None);
+    world.ready(&agent);
+    assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
 #[test]
@@ -62,29 +77,42 @@ fn what_a_tool_told_is_not_told_again() {
     world.job_done(&job);
     let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&job]);
-    assert_eq!(note(&world.send(&agent, "s", "next")), None);
+    world.ask(None, Command::InterruptTurn { id: turn });
+    assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
 #[test]
-fn what_a_call_that_waits_will_tell_is_in_no_note_and_is_if_that_call_is_broken_off() {
+fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_its_begin() {
     let mut world = World::new();
     let agent = world.agent();
     let (told, cut) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     let turn = world.calling(&agent, "s", "job_watch");
-    world.wish(&agent, &turn, JobWish::Watch { job: told.clone() });
+    // Both are over before the runtime comes with its call; the other message is there before the answer.
     world.job_done(&told);
-    assert_eq!(note(&world.send(&agent, "s", "behind it")), None, "its end is being read");
+    world.job_done(&cut);
+    let behind = turn_of(&world.send(&agent, "s", "behind it"));
+    world.wish(&agent, &turn, JobWish::Watch { job: told.clone() });
     let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&told]);
-    world.ask(None, Command::InterruptTurn { id: turn });
-    let other = world.engine.sessions[&session("s")].live[0].clone();
-    world.ask(None, Command::InterruptTurn { id: other });
-    let turn = world.calling(&agent, "s", "job_watch");
-    world.wish(&agent, &turn, JobWish::Watch { job: cut.clone() });
-    world.job_done(&cut);
-    world.ask(None, Command::InterruptTurn { id: turn });
-    let next = note(&world.send(&agent, "s", "next")).expect("nobody told of it");
+    let (mut world, _) = world.reboot();
+    let begins = world.ask(None, Command::InterruptTurn { id: turn });
+    let next = note(&begins).expect("nobody told of one of them");
     assert!(next.contains(cut.as_str()) && !next.contains(told.as_str()), "{next}");
+    world.ask(None, Command::InterruptTurn { id: behind });
+    assert_eq!(world.note_of_next(&agent, "s"), None);
+}
+
+#[test]
+fn a_turn_that_never_began_was_told_nothing() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let job = world.job_in(&agent, "s");
+    let turn = turn_of(&world.send(&agent, "s", "hi"));
+    world.job_done(&job);
+    let behind = turn_of(&world.send(&agent, "s", "behind it"));
+    world.ask(None, Command::InterruptTurn { id: behind });
+    world.ask(None, Command::InterruptTurn { id: turn });
+    assert!(world.note_of_next(&agent, "s").unwrap().contains(job.as_str()));
 }
 
 #[test]
@@ -93,10 +121,11 @@ fn a_note_is_part_of_what_the_conversation_weighs() {
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
-    world.send(&agent, "s", "hi");
-    let weighs = world.engine.sessions[&session("s")].epoch.weight(1);
+    let told = note(&world.send(&agent, "s", "hi"));
     world.send(&agent, "t", "hi");
-    assert_ne!(weighs, world.engine.sessions[&session("t")].epoch.weight(1));
+    let weight = |name: &str| world.engine.sessions[&session(name)].epoch.weight(1).bytes;
+    let body = |note| MessageBody { text: "hi".into(), note, ..MessageBody::default() };
+    assert_eq!((weight("s"), weight("t")), (body(told).weight(), body(None).weight()));
 }
 
 #[test]
@@ -107,11 +136,11 @@ fn many_jobs_are_counted_and_all_of_them_are_told() {
         let job = world.job_in(&agent, "s");
         world.job_done(&job);
     }
-    let told = note(&world.send(&agent, "s", "hi")).unwrap();
+    let told = world.note_of_next(&agent, "s").unwrap();
     assert_eq!(told.matches("(sh): done").count(), NOTE_JOBS_MAX);
     assert!(told.contains("and 3 more"), "{told}");
     assert_eq!(world.engine.sizes().jobs.held, 0);
-    assert_eq!(note(&world.send(&agent, "s", "hi")), None);
+    assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
 #[test]
@@ -136,6 +165,9 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
     };
     let told = note(&world.ask(None, Command::ChangeSession(Box::new(change)))).unwrap();
     assert!(told.contains(job.as_str()) && told.contains(late.as_str()), "{told}");
+    let weighs = world.engine.sessions[&session("s")].epoch.weight(1).bytes;
+    let body = MessageBody { text: "hi".into(), note: Some(told), ..MessageBody::default() };
+    assert_eq!(weighs, body.weight());
 }
 
 #[test]
@@ -153,7 +185,7 @@ fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
     assert_eq!(world.job_state(&runs), JobState::Running, "jobs stay");
     world.job_done(&runs);
     assert_eq!(world.engine.sizes().jobs.held, 0);
-    assert_eq!(note(&world.send(&agent, "s", "hi")), None);
+    assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Who runs: so many at a time, in turns by agent, in order within one.
 
-use lodge_core::limits::{AGENT_JOBS_PENDING_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX};
+use lodge_core::limits::{AGENT_JOBS_PENDING_MAX, AGENT_TURNS_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX};
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn a_job_is_recorded_before_it_is_acknowledged_and_started_after() {
     let batch = world.submit_job(&agent, Some("s"), work("sh"));
     let job = job_of(&batch);
     assert!(batch.urgent && batch.now.is_empty());
-    assert_eq!(kinds(&batch), [EventKind::JobSubmitted, EventKind::JobStarted]);
+    assert_eq!(kinds(&batch), [EventKind::JobSubmitted, EventKind::JobStarted, EventKind::AgentWorking]);
     assert_eq!(job_acts(&batch), [start(&job, false)]);
     let view = reply(&batch);
     assert_eq!(view["status"], "running");
@@ -31,6 +31,27 @@ fn a_job_is_recorded_before_it_is_acknowledged_and_started_after() {
     let row = world.job_row(&job);
     assert_eq!(row.progress.boot.as_deref(), Some("boot-1"));
     assert_eq!((row.request.output_bytes, row.progress.started_at), (1 << 20, Some(NOW)));
+}
+
+#[test]
+fn an_agent_works_from_its_first_turn_or_job_in_flight_to_the_end_of_the_last() {
+    let mut world = World::with_places(1);
+    let agent = world.agent();
+    let states = |batch: &Batch| -> Vec<EventKind> {
+        let is_state = |kind: &EventKind| matches!(kind, EventKind::AgentWorking | EventKind::AgentReady);
+        kinds(batch).into_iter().filter(is_state).collect()
+    };
+    let submitted = world.submit_job(&agent, None, work("sh"));
+    assert_eq!(states(&submitted), [EventKind::AgentWorking]);
+    let waits = world.submit_job(&agent, None, work("sh"));
+    let sent = world.send(&agent, "s", "hi");
+    let first_ended = world.job_ends(&job_of(&submitted), exited(0));
+    let interrupted = world.ask(None, Command::InterruptTurn { id: turn_of(&sent) });
+    for batch in [&waits, &sent, &first_ended, &interrupted] {
+        assert!(states(batch).is_empty(), "{:?}", kinds(batch));
+    }
+    assert_eq!(reply(&world.ask(None, Command::StartAgent { id: agent.clone() }))["status"], "working");
+    assert_eq!(states(&world.job_ends(&job_of(&waits), exited(0))), [EventKind::AgentReady]);
 }
 
 #[test]
@@ -245,4 +266,86 @@ fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
     };
     assert_eq!([wrote(1_000), wrote(1_100), wrote(1_999), wrote(2_000), wrote(2_001)], [1, 0, 0, 1, 0]);
     assert_eq!(wrote(500), 1, "a clock that was set back silences nothing");
+}
+
+/// Two agents and one slot; a turn of the first waits for its job.
+fn one_asleep() -> (World, [AgentId; 2], TurnId, JobId) {
+    let mut world = World::new();
+    world.see(Seen::Configured(settings(1)));
+    let (one, two) = (world.agent(), world.agent());
+    let job = world.job_in(&one, "s");
+    let turn = world.calling(&one, "s", "job_wait");
+    world.wish(&one, &turn, JobWish::Wait { job: job.clone() });
+    (world, [one, two], turn, job)
+}
+
+#[test]
+fn an_agent_that_waits_for_a_job_gives_its_slot_to_another_and_has_it_again_when_there_is_one() {
+    let (mut world, [one, two], turn, job) = one_asleep();
+    assert_eq!(world.state(&turn), TurnState::Running, "nobody else wants its slot");
+    let batch = world.send(&two, "t", "hi");
+    let other = turn_of(&batch);
+    let drops =
+        |effect: &&Effect| matches!(effect, Effect::DropTurn { turn: dropped, .. } if *dropped == turn);
+    assert_eq!(acts(&batch).iter().filter(|effect| drops(effect)).count(), 1);
+    assert_eq!([&turn, &other].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
+    world.job_done(&job);
+    let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
+    let batch = world.read_answers(asked, "it is done", &[&job]);
+    assert!(
+        !acts(&batch).iter().any(|effect| matches!(effect, Effect::Answer { .. })),
+        "nobody waits for it"
+    );
+    assert_eq!(world.state(&turn), TurnState::Waiting, "the slot is taken");
+    let batch = world.ask(None, Command::InterruptTurn { id: other });
+    let goes_on = |effect: &&Effect| matches!(effect, Effect::RunTurn { turn: run, step: 2, calls, .. } if *run == turn && calls.is_empty());
+    assert_eq!(acts(&batch).iter().filter(|effect| goes_on(effect)).count(), 1);
+    assert_eq!((world.state(&turn), world.engine.sizes().working), (TurnState::Running, 1));
+    assert_eq!(world.engine.agents[&one].running, 1);
+}
+
+#[test]
+fn a_turn_that_gave_its_slot_away_has_a_free_one_back_before_its_job_ends() {
+    let (mut world, [one, two], turn, job) = one_asleep();
+    let other = turn_of(&world.send(&two, "t", "hi"));
+    let batch = world.ask(None, Command::InterruptTurn { id: other });
+    assert_eq!(world.state(&turn), TurnState::Running);
+    let again = |effect: &&Effect| matches!(effect, Effect::RunTurn { turn: run, calls, .. } if *run == turn && calls.len() == 1);
+    assert_eq!(acts(&batch).iter().filter(|effect| again(effect)).count(), 1);
+    // Its runtime asks again, and one wait is answered once.
+    assert!(job_acts(&world.wish(&one, &turn, JobWish::Wait { job: job.clone() })).is_empty());
+    assert_eq!(world.job_state(&job), JobState::Running);
+}
+
+#[test]
+fn whoever_does_more_than_wait_keeps_its_slot_and_one_that_is_interrupted_without_one_cancels_its_job() {
+    let (mut world, [one, two], turn, job) = one_asleep();
+    let busy = turn_of(&world.send(&one, "other", "hi"));
+    let waits = turn_of(&world.send(&two, "t", "hi"));
+    assert_eq!(
+        [&turn, &busy, &waits].map(|turn| world.state(turn)),
+        [TurnState::Running, TurnState::Running, TurnState::Queued]
+    );
+    world.ask(None, Command::InterruptTurn { id: busy });
+    assert_eq!([&turn, &waits].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
+    let (mut world, _) = world.reboot();
+    world.ask(None, Command::InterruptTurn { id: turn });
+    assert!(world.job_row(&job).progress.cancel.is_some(), "it is to be over");
+}
+
+#[test]
+fn an_agent_with_as_many_sleepers_as_it_may_have_turns_gives_its_slot_to_its_own_turn_and_that_is_the_end() {
+    let (mut world, [one, two], _, _) = one_asleep();
+    for number in 1..AGENT_TURNS_MAX {
+        let session = format!("s{number}");
+        let job = world.job_in(&one, &session);
+        let turn = world.calling(&one, &session, "job_wait");
+        world.wish(&one, &turn, JobWish::Wait { job });
+    }
+    assert_eq!(world.engine.agents[&one].running, AGENT_TURNS_MAX);
+    let own = turn_of(&world.send(&one, "own", "hi"));
+    let other = turn_of(&world.send(&two, "t", "hi"));
+    assert_eq!([&own, &other].map(|turn| world.state(turn)), [TurnState::Running, TurnState::Queued]);
+    world.ask(None, Command::InterruptTurn { id: own });
+    assert_eq!(world.state(&other), TurnState::Running);
 }
