@@ -4,8 +4,13 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::room;
+
+/// How long what is left of a dead daemon may hold its lock, and the pause between two looks.
+const REMAINS_MAX: Duration = Duration::from_secs(10);
+const REMAINS_PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
@@ -79,16 +84,7 @@ impl Home {
             .mode(0o600)
             .open(&path)
             .map_err(|cause| HomeError::Make { path: path.clone(), cause })?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                let told = lock.read_to_string(&mut holder).is_ok() && !holder.trim().is_empty();
-                let holder = if told { holder.trim().to_owned() } else { "it is starting".to_owned() };
-                return Err(HomeError::Taken { dir: dir.to_owned(), holder });
-            }
-            Err(TryLockError::Error(cause)) => return Err(HomeError::Make { path, cause }),
-        }
+        take_lock(&mut lock, dir, || std::thread::sleep(REMAINS_PAUSE))?;
         for part in ["agents", "logs", "run", "bin"] {
             make(&dir.join(part))?;
         }
@@ -130,6 +126,35 @@ impl Home {
     }
 }
 
+/// Takes the lock, unless a daemon that lives has it. Pauses between two looks.
+fn take_lock(lock: &mut File, dir: &Path, mut pause: impl FnMut()) -> Result<(), HomeError> {
+    let until = Instant::now() + REMAINS_MAX;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(cause)) => {
+                return Err(HomeError::Make { path: dir.join("anchor.lock"), cause });
+            }
+        }
+        let mut holder = String::new();
+        let read = lock.rewind().and_then(|()| lock.read_to_string(&mut holder));
+        // What a killed daemon was just starting has the lock, too, until it becomes a program of its own.
+        if read.is_ok() && pid_in(&holder).is_some_and(lodge_exec::is_over) && Instant::now() < until {
+            pause();
+            continue;
+        }
+        let told = read.is_ok() && !holder.trim().is_empty();
+        let holder = if told { holder.trim().to_owned() } else { "it is starting".to_owned() };
+        return Err(HomeError::Taken { dir: dir.to_owned(), holder });
+    }
+}
+
+/// Who signed the lock, as [`Home::sign`] writes it.
+fn pid_in(signed: &str) -> Option<u32> {
+    signed.strip_prefix("pid ")?.split(',').next()?.parse().ok()
+}
+
 /// Flushes the names of new directories, so that a power loss cannot take all that is kept below them.
 fn keep_names(made: &[&Path]) -> std::io::Result<()> {
     for parent in made.iter().filter_map(|path| path.parent()) {
@@ -158,6 +183,29 @@ mod tests {
         assert!(refused.to_string().contains(&format!("pid {}, epoch 3", std::process::id())), "{refused}");
         drop(first);
         assert!(Home::take(&home).is_ok());
+    }
+
+    #[test]
+    fn a_lock_that_only_the_remains_of_a_dead_daemon_have_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        drop(Home::take(&home).unwrap());
+        let open = || File::options().read(true).write(true).open(home.join("anchor.lock")).unwrap();
+        // No process has such a number.
+        let signed = format!("pid {}, epoch 3\n", i32::MAX);
+        std::fs::write(home.join("anchor.lock"), signed).unwrap();
+        let remains = open();
+        remains.lock().unwrap();
+        let mut looks = 0;
+        // They live until the third look.
+        let pause = || {
+            looks += 1;
+            if looks == 3 {
+                remains.unlock().unwrap();
+            }
+        };
+        assert!(take_lock(&mut open(), &home, pause).is_ok());
+        assert_eq!(looks, 3);
     }
 
     #[test]

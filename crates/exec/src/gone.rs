@@ -235,13 +235,29 @@ fn named_process(text: &[u8]) -> Option<(Pid, u64)> {
 
 /// When a process started, in ticks since boot: with its pid, this names it. None: there is no such process.
 fn start_time(pid: Pid) -> io::Result<Option<u64>> {
-    let stat = match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
-        Ok(stat) => stat,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let start =
-        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    let Some(stat) = stat(pid)? else { return Ok(None) };
+    let start = stat.split_ascii_whitespace().nth(19).and_then(|start| start.parse().ok());
     start.map(Some).ok_or_else(|| io::Error::other("/proc tells no start time"))
+}
+
+/// Whether a process is over: there is none of this number, or it only waits to be collected. What cannot be looked at
+/// counts as living.
+pub fn is_over(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    match pid.map(stat) {
+        Some(Ok(Some(stat))) => stat.trim_start().starts_with(['Z', 'X']),
+        Some(Ok(None)) | None => true,
+        Some(Err(_)) => false,
+    }
+}
+
+/// What the kernel tells of a process, from its state on. None: there is no such process.
+fn stat(pid: Pid) -> io::Result<Option<String>> {
+    match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
+        // The name before it may hold anything.
+        Ok(stat) => Ok(Some(stat.rsplit(')').next().unwrap_or_default().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -21,6 +21,7 @@ mod start;
 pub use channel::{Link, Receiver, Sender};
 pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
 pub use evidence::{Captured, Evidence, Stream};
+pub use gone::is_over;
 pub use helper::{Helped, Helper, HelperError, find_program};
 pub use host::Host;
 pub use job::{JobBytes, JobStream, JobTotals};

@@ -4,6 +4,8 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -150,7 +152,9 @@ impl Lodge {
         if let Some(status) = self.ended()? {
             return Ok(Look::Ended(status));
         }
-        let answers = std::os::unix::net::UnixStream::connect(self.home().join("lodge.sock")).is_ok();
+        // What a killed daemon was just starting has its socket, too, until it becomes a program of its own.
+        let listener = UnixStream::connect(self.home().join("lodge.sock")).and_then(|stream| peer(&stream));
+        let answers = listener.is_ok_and(|listener| self.pid() == Some(listener));
         Ok(if answers { Look::Answers } else { Look::Starting })
     }
 
@@ -243,7 +247,19 @@ impl Lodge {
     }
 
     pub async fn try_client(&self) -> Result<Client, ClientError> {
-        Client::connect(&self.target(), &self.bearer()).await
+        self.try_client_with(&self.bearer()).await
+    }
+
+    /// With a token that may be another than the operator's.
+    pub async fn try_client_with(&self, token: &str) -> Result<Client, ClientError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Client::connect(&self.target(), token).await {
+                // A daemon lets those go who say nothing for seconds, as a machine with too much to do may make one.
+                Err(ClientError::NoDaemon { cause, .. }) if was_let_go(&cause) && Instant::now() < until => {}
+                other => return other,
+            }
+        }
     }
 
     /// Writes an agent's directory: an Agentfile and the files beside it.
@@ -273,6 +289,23 @@ impl Lodge {
         let found = processes::of(&self.home()).into_iter().map(|(pid, _)| pid);
         self.keepers().into_iter().chain(found).collect()
     }
+}
+
+/// Whether there was somebody at the other end, who did not wait.
+fn was_let_go(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Who listens at the other end.
+fn peer(stream: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both outlive the call, which writes at most the given length.
+    let asked = unsafe {
+        let (option, room) = (libc::SO_PEERCRED, (&raw mut peer).cast());
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, room, &raw mut len)
+    };
+    if asked == -1 { Err(io::Error::last_os_error()) } else { Ok(peer.pid.cast_unsigned()) }
 }
 
 impl Drop for Lodge {

@@ -302,7 +302,7 @@ async fn the_limits_of_a_tool_hold_for_a_job() {
     link.send(&Command::Start(flood)).await.unwrap();
     let record = exited(&mut link, "j1").await;
     assert!(matches!(record.cause, Some(Cause { resource: Resource::Output, .. })), "{record:?}");
-    let slow = Start { timeout_ms: 200, ..home.job("j2", "echo begun; sleep 100", (1000, 1000)) };
+    let slow = Start { timeout_ms: 3_000, ..home.job("j2", "echo begun; sleep 100", (1000, 1000)) };
     link.send(&Command::Start(slow)).await.unwrap();
     let record = exited(&mut link, "j2").await;
     assert!(matches!(record.cause, Some(Cause { resource: Resource::Time, .. })), "{record:?}");

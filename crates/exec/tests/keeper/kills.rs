@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use lodge_exec::{Command, Ended, Evidence, KeeperEvent, Link};
 
@@ -286,7 +285,7 @@ async fn a_keeper_answers_while_tools_flood_and_others_are_killed() {
     for token in 0..50 {
         link.send(&Command::Ping { token }).await.unwrap();
         let answered = async { while next(&mut link).await != (KeeperEvent::Pong { token }) {} };
-        tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap();
+        tokio::time::timeout(PATIENCE, answered).await.unwrap();
     }
     for n in 0..6 {
         link.send(&Command::Kill { exec: format!("e{n}"), grace_ms: 0 }).await.unwrap();
