@@ -49,6 +49,8 @@ pub struct ImageView {
     pub agents: u64,
     /// When it got its newest name.
     pub created_at: String,
+    /// Whether everything of it is here: an agent of it may still be pulling, or have been stopped meanwhile.
+    pub complete: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -99,8 +101,6 @@ pub struct ImageDetail {
     pub used_by: Vec<String>,
     /// Its manifest, its config and its layers, as they lie in the store; empty for one that an earlier release built.
     pub blobs: Vec<BlobView>,
-    /// Whether everything of it is here: an agent of it may still be pulling.
-    pub complete: bool,
     /// Whether it runs on any host: nothing of it is a program of this one.
     pub portable: bool,
 }

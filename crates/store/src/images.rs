@@ -1,8 +1,11 @@
 //! Images and their names.
 
+use std::collections::BTreeSet;
+
 use lodge_core::Timestamp;
 use lodge_core::record::{
-    BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState,
+    AgentSpec, BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow,
+    ImageState, NextSpec,
 };
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -17,6 +20,11 @@ const AGENTS_SHOWN: u32 = 100;
 
 const PAGE: &str = "SELECT digest, kind, name, bytes, complete FROM images \
     WHERE kind = ?1 AND digest > ?2 AND gone = 0 ORDER BY digest LIMIT ?3";
+/// With what each is, which is small for tools: looked for one by one, they take five times as long as their page.
+const BINS: &str = "SELECT digest, kind, name, bytes, complete, record FROM images \
+    WHERE kind = 2 AND digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2";
+/// What an agent is made of, and nothing else about it.
+const SPECS: &str = "SELECT created_at, spec, next FROM agents INDEXED BY agents_name WHERE state < 7";
 /// From the index alone, like the next: the columns stand behind records, which may be large.
 const HELD: &str =
     "SELECT digest, kind, bytes, complete FROM images INDEXED BY images_kind WHERE gone = 0 ORDER BY digest";
@@ -36,12 +44,12 @@ pub struct ImageSummary {
     /// In order of their text.
     pub refs: Vec<ImageRefRow>,
     pub bytes: u64,
-    /// Agents that have it, or whose image needs it.
+    /// Agents that have it, or will have it, as their own or for a tool.
     pub agents: u64,
     /// Images that cannot do without it.
     pub needed_by: u64,
     pub state: ImageState,
-    /// When it got its newest name, or its first agent if it has none.
+    /// When it got its newest name. Without one, when the images that need it got theirs, or else when its first agent came.
     pub at: Timestamp,
 }
 
@@ -116,6 +124,23 @@ impl Reader {
         })
     }
 
+    /// A page of tools, in the order of their digests.
+    pub fn bins(&self, after: Option<&str>, limit: u32) -> Result<Vec<(ImageSummary, BinImageRecord)>> {
+        self.with(|c| {
+            // One transaction for all its statements: each would begin with looking what was committed since.
+            let c = c.unchecked_transaction()?;
+            let (found, records): (Vec<_>, Vec<_>) = c
+                .prepare_cached(BINS)?
+                .query_map(params![after.unwrap_or(""), limit], |row| {
+                    Ok((bare(row)?, rows::message(row, "record")?))
+                })?
+                .collect::<rusqlite::Result<Vec<_>>>()?
+                .into_iter()
+                .unzip();
+            Ok(filled(&c, found)?.into_iter().zip(records).collect())
+        })
+    }
+
     pub fn image_summary(&self, digest: &str) -> Result<Option<ImageSummary>> {
         self.with(|c| {
             let found = c
@@ -125,6 +150,15 @@ impl Reader {
                 .query_row([digest], bare)
                 .optional()?;
             Ok(filled(c, Vec::from_iter(found))?.pop())
+        })
+    }
+
+    /// What an image is, and whether all of it is there.
+    pub fn image_kind(&self, digest: &str) -> Result<Option<(ImageKind, ImageState)>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT kind, complete FROM images WHERE digest = ?1 AND gone = 0")?
+                .query_row([digest], |row| Ok((kind(row)?, state(row)?)))
+                .optional()
         })
     }
 
@@ -161,29 +195,60 @@ fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec
         image.refs.push(image_ref(row)?);
         Ok(())
     })?;
-    let users = "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
-         (SELECT image_digest AS digest, created_at FROM agents WHERE state < 7 UNION ALL \
-          SELECT next_digest, created_at FROM agents WHERE state < 7 AND next_digest IS NOT image_digest) \
-         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest";
-    let of_tools = "SELECT needs AS digest, count(*) AS agents, min(created_at) AS first FROM image_needs \
-         JOIN agents ON agents.image_digest = image_needs.image AND agents.state < 7 \
-         WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
-    for users in [users, of_tools] {
-        each(c, users, &mut images, |image, row| {
-            image.agents += rows::unsigned(row, "agents")?;
-            image.at = Timestamp::from_ms(row.get("first")?);
-            Ok(())
-        })?;
+    match images.first().map(|image| image.kind) {
+        Some(ImageKind::Agent) => count_agents(c, &mut images)?,
+        Some(ImageKind::Bin) => count_users(c, &mut images)?,
+        None => {}
     }
     let needs = "SELECT needs AS digest, count(*) AS images FROM image_needs WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
     each(c, needs, &mut images, |image, row| {
         image.needed_by = rows::unsigned(row, "images")?;
         Ok(())
     })?;
+    let came = "SELECT needs AS digest, min(at) AS at FROM image_needs JOIN image_refs ON image_refs.digest = image \
+         WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
+    each(c, came, &mut images, |image, row| {
+        image.at = Timestamp::from_ms(row.get("at")?);
+        Ok(())
+    })?;
     for image in &mut images {
         image.at = image.refs.iter().map(|row| row.at).max().unwrap_or(image.at);
     }
     Ok(images)
+}
+
+/// The agents of their images.
+fn count_agents(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result<()> {
+    let agents = "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
+         (SELECT image_digest AS digest, created_at FROM agents WHERE state < 7 UNION ALL \
+          SELECT next_digest, created_at FROM agents WHERE state < 7 AND next_digest IS NOT image_digest) \
+         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest";
+    each(c, agents, images, |image, row| {
+        image.agents = rows::unsigned(row, "agents")?;
+        image.at = Timestamp::from_ms(row.get("first")?);
+        Ok(())
+    })
+}
+
+/// The agents of tools. What their images need does not tell: an agent may have been given another runtime.
+fn count_users(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result<()> {
+    let mut statement = c.prepare_cached(SPECS)?;
+    let mut found = statement.query([])?;
+    while let Some(row) = found.next()? {
+        let spec: AgentSpec = rows::message(row, "spec")?;
+        let next: Option<NextSpec> = rows::optional_message(row, "next")?;
+        let later = next.iter().flat_map(NextSpec::images);
+        let used: BTreeSet<&str> = spec.images().chain(later).collect();
+        let since = Timestamp::from_ms(row.get("created_at")?);
+        for digest in used {
+            if let Ok(place) = images.binary_search_by(|image| image.digest.as_str().cmp(digest)) {
+                let image = &mut images[place];
+                image.at = if image.agents == 0 { since } else { image.at.min(since) };
+                image.agents += 1;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Reads about all images of a span, and hands each of them what it is about.
@@ -357,9 +422,11 @@ mod tests {
         let path = dir.path().join("daemon.db");
         drop(crate::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
-        let page = plan(&c, PAGE);
-        assert!(page.contains("INDEX images_kind (kind=? AND digest>?)"), "{page}");
-        assert!(!page.contains("TEMP B-TREE") && !page.contains("SCAN"), "{page}");
+        for sql in [PAGE, BINS] {
+            let page = plan(&c, sql);
+            assert!(page.contains("INDEX images_kind (kind=? AND digest>?)"), "{page}");
+            assert!(!page.contains("TEMP B-TREE") && !page.contains("SCAN"), "{page}");
+        }
         for sql in [HELD, DIGESTS] {
             let plan = plan(&c, sql);
             assert!(plan.contains("COVERING INDEX images_kind"), "{plan}");

@@ -3,7 +3,8 @@
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, FileRecord, ImageContents, ImageHeld,
-    ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, Retry, Write,
+    ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, NextSpec, Retry, RuntimeRecord, ToolRecord,
+    Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
 use lodge_store::{Opened, open};
@@ -135,6 +136,12 @@ fn needing(digest: &str, state: ImageState) -> ImageRow {
     ImageRow { state, ..ImageRow::agent(digest.into(), "a:latest".into(), 5, record) }
 }
 
+/// What an agent of such an image is.
+fn with_rg() -> AgentSpec {
+    let rg = ToolRecord { image: Some(format!("rg:latest@{RG}")), ..ToolRecord::default() };
+    AgentSpec { tools: vec![rg], ..AgentSpec::default() }
+}
+
 fn put(row: ImageRow) -> Write {
     Write::Image(Box::new(row))
 }
@@ -168,7 +175,7 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
     let mut world = World::new();
     world.write(&[put(bin()), put(needing("sha256:1", ImageState::Complete)), image("sha256:2", "two")]);
     world.write(&[put(needing("sha256:3", ImageState::Announced))]);
-    world.write(&[Write::Agent(agent(AgentState::Ready, "sha256:1"))]);
+    world.write(&[Write::Agent(AgentRow { spec: with_rg(), ..agent(AgentState::Ready, "sha256:1") })]);
     let reader = &world.store.reader;
     let digests = |kind| -> Vec<String> {
         reader.images(kind, None, 10).unwrap().into_iter().map(|one| one.digest).collect()
@@ -183,6 +190,50 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
     assert!(reader.bin_image("sha256:1").unwrap().is_none(), "no tool");
     assert_eq!(reader.image_digests().unwrap(), ["sha256:1", "sha256:2", "sha256:3", RG]);
     assert_eq!(reader.image_summary("sha256:3").unwrap().unwrap().state, ImageState::Announced);
+}
+
+#[test]
+fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_beside_their_images() {
+    let mut world = World::new();
+    let tool = |digest: &str| put(ImageRow { digest: digest.into(), ..bin() });
+    world.write(&[tool("sha256:loop"), tool("sha256:new"), put(bin()), image("sha256:1", "one")]);
+    let runtime = |digest: &str| {
+        let image = Some(format!("loop:1@{digest}"));
+        AgentSpec { runtime: Some(RuntimeRecord { image, ..RuntimeRecord::default() }), ..with_rg() }
+    };
+    let next =
+        NextSpec { image_digest: "sha256:1".into(), spec: runtime("sha256:new"), ..NextSpec::default() };
+    let mut ids = IdSource::new(8);
+    let later = Timestamp::from_ms(NOW.ms() + 1);
+    let both = AgentRow {
+        id: AgentId::new(&mut ids, NOW),
+        name: "b".into(),
+        created_at: later,
+        spec: runtime("sha256:loop"),
+        ..agent(AgentState::Ready, "sha256:1")
+    };
+    let waits = Write::AgentSpec {
+        id: both.id.clone(),
+        image: both.image.clone(),
+        image_digest: both.image_digest.clone(),
+        spec: Box::new(both.spec.clone()),
+        next: Some(Box::new(next)),
+    };
+    let gone = AgentRow {
+        id: AgentId::new(&mut ids, NOW),
+        spec: runtime("sha256:loop"),
+        ..agent(AgentState::Removed, "sha256:1")
+    };
+    let plain = AgentRow { spec: with_rg(), ..agent(AgentState::Ready, "sha256:1") };
+    world.write(&[Write::Agent(plain), Write::Agent(both), Write::Agent(gone), waits]);
+    let reader = &world.store.reader;
+    let found = reader.bins(None, 10).unwrap();
+    let facts: Vec<_> = found.iter().map(|(one, _)| (one.digest.as_str(), one.agents, one.at)).collect();
+    assert_eq!(facts, [("sha256:loop", 1, later), ("sha256:new", 1, later), (RG, 2, NOW)]);
+    assert!(found.iter().all(|(_, record)| record.platforms[0].platform == "linux/amd64"));
+    let second = reader.bins(Some("sha256:loop"), 1).unwrap();
+    assert_eq!(second[0].0, reader.image_summary("sha256:new").unwrap().unwrap());
+    assert_eq!(second.len(), 1);
 }
 
 #[test]

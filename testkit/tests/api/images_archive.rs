@@ -1,7 +1,8 @@
 //! `/v1/images/export` and `/v1/images/import`: images as one file.
 
+use std::ffi::CString;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 
 use lodge_testkit::lodge::{Lodge, PATIENCE, until};
 use serde_json::{Value, json};
@@ -207,4 +208,55 @@ async fn exports_and_imports_are_refused_like_everything_else() {
         assert_eq!(exchange(&world.lodge, &of_agent, method, path, b"").0, 403, "{path}");
         assert_eq!(exchange(&world.lodge, "nobody", method, path, b"").0, 401, "{path}");
     }
+}
+
+/// Begins to send an archive that is so long, and sends nothing of it. Whoever is going to read it says that it may come.
+fn begun(lodge: &Lodge, length: u64) -> TcpStream {
+    let mut stream = TcpStream::connect(lodge.http_addr()).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let token = lodge.token();
+    write!(
+        stream,
+        "POST /v1/images/import HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\nexpect: 100-continue\r\n\
+         connection: close\r\ncontent-length: {length}\r\n\r\n",
+    )
+    .expect("a request");
+    stream
+}
+
+/// Whether an archive that is so long has no room. Nothing of it comes.
+fn has_no_room(lodge: &Lodge, length: u64) -> bool {
+    let mut stream = begun(lodge, length);
+    stream.shutdown(Shutdown::Write).expect("no more is sent");
+    let mut answer = Vec::new();
+    // One that is not refused broke off, which needs no answer.
+    drop(stream.read_to_end(&mut answer));
+    String::from_utf8_lossy(&answer).contains("image.no_room")
+}
+
+/// Bytes that are free where a daemon keeps its images.
+fn free_bytes(lodge: &Lodge) -> u64 {
+    let path = CString::new(lodge.home().as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: the path ends with a zero, and the struct is there to be written to.
+    let found = unsafe {
+        let mut found: libc::statvfs = std::mem::zeroed();
+        assert_eq!(libc::statvfs(path.as_ptr(), &raw mut found), 0, "{}", std::io::Error::last_os_error());
+        found
+    };
+    found.f_bavail * found.f_frsize
+}
+
+#[test]
+fn archives_that_come_together_do_not_count_on_the_same_room() {
+    let world = World::new();
+    // Others write to this disk, too: most of it is not all of it.
+    let most = free_bytes(&world.lodge) / 3 * 2;
+    assert!(has_no_room(&world.lodge, u64::MAX / 2), "not for so much alone");
+    let mut first = begun(&world.lodge, most);
+    let mut head = [0; 12];
+    first.read_exact(&mut head).expect("a head");
+    assert_eq!(&head, b"HTTP/1.1 100", "it is going to be read");
+    assert!(has_no_room(&world.lodge, most), "not for two");
+    drop(first);
+    until("what the first needed is free again", || (!has_no_room(&world.lodge, most)).then_some(()));
 }

@@ -64,6 +64,8 @@ async fn a_pull_brings_the_agent_with_its_tools_once_and_tells_how_far_it_is() {
     assert_eq!(registry.seen().len(), requests, "one request, also after a kill");
     let bins = api.ok("bin/list", json!({})).await;
     assert_eq!((&bins["bins"][0]["name"], &bins["bins"][0]["used"]), (&json!("show"), &json!(1)), "{bins:#}");
+    let image = api.ok("image/inspect", json!({"image": "mine"})).await;
+    assert_eq!(bins["bins"][0]["created_at"], image["created_at"], "it came with the image, and has no name");
     // Everything is here: the registry is needed no more.
     drop(registry);
     api.ok("agent/create", json!({"image": "mine", "name": "one"})).await;
@@ -91,10 +93,15 @@ async fn an_agent_of_an_image_that_is_not_here_is_pulling_until_it_is() {
     assert_eq!((&created["image"], &created["image_digest"]), (&json!(name), &json!(digest)));
     let detail = api.ok("image/inspect", json!({"image": name})).await;
     assert_eq!((&detail["complete"], &detail["name"]), (&json!(false), &json!("reader")));
+    let listed = api.ok("image/list", json!({})).await;
+    assert_eq!(listed["images"][0]["complete"], false, "{listed:#}");
+    let shown = world.lodge.cli_ok(["image", "ls"]);
+    assert!(shown.contains(" KiB, incomplete "), "{shown}");
     api.refused("image/diff", json!({"from": name, "to": name}), "image.not_found").await;
     registry.forget_faults();
     api.until("agent/get", json!({"agent": "far"}), |agent| agent["status"] == "ready").await;
     assert_eq!(api.ok("image/inspect", json!({"image": name})).await["complete"], true);
+    assert_eq!(api.ok("image/list", json!({})).await["images"][0]["complete"], true);
     for (reference, code) in [
         (format!("{}/team/reader:nobody", registry.host()), "registry.not_found"),
         (format!("{}/nobody", registry.host()), "registry.not_found"),

@@ -27,6 +27,7 @@ mod hidden;
 mod idempotency;
 mod images;
 mod images_archive;
+mod images_cut;
 mod images_moved;
 mod jobs_api;
 mod jobs_http;

@@ -164,10 +164,9 @@ async fn import_of(
     let shell = &api.shell;
     shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: u64| !shell.room.spares(length)) {
-        return Err(errors::no_room("the archive is larger than what the disk can spare".to_owned()));
-    }
     let slot = slot(shell).await?;
+    // Until all of it is here.
+    let promised = shell.images.admit(length.unwrap_or(0))?;
     let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_MAX);
     let reading = {
         let shell = shell.clone();
@@ -175,7 +174,11 @@ async fn import_of(
             let _slot = slot;
             let blobs = shell.images.blobs()?;
             let pins = blobs.pins();
-            let room = |bytes| shell.room.spares(bytes);
+            let room = |bytes| match length {
+                Some(_) => shell.room.spares(bytes),
+                // To one that does not say how long it is nothing was promised: it has what is left beside the others.
+                None => shell.images.spares(bytes),
+            };
             let mut arriving = Arriving::new(waiting, &room);
             let read = read_archive(blobs, &pins, &mut arriving);
             if let Some(cut) = arriving.cut() {
@@ -188,6 +191,7 @@ async fn import_of(
     let fed = feed(body, pieces).await;
     let taken =
         reading.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())));
+    drop(promised);
     let taken = match (fed, taken) {
         (Ok(()), taken) => taken,
         // What could not be sent is the reason for whatever is wrong with what came.

@@ -3,16 +3,12 @@
 mod platforms;
 mod programs;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
 use lodge_image::registry::Watch;
-use lodge_proto::{
-    BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody, PAGE_MAX,
-};
-use lodge_store::ImageSummary;
+use lodge_proto::{BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody};
 use serde_json::Value;
 
 use self::programs::programs;
@@ -90,17 +86,10 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
 
 fn list(shell: &Shell, given: &BinListParams) -> Answer {
     let limit = page(given.limit);
-    let found = shell.reader.images(ImageKind::Bin, given.after.as_deref(), limit).map_err(internal)?;
+    let found = shell.reader.bins(given.after.as_deref(), limit).map_err(internal)?;
     let next =
-        (found.len() == limit as usize).then(|| found.last().map(|last| last.digest.clone())).flatten();
-    let used = used(shell)?;
-    let mut bins = Vec::new();
-    for found in found {
-        // One that went since is not listed.
-        if let Some(record) = shell.reader.bin_image(&found.digest).map_err(internal)? {
-            bins.push(view::bin(with_agents(found, &used), &record));
-        }
-    }
+        (found.len() == limit as usize).then(|| found.last().map(|(last, _)| last.digest.clone())).flatten();
+    let bins = found.into_iter().map(|(found, record)| view::bin(found, &record)).collect();
     Ok(view::json(&BinList { bins, next }))
 }
 
@@ -108,27 +97,5 @@ fn inspect(shell: &Shell, given: &BinRef) -> Answer {
     let found = find_bin(shell, &given.bin)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
-    Ok(view::json(&view::bin_detail(with_agents(summary, &used(shell)?), found.record)))
-}
-
-/// How many agents have each image, as their own or for a tool.
-fn used(shell: &Shell) -> Result<HashMap<String, u64>, ErrorBody> {
-    let mut used: HashMap<String, u64> = HashMap::new();
-    let mut after: Option<String> = None;
-    loop {
-        let page = shell.reader.agents(after.as_deref(), PAGE_MAX).map_err(internal)?;
-        let Some(last) = page.last() else { return Ok(used) };
-        after = Some(last.row.id.to_string());
-        for agent in &page {
-            let images: std::collections::BTreeSet<&str> = agent.row.images().collect();
-            for image in images {
-                *used.entry(image.to_owned()).or_default() += 1;
-            }
-        }
-    }
-}
-
-fn with_agents(mut found: ImageSummary, used: &HashMap<String, u64>) -> ImageSummary {
-    found.agents = used.get(&found.digest).copied().unwrap_or(0);
-    found
+    Ok(view::json(&view::bin_detail(summary, found.record)))
 }

@@ -263,8 +263,8 @@ fn tagged(shell: &Shell, name: &str, tag: &str) -> Result<Digest, Refused> {
     let internal = |error| Refused::internal(&methods::internal(error));
     let named = Tagged::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
     let row = shell.reader.image_ref(named.as_str()).map_err(internal)?.ok_or_else(unknown)?;
-    let image = shell.reader.image_summary(&row.digest).map_err(internal)?.ok_or_else(unknown)?;
-    match image.state {
+    let (_, state) = shell.reader.image_kind(&row.digest).map_err(internal)?.ok_or_else(unknown)?;
+    match state {
         // Layers of it may not be here yet.
         ImageState::Announced => Err(unknown()),
         ImageState::Complete => row.digest.parse().map_err(|_| unknown()),

@@ -235,8 +235,8 @@ impl Images {
 
     /// Whether an image is recorded with everything of it.
     fn is_recorded(&self, digest: &str) -> Result<bool, ErrorBody> {
-        let found = self.reader.image_summary(digest).map_err(|error| errors::internal(&error))?;
-        Ok(found.is_some_and(|image| image.state == ImageState::Complete))
+        let found = self.reader.image_kind(digest).map_err(|error| errors::internal(&error))?;
+        Ok(found.is_some_and(|(_, state)| state == ImageState::Complete))
     }
 
     /// What is recorded of an image that is whole, and came from there.
@@ -353,6 +353,11 @@ impl Images {
         // Where nothing at all is begun any more, that is what is told.
         self.room.admit(Needs::Room, now())?;
         self.promises.make(&self.room, bytes).ok_or_else(refused)
+    }
+
+    /// Whether the disk can spare so many bytes beside what was promised.
+    pub(crate) fn spares(&self, bytes: u64) -> bool {
+        self.promises.leave(&self.room, bytes)
     }
 }
 

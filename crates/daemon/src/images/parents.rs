@@ -77,8 +77,8 @@ impl Parents<'_> {
         let reader = &self.images.reader;
         let internal = |error: lodge_store::ReadError| errors::internal(&error);
         let Some(named) = reader.image_ref(name.as_str()).map_err(internal)? else { return Ok(None) };
-        let found = reader.image_summary(&named.digest).map_err(internal)?;
-        let fits = found.is_some_and(|image| image.kind == kind && image.state == ImageState::Complete);
+        let found = reader.image_kind(&named.digest).map_err(internal)?;
+        let fits = found == Some((kind, ImageState::Complete));
         Ok(if fits { named.digest.parse().ok() } else { None })
     }
 

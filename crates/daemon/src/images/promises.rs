@@ -31,6 +31,11 @@ impl Promises {
         Some(Promise { all: self, bytes })
     }
 
+    /// Whether there is room for so many bytes beside what was promised.
+    pub(crate) fn leave(&self, room: &Room, bytes: u64) -> bool {
+        room.spares(self.bytes().saturating_add(bytes))
+    }
+
     fn bytes(&self) -> MutexGuard<'_, u64> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }

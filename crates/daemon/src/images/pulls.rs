@@ -18,7 +18,7 @@ use crate::crash;
 
 /// Images whose contents are moved at once; more of them wait. Each has a connection for each of its parts that are under
 /// way, for as long as a registry likes, and one that is pushed a thread as well.
-const MOVING_MAX: usize = 32;
+pub(super) const MOVING_MAX: usize = 32;
 
 /// What a transfer brought. It is kept from being collected as long as somebody has this.
 #[derive(Debug)]

@@ -25,6 +25,7 @@ pub fn image(found: ImageSummary) -> ImageView {
         size_bytes: found.bytes,
         agents: found.agents,
         created_at: found.at.to_string(),
+        complete: found.state == ImageState::Complete,
     }
 }
 
@@ -50,21 +51,30 @@ pub fn network(network: Option<NetworkRecord>) -> NetworkView {
     }
 }
 
+/// Keywords may be written in any case.
+fn is_variable(word: &str) -> bool {
+    ["ENV", "ARG"].iter().any(|keyword| word.eq_ignore_ascii_case(keyword))
+}
+
 /// The Agentfile, without the secrets that its ENV and ARG lines give to variables.
-fn agentfile(text: &[u8], env: &[EnvRecord]) -> String {
+pub fn agentfile(text: &[u8], env: &[EnvRecord]) -> String {
     let secrets: Vec<(&str, &str)> = env
         .iter()
         .map(|var| (var.value.as_str(), mask::shown(&var.key, &var.value)))
         .filter(|(value, shown)| !value.is_empty() && value != shown)
         .collect();
-    let line = |line: &str| match line.split_whitespace().next() {
-        Some("ENV" | "ARG") => {
-            secrets.iter().fold(line.to_owned(), |line, (value, shown)| match line.split_once('=') {
-                Some((key, given)) => format!("{key}={}", given.replace(value, shown)),
-                None => line,
-            })
+    let line = |line: &str| match (line.split_whitespace().next(), line.split_once('=')) {
+        (Some(word), Some((key, given))) if is_variable(word) => {
+            let cut =
+                secrets.iter().fold(given.to_owned(), |given, (value, shown)| given.replace(value, shown));
+            let name = key.split_whitespace().next_back().unwrap_or_default();
+            let whole = given.trim_end();
+            let end = &given[whole.len()..];
+            let shown = mask::shown(name, whole);
+            // What is written with escapes does not stand there as it is meant: all of it goes.
+            if shown != whole { format!("{key}={shown}{end}") } else { format!("{key}={cut}") }
         }
-        Some(_) | None => line.to_owned(),
+        (_, _) => line.to_owned(),
     };
     String::from_utf8_lossy(text).split_inclusive('\n').map(line).collect()
 }
@@ -93,7 +103,6 @@ pub fn image_detail(
     });
     ImageDetail {
         blobs,
-        complete: summary.state == ImageState::Complete,
         portable: record.runtime.is_none() && record.bins.iter().all(|bin| bin.image.is_some()),
         image: image(summary),
         name: record.name,

@@ -58,8 +58,11 @@ macro_rules! limit_keys {
     };
 }
 
+/// With less no sandbox comes up.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
 limit_keys! {
-    Memory "memory" "512m" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
+    Memory "memory" "512m" "a number of bytes from 1m on, with an optional k, m, g or t (powers of 1024)",
     Pids "pids" "64" "a whole number from 1 to 4294967295",
     CpuTime "cpu-time" "1h30m" "a duration above 0 with units, such as `90s` or `1h30m`",
     Disk "disk" "2g" "a number of bytes above 0, with an optional k, m, g or t (powers of 1024)",
@@ -108,7 +111,9 @@ impl Limit {
     /// Reads the value of a limit.
     pub(super) fn read(key: LimitKey, value: &str) -> Result<Limit, ValueMistake> {
         let limit = match key {
-            LimitKey::Memory => read_size(value).map(Limit::MemoryBytes),
+            LimitKey::Memory => {
+                read_size(value).filter(|bytes| *bytes >= MEMORY_BYTES_MIN).map(Limit::MemoryBytes)
+            }
             LimitKey::Pids => {
                 whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
             }

@@ -74,7 +74,7 @@ pub struct Terms {
     pub pause: Duration,
     /// Also for a registry that asks for a longer one.
     pub pause_max: Duration,
-    /// Bytes that are sent with one request.
+    /// Bytes that are sent with one request once a larger one was cut.
     pub chunk: u64,
     /// Which addresses a registry outside must not lead to.
     pub inward: fn(IpAddr) -> bool,

@@ -3,16 +3,20 @@
 //! Owns: the choice of who is talked to. A registry on the internet can name any address in a redirect; one inside this
 //! network must not become reachable that way.
 
+mod looked;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Url};
+
+use self::looked::{Looked, Remembering};
 
 /// Hosts that answer a redirect with another, before we give up.
 pub(super) const REDIRECTS_MAX: usize = 5;
@@ -46,6 +50,7 @@ pub(super) enum Hops {
 pub(super) struct Clients {
     connect: Duration,
     inward: Inward,
+    looked: Arc<Looked>,
     built: Mutex<BTreeMap<(Wire, Reach), Client>>,
 }
 
@@ -58,7 +63,7 @@ enum Wire {
 
 impl Clients {
     pub(super) fn new(connect: Duration, inward: Inward) -> Clients {
-        Clients { connect, inward, built: Mutex::default() }
+        Clients { connect, inward, looked: Arc::default(), built: Mutex::default() }
     }
 
     pub(super) fn get(&self, url: &Url, reach: Reach) -> Result<Client, reqwest::Error> {
@@ -86,9 +91,11 @@ impl Clients {
             builder = builder.no_proxy().tls_certs_only([]);
         }
         // Through a proxy it is the proxy who looks up names, and who decides what can be reached.
-        if reach == Reach::Outward && (wire == Wire::Plain || !proxied()) {
-            builder = builder.dns_resolver(Outward { inward: self.inward });
-        }
+        builder = match reach {
+            Reach::Anywhere => builder.dns_resolver(Remembering { looked: self.looked.clone() }),
+            Reach::Outward if wire == Wire::Tls && proxied() => builder,
+            Reach::Outward => builder.dns_resolver(Outward { inward: self.inward }),
+        };
         builder.build()
     }
 
@@ -103,7 +110,8 @@ impl Clients {
         if seen.is_some_and(self.inward) { Reach::Anywhere } else { Reach::Outward }
     }
 
-    /// Whether a URL leads into this network. Through a proxy it is the proxy who looks up names.
+    /// Whether a URL leads into this network. Through a proxy it is the proxy who looks up names; else whoever connects
+    /// soon after goes to what was looked at here.
     pub(super) async fn leads_inward(&self, url: &Url) -> bool {
         if let Some(address) = literal(url) {
             return (self.inward)(address);
@@ -111,12 +119,23 @@ impl Clients {
         if url.scheme() == "https" && proxied() {
             return false;
         }
-        let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or(0));
-        let found = tokio::time::timeout(self.connect, tokio::net::lookup_host((host, port))).await;
+        let host = url.host_str().unwrap_or_default();
+        let found = tokio::time::timeout(self.connect, tokio::net::lookup_host((host, 0))).await;
         match found {
-            Ok(Ok(mut found)) => found.any(|found| (self.inward)(found.ip())),
-            // Then nobody can be connected to, either.
-            Ok(Err(_)) | Err(_) => false,
+            Ok(Ok(found)) => {
+                let found: Vec<_> = found.collect();
+                let inward = found.iter().any(|found| (self.inward)(found.ip()));
+                // Nobody is to connect to what was refused, nor somebody else who was not.
+                if !inward {
+                    self.looked.keep(host, found, Instant::now());
+                }
+                inward
+            }
+            // Then nobody is to find anybody there a moment later, either.
+            Ok(Err(_)) | Err(_) => {
+                self.looked.keep(host, Vec::new(), Instant::now());
+                false
+            }
         }
     }
 
@@ -387,5 +406,34 @@ mod tests {
         assert_eq!(refused.downcast_ref::<BadHop>(), Some(&expected));
         let everywhere = Outward { inward: |_| false };
         assert!(everywhere.resolve("localhost".parse().unwrap()).await.unwrap().next().is_some());
+    }
+
+    #[tokio::test]
+    async fn whoever_connects_goes_where_it_was_looked_and_not_where_the_name_leads_by_then() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let answered = std::thread::spawn(move || {
+            use std::io::{Read, Write};
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = [0; 16];
+            stream.read_exact(&mut head).unwrap();
+            stream.write_all(b"HTTP/1.1 204 Here\r\nConnection: close\r\n\r\n").unwrap();
+            // So that nothing is left unread when it is closed.
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        let clients = Clients::new(Duration::from_secs(10), |_| false);
+        let local = url(&format!("http://localhost:{port}/"));
+        assert!(!clients.leads_inward(&local).await);
+        // As if that name had been looked at before it led nowhere.
+        let looked = clients.looked.of("localhost", Instant::now()).unwrap();
+        let looked = looked.into_iter().filter(|found| found.is_ipv4()).collect();
+        clients.looked.keep("moved.invalid", looked, Instant::now());
+        let moved = url(&format!("http://moved.invalid:{port}/"));
+        let client = clients.get(&moved, Reach::Anywhere).unwrap();
+        let answer = client.get(moved).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 204);
+        drop((answer, client, clients));
+        answered.join().unwrap();
     }
 }

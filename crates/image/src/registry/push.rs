@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use crate::{BlobError, Blobs, Digest, Remote, Version};
 const PIECE: usize = 128 << 10;
 /// Pieces that wait to be sent.
 const PIECES_WAITING: usize = 2;
-/// What a registry may ask for as the least that it takes at once.
+/// Bytes that are sent with one request as long as none was cut, and what a registry may ask for as the least.
 const CHUNK_MAX: u64 = 1 << 30;
 const CHUNK_MIN: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
@@ -39,7 +40,8 @@ impl Registries {
         to: &Remote,
         watch: Arc<dyn Watch>,
     ) -> Result<u64, RegistryError> {
-        let push = Push { registries: self, home: Home::of(to)?, blobs, watch };
+        let home = Home::of(to)?;
+        let push = Push { registries: self, home, blobs, watch, in_chunks: AtomicBool::new(false) };
         let tree = push.tree(image).await?;
         // Nothing of it is collected while it is on its way.
         let pins = blobs.pins();
@@ -67,6 +69,10 @@ struct Push<'a> {
     home: Home,
     blobs: &'a Blobs,
     watch: Arc<dyn Watch>,
+    /// Whether a request did not get through. Until then a blob goes with one: registries write down how far they are
+    /// after each, and take a fifth longer for many. From then on it goes in chunks, so that no more than one of them is
+    /// lost when the next is cut.
+    in_chunks: AtomicBool,
 }
 
 /// Everything that an image is made of.
@@ -268,7 +274,8 @@ impl Push<'_> {
 
     /// Sends the next bytes of an upload.
     async fn chunk(&self, part: &Descriptor, about: &str, upload: &mut Upload) -> Result<(), Trouble> {
-        let (begin, length) = (upload.at, upload.chunk.min(part.size - upload.at));
+        let most = if self.in_chunks.load(Ordering::Relaxed) { upload.chunk } else { CHUNK_MAX };
+        let (begin, length) = (upload.at, most.min(part.size - upload.at));
         let range = HeaderValue::from_str(&format!("{begin}-{}", begin + length - 1));
         let range = range.map_err(|_| BadImage::new("its size cannot be sent"))?;
         let failed = Arc::new(Mutex::new(None));
@@ -278,12 +285,23 @@ impl Push<'_> {
             .header(CONTENT_LENGTH, HeaderValue::from(length))
             .header(CONTENT_RANGE, range);
         ask.body = Some(&body);
+        if length > upload.chunk {
+            // Whoever stands before the registry may pass all of it on before it answers.
+            ask.silence = Some(self.registries.inner.terms.whole);
+        }
         let answer = self.registries.ask(&self.home, &ask).await;
         // When our own end failed, what the registry makes of it does not count.
         if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(Trouble::from(error));
         }
-        let answer = answer.map_err(may_go_on)?;
+        let answer = answer.map_err(|trouble| {
+            self.in_chunks.store(true, Ordering::Relaxed);
+            // Whoever stands before the registry takes less at once.
+            if length > upload.chunk && is_too_large(&trouble.error) {
+                return Trouble::passing(trouble.error);
+            }
+            may_go_on(trouble)
+        })?;
         let at = match taken(answer.headers()) {
             // A single byte.
             Some(0) if begin + length == 1 => 1,
@@ -372,6 +390,10 @@ fn may_go_on(trouble: Trouble) -> Trouble {
 
 fn is_lost(error: &RegistryError) -> bool {
     matches!(error, RegistryError::NotFound { .. } | RegistryError::Refused { status: 416, .. })
+}
+
+fn is_too_large(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::Refused { status: 413, .. })
 }
 
 /// Reads `Range: 0-LAST` as the bytes that are there. Nothing is written as `0-0` by some, and so is one byte: what is

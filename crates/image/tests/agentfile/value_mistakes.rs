@@ -73,6 +73,7 @@ const LINES: &[(&str, &str)] = &[
     ("LIMIT memory=1g", "7 agentfile.unknown_limit"),
     ("LIMIT memory 0", "14 agentfile.bad_limit"),
     ("LIMIT memory 1.5g", "14 agentfile.bad_limit"),
+    ("LIMIT memory 1023k", "14 agentfile.bad_limit"),
     ("LIMIT memory 99999999t", "14 agentfile.bad_limit"),
     ("LIMIT disk lots", "12 agentfile.bad_limit"),
     ("LIMIT pids +4", "12 agentfile.bad_limit"),

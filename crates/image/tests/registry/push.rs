@@ -55,8 +55,7 @@ async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
     let blobs: usize = layers.iter().map(Vec::len).sum::<usize>() + CONFIG.len();
     let documents: usize = puts.iter().map(|(_, seen)| seen.body.len()).sum();
     assert_eq!(sent, (blobs + documents) as u64);
-    let chunk = quick().chunk as usize;
-    assert!(seen.iter().filter(|seen| seen.method == "PATCH").all(|seen| seen.body.len() <= chunk));
+    assert_eq!(mock.count("PATCH", "/uploads/"), layers.len() + 1, "each blob with one request");
     let there = Here::new(quick());
     assert_eq!(there.pull(&remote(&mock.host(), "team/thing:v1")).await.unwrap(), image);
     assert_eq!(there.stored(), here.stored());
@@ -102,6 +101,38 @@ async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
 }
 
 #[tokio::test]
+async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
+    let too_large = Fault::Answer { status: 413, headers: Vec::new(), body: Vec::new() };
+    let chunk = quick().chunk as usize;
+    let mock = MockRegistry::start().unwrap();
+    for (seed, fault) in [(1, too_large.clone()), (2, Fault::TakeOnly(10))] {
+        let here = Here::new(quick());
+        let layer = bytes(seed, SIZE);
+        here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
+        let image = built_one(&here, &layer);
+        let before = mock.seen().len();
+        mock.fault("PATCH", "/uploads/", Times::Next(1), fault);
+        here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
+        assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
+        let lengths: Vec<usize> = mock.seen()[before..]
+            .iter()
+            .filter(|seen| seen.method == "PATCH")
+            .map(|seen| seen.header("content-length").unwrap().parse().unwrap())
+            .collect();
+        assert!(lengths[0] == SIZE && lengths.len() == 5, "{lengths:?}");
+        assert!(lengths[1..].iter().all(|length| *length <= chunk), "{lengths:?}");
+    }
+    // Who takes no chunk, either, is not asked again.
+    let here = Here::new(quick());
+    let image = built_one(&here, &bytes(3, chunk));
+    mock.fault("PATCH", "/uploads/", Times::Always, too_large);
+    let before = mock.count("PATCH", "/uploads/");
+    let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
+    assert_eq!(error.code(), "registry.refused", "{}", told(&error));
+    assert_eq!(mock.count("PATCH", "/uploads/") - before, 1);
+}
+
+#[tokio::test]
 async fn an_upload_that_the_registry_lost_begins_anew() {
     let mock = MockRegistry::start().unwrap();
     let here = Here::new(quick());
@@ -136,6 +167,8 @@ async fn a_registry_that_takes_nothing_more_has_stalled() {
     let here = Here::new(Terms { tries: 2, ..hasty() });
     let image = built_one(&here, &bytes(1, SIZE));
     mock.fault("PATCH", "/uploads/", Times::Always, Fault::Silence);
+    // Nor does it say that it has taken all of it.
+    mock.fault("GET", "/uploads/", Times::Always, Fault::Silence);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     assert!(mock.manifest("thing", "v1").is_none());
@@ -173,7 +206,7 @@ async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
     let mock = MockRegistry::start().unwrap();
     let here = Here::new(quick());
     let image = built_one(&here, &bytes(1, SIZE));
-    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Header("Range".to_owned(), "0-199999".to_owned()));
+    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Header("Range".to_owned(), "0-200000".to_owned()));
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
     mock.forget_faults();

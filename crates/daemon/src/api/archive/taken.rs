@@ -80,9 +80,9 @@ fn refuse_taken(shell: &Shell, new: &NewImage) -> Result<(), ErrorBody> {
     let kind = new.row.contents.kind();
     for tag in &new.tags {
         let Some(row) = shell.reader.image_ref(tag).map_err(internal)? else { continue };
-        let had = shell.reader.image_summary(&row.digest).map_err(internal)?;
-        if let Some(had) = had.filter(|had| had.kind != kind) {
-            return Err(name_taken(had.kind, tag));
+        let had = shell.reader.image_kind(&row.digest).map_err(internal)?;
+        if let Some((had, _)) = had.filter(|(had, _)| *had != kind) {
+            return Err(name_taken(had, tag));
         }
     }
     Ok(())

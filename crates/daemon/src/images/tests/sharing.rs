@@ -1,5 +1,8 @@
 //! Transfers that several wait for.
 
+use futures_util::FutureExt;
+
+use super::super::pulls::MOVING_MAX;
 use super::*;
 
 #[tokio::test]
@@ -73,4 +76,25 @@ async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
     let tool = bin("none");
     registry.hold("tools/none", Some("latest"), &tool);
     assert_eq!(pull().await.unwrap().row.digest, tool.digest.to_string());
+}
+
+#[tokio::test]
+async fn more_images_than_may_move_at_once_wait_for_their_turn() {
+    let (world, registry) = (World::new(), Registry::start().await);
+    let transfers = &world.images.transfers;
+    let others: Vec<_> = (0..MOVING_MAX).map(|_| transfers.slot().now_or_never()).collect();
+    assert!(others.iter().all(Option::is_some) && transfers.slot().now_or_never().is_none());
+    let tool = bin("rg");
+    registry.hold("tools/rg", Some("latest"), &tool);
+    let (images, remote) = (world.images.clone(), registry.remote("tools/rg"));
+    let pull = tokio::spawn(async move { images.pull(&remote, Arc::new(Unwatched)).await });
+    until("what it is, is known", || world.blob_path(&tool.digest).exists()).await;
+    // Those who move nothing are served meanwhile.
+    for _ in 0..50 {
+        assert!(world.images.pull(&registry.remote("tools/none"), Arc::new(Unwatched)).await.is_err());
+    }
+    assert_eq!(registry.blobs_asked(), 0, "it did not wait");
+    drop(others);
+    assert_eq!(pull.await.unwrap().unwrap().row.digest, tool.digest.to_string());
+    assert!(world.images.transfers.slot().now_or_never().is_some(), "everybody gave his turn back");
 }

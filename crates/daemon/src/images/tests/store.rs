@@ -122,6 +122,8 @@ fn room_that_somebody_was_promised_is_nobody_elses_until_he_is_done() {
     let room = world.images.admit(most).unwrap();
     assert_eq!(world.images.admit(most).unwrap_err().data.code, "image.no_room");
     drop(world.images.admit(0).unwrap());
+    assert!(world.images.spares(1) && !world.images.spares(most));
     drop(room);
+    assert!(world.images.spares(most));
     drop(world.images.admit(most).unwrap());
 }
