@@ -39,7 +39,7 @@ pub(crate) fn id<T: FromStr>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::
     text.parse().map_err(|_| unknown(row, column, text))
 }
 
-pub(crate) fn optional_id<T: FromStr>(row: &Row<'_>, column: &'static str) -> rusqlite::Result<Option<T>> {
+pub(crate) fn optional_id<T: FromStr>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(column)?;
     text.map(|text| text.parse().map_err(|_| unknown(row, column, text))).transpose()
 }

@@ -19,6 +19,7 @@ use super::methods::{Answer, find_agent_ever, internal, no_method, page, session
 use super::params;
 use crate::auth::{Who, rights};
 use crate::engine::{Command, RequestKey};
+use crate::jobs::written;
 use crate::shell::Shell;
 use crate::view;
 
@@ -158,13 +159,13 @@ pub(super) fn one(shell: &Shell, id: &JobId) -> Result<JobSummary, ErrorBody> {
     shell.reader.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
 }
 
-/// A job as it stands. What one that runs has written is asked of its files: its row has that from its end on.
+/// A job as it stands.
 pub(super) fn job_view(shell: &Shell, found: &JobSummary) -> JobView {
     let mut view = view::job(&found.row, &found.agent_name);
-    if found.row.progress.state == JobState::Running
-        && let Ok(written) = shell.host.job_totals(found.sandbox.as_str(), found.row.id.as_str())
-    {
+    if let Some(written) = written(shell, found) {
         (view.stdout_bytes, view.stderr_bytes) = (written.stdout.end, written.stderr.end);
+        view.dropped_bytes = written.stdout.dropped() + written.stderr.dropped();
+        view.truncated = view.dropped_bytes > 0;
     }
     view
 }

@@ -22,9 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lodge_core::JobId;
 use lodge_core::event::EventKind;
-use lodge_core::job::JobRow;
+use lodge_core::job::{JobRow, JobState};
 use lodge_core::record::EventRow;
+use lodge_exec::JobTotals;
 use lodge_proto::ErrorBody;
+use lodge_store::JobSummary;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
@@ -61,6 +63,14 @@ impl Layout {
     pub fn of(row: &JobRow) -> Layout {
         let segment = row.request.output_bytes / 8;
         Layout { head: row.request.output_bytes - 2 * segment, segment }
+    }
+}
+
+/// What there is by now of the output of a job that runs: its row tells that from its end on.
+pub fn written(shell: &Shell, found: &JobSummary) -> Option<JobTotals> {
+    match found.row.progress.state {
+        JobState::Running => shell.host.job_totals(found.sandbox.as_str(), found.row.id.as_str()).ok(),
+        JobState::Pending | JobState::Done | JobState::Error | JobState::Cancelled => None,
     }
 }
 

@@ -48,7 +48,18 @@ struct State {
     last: Option<JobId>,
     /// Nothing is done before.
     not_before: Option<Instant>,
+    sleep: Sleep,
     stopped: bool,
+}
+
+/// Whoever waits for the next thing to do.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Sleep {
+    /// It looks at everything before it sleeps.
+    #[default]
+    Awake,
+    Until(Instant),
+    UntilWoken,
 }
 
 #[derive(Debug)]
@@ -101,12 +112,20 @@ impl Waiting {
 impl Queue {
     /// A job wrote so much by now.
     pub fn wrote(&self, job: &JobId, stdout: u64, stderr: u64) {
+        // A hundred jobs that print say so up to two thousand times a second, and mostly nothing is to be done yet.
+        if self.note(job, stdout, stderr) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// True: somebody sleeps for longer than that may wait.
+    fn note(&self, job: &JobId, stdout: u64, stderr: u64) -> bool {
         let mut state = self.state();
         let waiting = state.jobs.entry(job.clone()).or_insert_with(Waiting::new);
         waiting.told = [stdout.max(waiting.told[0]), stderr.max(waiting.told[1])];
         waiting.look(Instant::now());
-        drop(state);
-        self.wake.notify_one();
+        let due = waiting.due();
+        due.is_some_and(|due| state.oversleeps(due))
     }
 
     /// A job ended: all of it is to be archived.
@@ -143,6 +162,7 @@ impl Queue {
                 return Some(state.work(now));
             }
             // Nothing wakes an idle daemon.
+            state.sleep = due.map_or(Sleep::UntilWoken, Sleep::Until);
             state = match due {
                 Some(due) => {
                     let waited = self.wake.wait_timeout(state, due - now);
@@ -150,6 +170,7 @@ impl Queue {
                 }
                 None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
+            state.sleep = Sleep::Awake;
         }
     }
 
@@ -219,7 +240,20 @@ impl State {
     fn due(&self, now: Instant) -> Option<Instant> {
         let removal = (self.give_back || !self.remove.is_empty()).then_some(now);
         let due = self.jobs.values().filter_map(Waiting::due).chain(removal).min()?;
-        Some(self.not_before.map_or(due, |not_before| due.max(not_before)))
+        Some(self.allowed(due))
+    }
+
+    fn allowed(&self, due: Instant) -> Instant {
+        self.not_before.map_or(due, |not_before| due.max(not_before))
+    }
+
+    /// Whether somebody has to be woken for what is due then.
+    fn oversleeps(&self, due: Instant) -> bool {
+        match self.sleep {
+            Sleep::Awake => false,
+            Sleep::Until(at) => self.allowed(due) < at,
+            Sleep::UntilWoken => true,
+        }
     }
 
     fn work(&mut self, now: Instant) -> Work {
@@ -300,6 +334,36 @@ mod tests {
         assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::Final)])));
         queue.archived(&[part(&job(1), Want::Final, 10, Left::Nothing)]);
         assert_eq!(due_in(&queue), None, "what was told of and not kept is not waited for");
+    }
+
+    #[test]
+    fn nobody_is_woken_for_output_that_may_wait_for_longer_than_they_sleep() {
+        let queue = Queue::default();
+        assert!(!queue.note(&job(1), 1, 0), "whoever is awake looks for themselves");
+        queue.state().sleep = Sleep::UntilWoken;
+        assert!(queue.note(&job(1), 2, 0), "whoever waits for nothing has to hear of the first output");
+        let due = queue.state().due(Instant::now()).unwrap();
+        queue.state().sleep = Sleep::Until(due);
+        assert!(!queue.note(&job(1), 3, 0), "the same job is due when it was");
+        assert!(!queue.note(&job(2), 1, 0), "one that began to wait later is due later");
+        assert!(queue.note(&job(2), DUE_BYTES, 0), "much of it is due at once");
+        queue.state().not_before = Some(due);
+        assert!(!queue.note(&job(2), DUE_BYTES + 1, 0), "nothing is done before that anyway");
+    }
+
+    #[test]
+    fn whoever_waits_for_nothing_is_woken_by_output() {
+        let queue = Queue::default();
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| queue.next());
+            let until = Instant::now() + Duration::from_secs(60);
+            while queue.state().sleep == Sleep::Awake {
+                assert!(Instant::now() < until, "it never slept");
+                std::thread::yield_now();
+            }
+            queue.wrote(&job(1), DUE_BYTES, 0);
+            assert_eq!(asleep.join().unwrap(), Some(Work::Archive(vec![(job(1), Want::Final)])));
+        });
     }
 
     #[test]

@@ -7,10 +7,11 @@ use lodge_core::job::{JobRow, JobState};
 use lodge_core::limits::{RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
 use lodge_core::{AgentId, JobId, SessionId, Timestamp};
 use lodge_exec::Speaker;
-use lodge_store::JobFilter;
+use lodge_store::{JobFilter, JobSummary};
 use serde_json::{Value, json};
 
 use super::read::Output;
+use super::written;
 use crate::chain;
 use crate::engine::jobs::{JobWish, Read, words_of};
 use crate::excerpt::both_ends;
@@ -103,15 +104,19 @@ fn list(shell: &Shell, whose: &Whose, status: Option<JobState>, limit: u32) -> R
     };
     match shell.reader.newest_jobs(filter, limit) {
         Ok(jobs) => {
-            let jobs: Vec<Value> = jobs.iter().map(|job| line(&job.row)).collect();
+            let jobs: Vec<Value> = jobs.iter().map(|job| line(shell, job)).collect();
             Read { text: Value::from(jobs).to_string(), error: false, told: Vec::new() }
         }
         Err(error) => failed(chain(&error)),
     }
 }
 
-fn line(row: &JobRow) -> Value {
+fn line(shell: &Shell, found: &JobSummary) -> Value {
+    let row = &found.row;
     let (request, progress) = (&row.request, &row.progress);
+    let over = (progress.stdout.seen, progress.stderr.seen);
+    let (stdout, stderr) =
+        written(shell, found).map_or(over, |written| (written.stdout.end, written.stderr.end));
     json!({
         "job_id": row.id.as_str(),
         "bin": request.bin,
@@ -123,8 +128,8 @@ fn line(row: &JobRow) -> Value {
         "created_at": row.created_at.to_string(),
         "started_at": progress.started_at.as_ref().map(Timestamp::to_string),
         "finished_at": progress.finished_at.as_ref().map(Timestamp::to_string),
-        "stdout_bytes": progress.stdout.seen,
-        "stderr_bytes": progress.stderr.seen,
+        "stdout_bytes": stdout,
+        "stderr_bytes": stderr,
         "labels": row.labels(),
     })
 }

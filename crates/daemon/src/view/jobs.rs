@@ -28,7 +28,7 @@ pub fn job(row: &JobRow, agent_name: &str) -> JobView {
         finished_at: progress.finished_at.as_ref().map(Timestamp::to_string),
         stdout_bytes: progress.stdout.seen,
         stderr_bytes: progress.stderr.seen,
-        // What is not kept of one that runs is told at its end.
+        // What is not kept of one that runs its files tell, and its row from its end on.
         truncated: over && (dropped_bytes > 0 || row.output_removed),
         dropped_bytes: if over { dropped_bytes } else { 0 },
         output_removed: row.output_removed,
