@@ -301,9 +301,15 @@ impl Screen<'_> {
                 self.tool(&format!("  → {name}: {ended}"))?;
                 Vec::new()
             }
-            "turn.finished" => return Ok(Some(Over::Done)),
-            "turn.interrupted" => return Ok(Some(Over::Interrupted)),
-            "turn.failed" => return Ok(Some(Over::Failed(failed(data)))),
+            "turn.finished" | "turn.interrupted" | "turn.failed" => {
+                let actions = self.fold.settle();
+                self.show(actions)?;
+                return Ok(Some(match event.kind.as_str() {
+                    "turn.finished" => Over::Done,
+                    "turn.interrupted" => Over::Interrupted,
+                    _failed => Over::Failed(failed(data)),
+                }));
+            }
             _ => Vec::new(),
         };
         self.show(actions)?;

@@ -4,7 +4,7 @@
 //!
 //! Events are complete and in order, previews neither: so only an event opens a step or an attempt, a preview
 //! ahead of what was printed is held until an event has filled the hole, and a text that contradicts what was
-//! printed starts over.
+//! printed starts over. A new attempt at a step prints only what goes beyond the one before, as long as it says the same.
 
 /// How much preview is held ahead of a hole. Beyond it previews are dropped: the events bring the bytes anyway.
 const AHEAD_BYTES_MAX: usize = 256 * 1024;
@@ -37,7 +37,10 @@ pub(crate) struct TextFold {
     open: Option<Place>,
     /// The step began without saying which attempt it is: its first text tells.
     attempt_untold: bool,
+    /// The text of the open attempt so far, which is on the screen.
     printed: Vec<u8>,
+    /// What an earlier attempt at this step left on the screen, while the open one says the same and has not come as far.
+    left: Vec<u8>,
     ahead: Option<Ahead>,
     printed_earlier_step: bool,
 }
@@ -107,6 +110,16 @@ impl TextFold {
         actions
     }
 
+    /// The open step's text is whole: what an earlier attempt said beyond it does not stay.
+    pub(crate) fn settle(&mut self) -> Vec<Action> {
+        if self.left.len() <= self.printed.len() {
+            return Vec::new();
+        }
+        self.left.clear();
+        let whole = self.printed.clone();
+        if whole.is_empty() { vec![Action::Restart] } else { vec![Action::Restart, Action::Print(whole)] }
+    }
+
     fn learn_attempt(&mut self, place: Place) {
         if self.attempt_untold && self.open.is_some_and(|open| open.0 == place.0) {
             self.open = Some(place);
@@ -116,9 +129,13 @@ impl TextFold {
 
     fn enter(&mut self, place: Place, actions: &mut Vec<Action>) {
         let same_step = self.open.is_some_and(|open| open.0 == place.0);
-        if same_step && !self.printed.is_empty() {
-            actions.push(Action::Restart);
-        } else if !same_step {
+        if same_step {
+            if self.left.len() < self.printed.len() {
+                self.left.clone_from(&self.printed);
+            }
+        } else {
+            actions.extend(self.settle());
+            self.left.clear();
             self.printed_earlier_step |= !self.printed.is_empty();
         }
         self.open = Some(place);
@@ -140,6 +157,7 @@ impl TextFold {
             let mut whole = self.printed[..offset].to_vec();
             whole.extend_from_slice(bytes);
             self.printed.clear();
+            self.left.clear();
             whole
         };
         if fresh.is_empty() {
@@ -149,7 +167,22 @@ impl TextFold {
             actions.push(Action::NewStep);
         }
         self.printed.extend_from_slice(&fresh);
-        actions.push(Action::Print(fresh));
+        self.beyond_left(fresh, actions);
+    }
+
+    /// Prints `fresh`, the end of the text so far, unless an earlier attempt has put it on the screen already.
+    fn beyond_left(&mut self, fresh: Vec<u8>, actions: &mut Vec<Action>) {
+        if self.left.is_empty() {
+            return actions.push(Action::Print(fresh));
+        }
+        if self.left.starts_with(&self.printed) {
+            return;
+        }
+        let left = std::mem::take(&mut self.left);
+        match self.printed.strip_prefix(left.as_slice()) {
+            Some(rest) => actions.push(Action::Print(rest.to_vec())),
+            None => actions.extend([Action::Restart, Action::Print(self.printed.clone())]),
+        }
     }
 
     fn hold(&mut self, place: Place, offset: usize, bytes: &[u8]) {
@@ -221,12 +254,43 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_says_so_and_prints_the_new_text_from_its_beginning() {
+    fn a_restart_that_says_something_else_says_so_and_prints_the_new_text_from_its_beginning() {
         let mut fold = opened();
-        fold.preview(piece(1, 1, 0, "first"));
-        assert_eq!(fold.step_restarted(1, 2), [Action::Restart]);
-        assert_eq!(fold.preview(piece(1, 1, 5, " late")), []);
-        assert_eq!(fold.durable(piece(1, 2, 0, "second")), [print("second")]);
+        fold.preview(piece(1, 1, 0, "the first"));
+        assert_eq!(fold.step_restarted(1, 2), []);
+        assert_eq!(fold.preview(piece(1, 1, 9, " late")), []);
+        assert_eq!(fold.durable(piece(1, 2, 0, "the ")), []);
+        assert_eq!(fold.durable(piece(1, 2, 4, "second")), [Action::Restart, print("the second")]);
+        assert_eq!(fold.durable(piece(1, 2, 10, "!")), [print("!")]);
+        assert_eq!(fold.settle(), []);
+    }
+
+    #[test]
+    fn a_restart_that_says_the_same_again_prints_only_what_is_new() {
+        let mut fold = opened();
+        fold.preview(piece(1, 1, 0, "one two"));
+        assert_eq!(fold.step_restarted(1, 2), []);
+        assert_eq!(fold.preview(piece(1, 2, 0, "one")), []);
+        // Cut once more before it came as far: the screen still has what the first attempt left.
+        assert_eq!(fold.step_restarted(1, 3), []);
+        assert_eq!(fold.durable(piece(1, 3, 0, "one ")), []);
+        assert_eq!(fold.durable(piece(1, 3, 4, "two three")), [print(" three")]);
+        assert_eq!(fold.preview(piece(1, 3, 13, " four")), [print(" four")]);
+        assert_eq!(fold.settle(), []);
+    }
+
+    #[test]
+    fn a_restart_that_ends_earlier_takes_back_what_went_beyond_it() {
+        let mut fold = opened();
+        fold.preview(piece(1, 1, 0, "yes and no"));
+        fold.step_restarted(1, 2);
+        assert_eq!(fold.durable(piece(1, 2, 0, "yes")), []);
+        assert_eq!(fold.settle(), [Action::Restart, print("yes")]);
+        assert_eq!(fold.settle(), []);
+        // The beginning of the next step ends this one as well.
+        fold.step_restarted(1, 3);
+        assert_eq!(fold.step_started(2, Some(1)), [Action::Restart]);
+        assert_eq!(fold.durable(piece(2, 1, 0, "then")), [print("then")]);
     }
 
     #[test]
@@ -240,9 +304,10 @@ mod tests {
     fn the_same_restart_seen_twice_happens_once() {
         let mut fold = opened();
         fold.preview(piece(1, 1, 0, "a"));
-        assert_eq!(fold.step_restarted(1, 2), [Action::Restart]);
-        fold.preview(piece(1, 2, 0, "b"));
         assert_eq!(fold.step_restarted(1, 2), []);
+        assert_eq!(fold.preview(piece(1, 2, 0, "b")), [Action::Restart, print("b")]);
+        assert_eq!(fold.step_restarted(1, 2), []);
+        assert_eq!(fold.preview(piece(1, 2, 0, "b")), []);
         assert_eq!(fold.step_started(1, Some(1)), []);
     }
 

@@ -19,6 +19,8 @@ mod progress;
 mod render;
 mod words;
 
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+
 use crate::args::Cli;
 use crate::commands::Context;
 use crate::connect::Address;
@@ -67,8 +69,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
     ended
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+/// One that runs on this thread and nowhere else: without the code of one that has several the program needs no library of
+/// mathematics, which every command would load.
+fn runtime() -> Result<LocalRuntime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
     runtime.map_err(|cause| Failure::refused("could not start").because(cause))
 }
 

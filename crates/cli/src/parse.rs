@@ -115,6 +115,11 @@ pub(crate) fn wait_ms(text: &str) -> Result<u64, String> {
     if (1..=WAIT_MS_MAX).contains(&total) { Ok(total) } else { Err(FORM.to_owned()) }
 }
 
+/// Such a time as it was given, for the daemon to read.
+pub(crate) fn is_time(text: &str) -> Result<String, String> {
+    wait_ms(text).map(|_| text.to_owned())
+}
+
 /// `http://HOST:PORT`, as `host:port`.
 pub(crate) fn daemon_url(text: &str) -> Result<String, String> {
     let Some(rest) = text.strip_prefix("http://") else {

@@ -236,7 +236,11 @@ impl Providers {
         }
         state.seen = None;
         edit::replace(&self.path, &text)
-            .map_err(|cause| ProvidersError::Write { path: self.path.clone(), cause })
+            .map_err(|cause| ProvidersError::Write { path: self.path.clone(), cause })?;
+        drop(state);
+        // What was written is the last good copy from now on, also if the next use finds the file broken.
+        drop(self.refreshed());
+        Ok(())
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {

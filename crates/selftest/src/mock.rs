@@ -19,6 +19,7 @@ use std::process::Command;
 use crate::role::Role;
 
 pub use self::arguments::run;
+pub(crate) use self::arguments::run_here;
 pub use self::journal::{Outcome, RequestLine};
 pub use self::registry::MockRegistry;
 pub use self::server::{Options, ScriptLine, serve};

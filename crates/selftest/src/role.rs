@@ -58,7 +58,7 @@ impl Drop for Role {
 pub fn take_role(role: &str, arguments: &[String]) -> io::Result<()> {
     match role {
         EFFECTS => effects::count_to(arguments),
-        MODEL => mock::run(arguments),
+        MODEL => mock::run_here(arguments),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no role `{role}`"))),
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::parse::{key_value, wait_ms};
+use crate::parse::{is_time, key_value, wait_ms};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobsCommand {
@@ -34,7 +34,7 @@ pub(crate) struct JobRunArgs {
     #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub stdin: Option<String>,
     /// End it after this time, such as 90s or 10m; without one it runs until it ends
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = is_time)]
     pub timeout: Option<String>,
     /// Its place among the agent's waiting jobs: -100 to 100, higher first
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]

@@ -89,12 +89,18 @@ fn rows_of(image: &ImageView, now: i64) -> Vec<Vec<String>> {
         vec![
             reference,
             short(&image.digest),
-            size(image.size_bytes),
+            size_of(image),
             image.agents.to_string(),
             ago(&image.created_at, now),
         ]
     };
     names_of(&image.refs).into_iter().map(row).collect()
+}
+
+/// What of an image is not here yet cannot be given away or be a parent.
+fn size_of(image: &ImageView) -> String {
+    let size = size(image.size_bytes);
+    if image.complete { size } else { format!("{size}, incomplete") }
 }
 
 /// A listing has one line for each name, or one without.
@@ -138,7 +144,7 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("policy", detail.revival_policy.clone().unwrap_or_default()),
         ("capabilities", capabilities.collect::<Vec<_>>().join(", ")),
         ("portable", portable(detail)),
-        ("complete", if detail.complete { String::new() } else { "no: it is being pulled".to_owned() }),
+        ("complete", if image.complete { String::new() } else { "no: not wholly pulled yet".to_owned() }),
         ("size", size(image.size_bytes)),
         ("created", image.created_at.clone()),
         ("used by", detail.used_by.join(" ")),

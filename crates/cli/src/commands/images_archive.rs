@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use lodge_proto::ImagesImported;
-use lodge_proto::client::ClientError;
+use lodge_proto::client::{ClientError, Target};
 use lodge_proto::transfer::{self, TransferError};
 use serde::Serialize;
 use tokio::io::AsyncRead;
@@ -70,7 +70,13 @@ async fn fetch(
         .during(async {
             let mut body = transfer::get(target, &token, &path).await?;
             let mut bytes = 0;
-            while let Some(piece) = body.next().await.map_err(cut)? {
+            loop {
+                let piece = match body.next().await {
+                    Ok(Some(piece)) => piece,
+                    Ok(None) => break,
+                    Err(ClientError::Lost) => return Err(why_cut(target, &token, &path).await),
+                    Err(other) => return Err(other.into()),
+                };
                 to.write_all(&piece).map_err(Failure::output)?;
                 bytes += piece.len() as u64;
                 meter.set_bytes(bytes, 0);
@@ -89,6 +95,15 @@ fn cut(error: ClientError) -> Failure {
                 .hint("run the command again")
         }
         other => other.into(),
+    }
+}
+
+/// Why an archive came to no end. A daemon that finds something damaged in the middle of it cannot say so there; asked
+/// again, it does before it begins.
+async fn why_cut(target: &Target, token: &str, path: &str) -> Failure {
+    match transfer::get(target, token, path).await {
+        Err(refused @ ClientError::Refused(_)) => refused.into(),
+        Ok(_) | Err(_) => cut(ClientError::Lost),
     }
 }
 
@@ -234,7 +249,7 @@ mod tests {
     fn an_import_tells_the_names_of_the_archive_and_what_came_along() {
         let image = |named: &str| {
             serde_json::json!({"digest": "sha256:1", "refs": ["old:v1", named], "named": [named], "size_bytes": 1,
-                "agents": 0, "created_at": ""})
+                "agents": 0, "created_at": "", "complete": true})
         };
         let told = |answer| imported_text(&serde_json::from_value(answer).expect("an answer"));
         let one = serde_json::json!({"images": [image("new:v2")], "bins": [], "tools": 2});

@@ -54,8 +54,7 @@ impl<'a> Stopping<'a> {
     /// `state` is what was told when the agent was attached to.
     pub(super) fn new(context: &'a Context, end: End, agent: String, state: AttachState) -> Self {
         let name = state.agents.first().map_or_else(|| agent.clone(), |view| view.name.clone());
-        let jobs = state.jobs.into_iter().filter(|job| end.touches(job)).collect();
-        Stopping { context, end, agent, name, jobs }
+        Stopping { context, end, agent, name, jobs: state.jobs }
     }
 
     pub(super) async fn run(
@@ -63,6 +62,10 @@ impl<'a> Stopping<'a> {
         daemon: &mut Daemon<'_>,
         fate: Option<JobsFate>,
     ) -> Result<AgentView, Failure> {
+        // What is told when one attaches ends somewhere, and those that run may be the oldest.
+        if !self.jobs.is_empty() {
+            self.look(daemon).await?;
+        }
         let fate = match fate {
             Some(fate) => fate,
             None if self.jobs.is_empty() || !self.can_ask() => JobsFate::Cancel,

@@ -7,6 +7,7 @@ use lodge_proto::{
     ProviderTested, ProviderView,
 };
 
+use super::agents::Batch;
 use super::{Context, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::Failure;
@@ -94,16 +95,17 @@ async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
 
 async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let mut removed: Vec<String> = Vec::new();
+    let mut batch = Batch::new(&context.words, names.len());
     for name in names {
         let params = ProviderRef { name: name.clone(), request_id: Some(request_id()?) };
-        let _: Done = daemon.call("provider/remove", params).await?;
-        if !context.words.json {
-            put(&format!("{name}\n"))?;
+        match daemon.call::<_, Done>("provider/remove", params).await {
+            Ok(_) => {
+                batch.done(&serde_json::json!({ "name": name, "removed": true }), || format!("{name}\n"))?
+            }
+            Err(failure) => batch.failed(failure)?,
         }
-        removed.push(name);
     }
-    if context.words.json { context.words.json(&serde_json::json!({ "removed": removed })) } else { Ok(()) }
+    batch.finish()
 }
 
 async fn test(context: &Context, name: String, model: Option<String>) -> Result<(), Failure> {
@@ -116,7 +118,9 @@ async fn test(context: &Context, name: String, model: Option<String>) -> Result<
     match &tested.answered {
         Some(model) => context.words.say(&format!("{model} of {name} answered in {} ms", tested.ms)),
         None => {
-            context.words.say(&format!("{name} took the key and listed its models in {} ms", tested.ms));
+            context
+                .words
+                .say(&format!("{name} listed its models in {} ms; none of them was asked", tested.ms));
             context.words.say(&format!("to try one: lodge provider test {name} --model MODEL"));
         }
     }

@@ -90,7 +90,7 @@ struct Conversation {
     session: SessionDetail,
     messages: Vec<MessageView>,
     /// Of those messages, and of turns that have none.
-    turns: Vec<TurnView>,
+    turn_list: Vec<TurnView>,
 }
 
 async fn show(context: &Context, session: String, wanted: u32, all: bool) -> Result<(), Failure> {
@@ -101,8 +101,8 @@ async fn show(context: &Context, session: String, wanted: u32, all: bool) -> Res
     messages.sort_by(|a, b| (a.number, &a.turn, a.seq).cmp(&(b.number, &b.turn, b.seq)));
     let turns = turns(&mut daemon, &session, all || view.inactive_turns > 0).await?;
     if context.words.json {
-        let turns = if all { turns } else { turns.into_iter().filter(|turn| turn.active).collect() };
-        return context.words.json(&Conversation { session: view, messages, turns });
+        let turn_list = if all { turns } else { turns.into_iter().filter(|turn| turn.active).collect() };
+        return context.words.json(&Conversation { session: view, messages, turn_list });
     }
     if older {
         context.words.murmur(&format!("older messages are left out; `-n` shows more than {wanted}"));

@@ -5,6 +5,7 @@ use lodge_proto::{
     SessionRegenerateParams, SessionRewindParams, SessionView, TurnView,
 };
 
+use super::agents::Batch;
 use super::prompt::{print_sent, see};
 use super::sessions::turns_text;
 use super::{Context, request_id};
@@ -83,17 +84,18 @@ pub(super) async fn regenerate(
 /// Each by itself; what was not there is as good as deleted.
 pub(super) async fn remove(context: &Context, sessions: Vec<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let mut deleted: Vec<SessionDeleted> = Vec::new();
+    let mut batch = Batch::new(&context.words, sessions.len());
     for session in sessions {
         let params = SessionDeleteParams { session, request_id: Some(request_id()?) };
-        let one: SessionDeleted = daemon.call("session/delete", params).await?;
-        if !context.words.json {
-            if !one.deleted {
-                context.words.say(&format!("there was no session {}", one.session));
+        match daemon.call::<_, SessionDeleted>("session/delete", params).await {
+            Ok(one) => {
+                if !one.deleted && !context.words.json {
+                    context.words.say(&format!("there was no session {}", one.session));
+                }
+                batch.done(&one, || format!("{}\n", one.session))?;
             }
-            put(&format!("{}\n", one.session))?;
+            Err(failure) => batch.failed(failure)?,
         }
-        deleted.push(one);
     }
-    if context.words.json { context.words.json(&deleted) } else { Ok(()) }
+    batch.finish()
 }

@@ -2,6 +2,7 @@
 
 use lodge_proto::{TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView};
 
+use super::agents::Batch;
 use super::names::Names;
 use super::{Context, request_id};
 use crate::args::TokenCommand;
@@ -72,14 +73,13 @@ async fn list(context: &Context, all: bool) -> Result<(), Failure> {
 
 async fn revoke(context: &Context, ids: Vec<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let mut revoked: Vec<TokenView> = Vec::new();
+    let mut batch = Batch::new(&context.words, ids.len());
     for token in ids {
         let params = TokenRef { token, request_id: Some(request_id()?) };
-        let view: TokenView = daemon.call("token/revoke", params).await?;
-        if !context.words.json {
-            put(&format!("{}\n", view.id))?;
+        match daemon.call::<_, TokenView>("token/revoke", params).await {
+            Ok(view) => batch.done(&view, || format!("{}\n", view.id))?,
+            Err(failure) => batch.failed(failure)?,
         }
-        revoked.push(view);
     }
-    if context.words.json { context.words.json(&revoked) } else { Ok(()) }
+    batch.finish()
 }

@@ -118,7 +118,7 @@ pub(super) async fn bring(
     }
     let params = ImageRef { image: reference.to_owned(), request_id: None };
     match daemon.call::<_, ImageDetail>("image/inspect", params).await {
-        Ok(detail) if detail.complete => return Ok(()),
+        Ok(detail) if detail.image.complete => return Ok(()),
         Ok(_) => {}
         Err(failure) if failure.is("image.not_found") => {}
         // A token may be good for agents, and not for looking at images.

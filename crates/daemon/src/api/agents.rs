@@ -106,6 +106,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
     env_keys.extend(found.row.spec.env.keys().cloned());
     env_keys.sort();
     env_keys.dedup();
+    let agentfile = view::agentfile(&image.agentfile, &image.env);
     Ok(view::json(&AgentDetail {
         agent: agent_view(shell, &found),
         root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
@@ -120,7 +121,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         env_keys,
         sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
         jobs: JobCounts { pending: jobs.pending, running: jobs.running },
-        agentfile: String::from_utf8_lossy(&image.agentfile).into_owned(),
+        agentfile,
     }))
 }
 

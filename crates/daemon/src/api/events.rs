@@ -10,9 +10,12 @@ use crate::hub::{Filter, PAGE};
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) fn call(shell: &Shell, who: &Who, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Shell, who: &Who, method: &str, given: Value) -> Answer {
     match method {
-        "event/list" => list(shell, who, &params(method, given)?),
+        "event/list" => {
+            shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
+            list(shell, who, &params(method, given)?)
+        }
         _other => Err(no_method(method)),
     }
 }

@@ -56,7 +56,7 @@ pub(super) async fn call(
         "bin" => bins::call(shell, key, method, given, watch).await,
         "provider" => providers::call(shell, who, method, given, key).await,
         "lineage" => lineages::call(shell, key, method, given).await,
-        "event" => events::call(shell, who, method, given),
+        "event" => events::call(shell, who, method, given).await,
         "token" => tokens::call(api, key, method, given).await,
         "client" => Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
             .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),

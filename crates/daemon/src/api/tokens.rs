@@ -39,7 +39,8 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
     let expires_in_s = given.expires_in_s.unwrap_or(EXPIRES_DEFAULT_S);
     if !(1..=EXPIRES_MAX_S).contains(&expires_in_s) {
         let days = EXPIRES_MAX_S.cast_signed() * 1_000 / DAY_MS;
-        return Err(ErrorBody::new("token.bad_expiry", "a token is good for a second at least")
+        let what = format!("a token is good for a second at least, and for {days} days at most");
+        return Err(ErrorBody::new("token.bad_expiry", what)
             .hint(format!("give 1 to {EXPIRES_MAX_S} seconds, which are {days} days")));
     }
     let expires_at = now().plus_ms(expires_in_s.cast_signed() * 1_000);

@@ -23,7 +23,8 @@ pub(super) enum Change {
 
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
-    Text,
+    /// Where to listen: a host and a port.
+    Address,
     Path,
     Flag,
     Count,
@@ -58,7 +59,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "http-addr",
         default: "127.0.0.1:5500",
-        shape: Shape::Text,
+        shape: Shape::Address,
         change: Change::Restart,
         help: "the TCP listener; port 0 picks a free one",
     },
@@ -81,7 +82,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         default: "10",
         shape: Shape::Count,
         change: Change::Reload,
-        help: "agents doing work at the same time",
+        help: "agents whose turns run at the same time",
     },
     Setting {
         name: "max-jobs",
@@ -208,7 +209,7 @@ pub fn command() -> clap::Command {
         let arg = clap::Arg::new(setting.name).long(setting.name).help(help);
         serve = serve.arg(match setting.shape {
             Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
-            Shape::Text
+            Shape::Address
             | Shape::Path
             | Shape::Count
             | Shape::Span

@@ -30,7 +30,10 @@ pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> R
         return Err(bad("a plain value".to_owned()));
     }
     match setting.shape {
-        Shape::Text | Shape::Path => Ok(Value::from(text)),
+        Shape::Address if is_address(&text) => Ok(Value::from(text)),
+        Shape::Address => Err(bad("ADDRESS:PORT, such as 127.0.0.1:5500".to_owned())),
+        Shape::Path if !text.is_empty() => Ok(Value::from(text)),
+        Shape::Path => Err(bad("a path".to_owned())),
         Shape::Flag => match text.as_str() {
             "true" | "1" | "yes" | "on" => Ok(Value::from(true)),
             "false" | "0" | "no" | "off" | "" => Ok(Value::from(false)),
@@ -81,6 +84,11 @@ pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> R
             Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect())
         }
     }
+}
+
+/// Whether somebody can be asked to listen there. What a name leads to is known only when it is tried.
+fn is_address(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// The value of a setting that asks for nothing.

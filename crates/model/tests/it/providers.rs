@@ -161,6 +161,16 @@ fn a_broken_edit_keeps_the_last_good_copy_until_it_is_mended() {
 }
 
 #[test]
+fn what_was_added_and_removed_is_in_the_last_good_copy_when_the_next_edit_breaks_the_file() {
+    let home = home(GOOD);
+    home.providers.add(&new("late")).expect("an added provider");
+    home.providers.remove("other").expect("a removed provider");
+    write(&home.path, "providers: [", 0o600);
+    assert_eq!(names(&home.providers), ["work", "late", "script"]);
+    assert!(home.providers.last_error().is_some());
+}
+
+#[test]
 fn quick_successive_edits_of_the_same_length_are_all_seen() {
     let home = home("");
     for round in 0..50 {

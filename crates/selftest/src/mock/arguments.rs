@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use tokio::net::TcpListener;
+use tokio::runtime::{Builder, LocalOptions};
 
 use super::server::{Options, ScriptLine, serve};
 use crate::role::{end_with_stdin, listening};
@@ -20,19 +21,27 @@ struct Arguments {
     options: Options,
 }
 
-/// Serves as the arguments say, until the process ends. Wrong ones are `InvalidInput`.
+/// Serves as the arguments say, on as many threads, until the process ends. Wrong ones are `InvalidInput`.
 pub fn run(given: &[String]) -> io::Result<()> {
     let arguments = arguments(given)?;
+    let runtime = Builder::new_multi_thread().worker_threads(arguments.threads).enable_all().build()?;
+    runtime.block_on(served(arguments))
+}
+
+/// As [`run`], on this thread alone: a program that has other things to do carries nothing for several.
+pub(crate) fn run_here(given: &[String]) -> io::Result<()> {
+    let arguments = arguments(given)?;
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(served(arguments))
+}
+
+async fn served(arguments: Arguments) -> io::Result<()> {
     if arguments.until_stdin_closes {
         end_with_stdin();
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(arguments.threads).enable_all().build()?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, arguments.port)).await?;
-        listening(listener.local_addr()?)?;
-        serve(listener, arguments.options).await
-    })
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, arguments.port)).await?;
+    listening(listener.local_addr()?)?;
+    serve(listener, arguments.options).await
 }
 
 fn arguments(given: &[String]) -> io::Result<Arguments> {
