@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use lodge_core::record::EventRow;
 use lodge_proto::{Delta, Output};
@@ -15,6 +16,8 @@ use tokio::sync::{broadcast, watch};
 const RING_MAX: usize = 512;
 /// Live text and output a slow client may be behind before it loses some.
 const LIVE_MAX: usize = 1_024;
+/// How long what is on disk may take to be published.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(1);
 /// Events read at once.
 pub const PAGE: u32 = 256;
 
@@ -107,6 +110,15 @@ impl Hub {
 
     pub fn head(&self) -> u64 {
         *self.head.borrow()
+    }
+
+    /// Waits until all that is on disk by now is published, which happens next: whoever has read elsewhere of what became
+    /// of something finds its events here.
+    pub async fn caught_up(&self, reader: &Reader) -> Result<(), ReadError> {
+        let (mut watch, head) = (self.watch(), reader.head()?);
+        // Only a daemon that ends publishes nothing any more.
+        drop(tokio::time::timeout(PUBLISHED_WITHIN, watch.wait_for(|at| *at >= head)).await);
+        Ok(())
     }
 
     pub fn watch(&self) -> watch::Receiver<u64> {

@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use self::bins::{bin, bin_detail, new_bin};
-pub use self::images::{capability, image, image_detail};
+pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 use crate::engine::InForce;
