@@ -3,8 +3,8 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
+use lodge_testkit::lodge::until;
 use lodge_testkit::mock::{MockLlm, Outcome};
 
 /// Sends one request on `stream` and reads its chunked reply to the end.
@@ -36,11 +36,9 @@ fn one_connection_carries_many_requests_and_each_is_logged_before_its_answer() {
         let log = mock.requests().expect("a log");
         assert_eq!((log.len(), log[number - 1].number), (number, number as u64));
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !mock.requests().expect("a log").iter().all(|line| line.outcome == Some(Outcome::Done)) {
-        assert!(Instant::now() < deadline, "a request without an end");
-        std::thread::yield_now();
-    }
+    until("every request has an end", || {
+        mock.requests().expect("a log").iter().all(|line| line.outcome == Some(Outcome::Done)).then_some(())
+    });
 }
 
 #[test]

@@ -393,8 +393,9 @@ fn set_boot(home: &Path, boot: &str) {
 
 fn end_keepers(lodge: &Lodge) {
     for pid in lodge.keepers() {
+        // One that ended by itself meanwhile is gone, too.
         // SAFETY: sending a signal touches no memory; the pid is of a keeper that this test's daemon started.
-        assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+        unsafe { libc::kill(pid, libc::SIGKILL) };
     }
     until("the keepers are gone", || lodge.keepers().is_empty().then_some(()));
 }

@@ -1,7 +1,6 @@
 //! `lodge selftest` as people run it: what it prints, how it ends, and that nothing is left of it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
@@ -45,19 +44,25 @@ impl Place {
     }
 
     fn run_as(&self, program: &Path, args: &[&str]) -> Output {
-        // A copy that was just written is busy while a process that another test forked still has it open.
-        until("it can be run", || match self.lodge(program, args).output() {
-            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
-            ran => Some(ran.expect("lodge runs")),
-        })
+        self.lodge(program, args).output().expect("lodge runs")
     }
 
     /// A program of this name beside a `lodge`, so that it is found in the place of `lodged`.
     fn lodged(&self, script: &str) -> PathBuf {
-        let (lodge, lodged) = (self.path("bin/lodge"), self.path("bin/lodged"));
-        fs::write(&lodged, script).expect("a script");
-        fs::set_permissions(&lodged, fs::Permissions::from_mode(0o755)).expect("a script that runs");
-        fs::copy(bin("lodge"), &lodge).expect("a copy");
+        // Written by another process: one that another test begins would inherit the open file, and what is open for
+        // writing cannot be run.
+        let mut write = Command::new("sh");
+        write.args(["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""]);
+        let written = write.arg(self.path("bin/lodged")).arg(script).status();
+        assert!(written.expect("a shell").success(), "a script that runs");
+        self.copy()
+    }
+
+    /// Another `lodge`, with nothing beside it.
+    fn copy(&self) -> PathBuf {
+        let lodge = self.path("bin/lodge");
+        let copied = Command::new("cp").arg(bin("lodge")).arg(&lodge).status();
+        assert!(copied.expect("cp").success(), "a copy");
         lodge
     }
 
@@ -140,8 +145,7 @@ fn wrong_arguments_are_bad_usage() {
 #[test]
 fn without_a_daemon_that_runs_it_says_what_is_missing_and_ends_with_one() {
     let place = Place::new();
-    let lodge = place.path("bin/lodge");
-    fs::copy(bin("lodge"), &lodge).expect("a copy");
+    let lodge = place.copy();
     let output = place.run_as(&lodge, &["selftest", "--crash", "1"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");

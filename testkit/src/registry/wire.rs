@@ -111,9 +111,10 @@ fn write(
     let whole = answer.body.len();
     let end = [cut, stall].into_iter().flatten().min().map_or(whole, |at| whole.min(at as usize));
     for piece in answer.body[..end].chunks(trickle.map_or(PIECE, |_| 1)) {
+        // Before it goes out: whoever has it all may count at once.
+        counted(piece.len() as u64);
         writer.write_all(piece)?;
         trickle.into_iter().for_each(std::thread::sleep);
-        counted(piece.len() as u64);
     }
     if stall.is_some() {
         shared.stall();

@@ -148,6 +148,8 @@ async fn a_runtime_may_be_a_tool_of_an_image() {
     let error = api.refused("bin/remove", json!({"bin": "my/loop:v1"}), "image.in_use").await;
     let told = error["message"].as_str().expect("words");
     assert!(["`by-flag`", "`by-image`", "`own:latest`"].iter().all(|user| told.contains(user)), "{error}");
+    assert_eq!(api.ok("bin/list", json!({})).await["bins"][0]["used"], 3, "by each of these");
+    assert_eq!(api.ok("bin/inspect", json!({"bin": "my/loop:v1"})).await["used"], 3);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-use lodge_testkit::lodge::{Lodge, until};
+use lodge_testkit::lodge::Lodge;
 use serde_json::{Value, json};
 
 use crate::world::{AGENTFILE, World, id, kill, sh, told};
@@ -57,7 +57,9 @@ async fn json_has_an_array_for_listings_an_object_for_one_thing_and_lines_for_st
     let sessions = world.cli_json(&["--json", "session", "ls"]);
     has(&sessions[0], SESSION_FIELDS);
     let shown = world.cli_json(&["--json", "session", "show", "s"]);
-    has(&shown, &format!("{SESSION_FIELDS} messages"));
+    has(&shown, &format!("{SESSION_FIELDS} messages turn_list"));
+    assert_eq!((&shown["turns"], &sessions[0]["turns"]), (&json!(1), &json!(1)));
+    assert_eq!(shown["turn_list"].as_array().expect("turns").len(), 1);
     assert_eq!(shown["messages"].as_array().expect("messages").len(), 4);
     has(&world.cli_json(&["--json", "info"]), INFO_FIELDS);
     has(&world.cli_json(&["--json", "provider", "ls"])[0], "name kind base_url api_key models");
@@ -230,24 +232,24 @@ async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
     let world = World::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
-    let text = format!("{} [[reply:done]]", sh("until test -e go; do sleep 0.02; done"));
-    let child = world
+    let go = world.lodge.dir().join("go");
+    let text = format!("[[chunks:60]] [[hold-after:30:{}]]", go.display());
+    let mut child = world
         .lodge
         .cli_command(["prompt", "one", "-s", "s", &text])
         .stderr(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .expect("lodge");
-    api.agent_is(&agent, "working").await;
-    // Only an interrupt that comes after the turn was accepted says where it goes on; wait for the follower.
-    until("the prompt waits", || {
-        world.mock.requests().is_ok_and(|requests| !requests.is_empty()).then_some(())
-    });
+    // Only an interrupt that comes after the turn was accepted says where it goes on: wait for what is shown of it.
+    let mut first = [0; 5];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("the beginning of an answer");
+    assert_eq!(api.ok("agent/get", json!({"agent": agent})).await["status"], "working");
     kill(i32::try_from(child.id()).expect("a pid"), libc::SIGINT);
-    let (code, out, err) = told(&child.wait_with_output().expect("an end"));
-    assert_eq!((code, out.as_str()), (130, ""), "{err}");
+    let (code, _, err) = told(&child.wait_with_output().expect("an end"));
+    assert_eq!(code, 130, "{err}");
     assert!(err.contains("lodge session show s"), "{err}");
-    std::fs::write(world.lodge.home().join("agents").join(&agent).join("workspace/go"), "").expect("a file");
+    std::fs::write(go, "").expect("a file");
     let over = |page: &Value| page["turns"][0]["status"] == "done";
     api.until("turn/list", json!({"session": "s"}), over).await;
 }

@@ -102,7 +102,7 @@ async fn what_cannot_be_is_said_with_its_code() {
     refused(&["jobs", "run", "nobody", "--", "sh"], 1, "no agent `nobody`");
     refused(&["jobs", "run", "one", "--", "make"], 1, "cat, env, id, ls, sh, sleep, touch");
     refused(&["jobs", "run", "one", "--label", "io.lodge.session-id=x", "--", "sh"], 1, "--session");
-    refused(&["jobs", "run", "one", "--timeout", "soon", "--", "sh"], 1, "soon");
+    refused(&["jobs", "run", "one", "--timeout", "soon", "--", "sh"], 2, "such as 90s");
     refused(&["jobs", "run", "one", "--stdin", "@/dev/zero", "--", "sh"], 1, "`/dev/zero` has more than");
     refused(&["jobs", "run", "one", "--stdin", "@/no/such/file", "--", "sh"], 2, "/no/such/file");
     refused(&["jobs", "ls", "--label", "noequals"], 2, "expected key=value");
@@ -194,7 +194,14 @@ async fn waiting_ends_with_the_first_code_that_is_not_zero_and_says_what_a_code_
 #[tokio::test]
 async fn logs_are_the_bytes_that_were_written_each_where_it_belongs() {
     let world = with_agent().await;
-    let job = submit(&world, &[], "echo a; echo b >&2; sleep 0.2; echo c; echo d >&2; printf '\\303\\050'");
+    let script =
+        "echo a; echo b >&2; until test -e go; do sleep 0.02; done; echo c; echo d >&2; printf '\\303\\050'";
+    let job = submit(&world, &[], script);
+    until("its keeper has the beginning", || {
+        let view = world.cli_json(&["--json", "jobs", "inspect", &job]);
+        (view["stdout_bytes"] == 2 && view["stderr_bytes"] == 2).then_some(())
+    });
+    fs::write(workspace(&world, "one").join("go"), "").expect("a file");
     world.lodge.cli(["jobs", "wait", &job]);
     let logs = |args: &[&str]| world.lodge.cli([&["jobs", "logs", job.as_str()], args].concat());
     let output = logs(&[]);
@@ -216,7 +223,7 @@ async fn logs_are_the_bytes_that_were_written_each_where_it_belongs() {
     check(&["--stderr", "-n", "0"], b"");
     check(&["--stderr", "-n", "5"], b"b\nd\n");
     assert_eq!(logs(&["--tail", "2"]).stdout, b"c\n\xc3\x28");
-    // What two streams wrote within a moment has no order; across a pause it has.
+    // What two streams wrote within a moment has no order; what was there before the rest has.
     let merged = logs(&["--merged"]).stdout;
     assert_eq!(merged.len(), 10);
     let place = |letter: u8| merged.iter().position(|byte| *byte == letter).expect("a letter");

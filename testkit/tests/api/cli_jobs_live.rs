@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::cli_jobs::{is, submit, workspace};
 use crate::terminal::{Typing, shown};
-use crate::world::World;
+use crate::world::{World, family, kill};
 
 async fn with_agent() -> World {
     let world = World::new();
@@ -36,6 +36,13 @@ fn read_to(reader: &mut impl BufRead, line: &str) -> String {
             return text;
         }
     }
+}
+
+/// How many sockets a command has open.
+fn sockets(command: &Child) -> usize {
+    let open = fs::read_dir(format!("/proc/{}/fd", command.id())).expect("a process").flatten();
+    let leads = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+    leads.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
 }
 
 /// Prints so many lines on each stream, then waits for a file, and so on.
@@ -64,6 +71,11 @@ async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_
     for part in 1..=3 {
         seen += &read_to(&mut out, &format!("part {part}"));
         seen_both += &read_to(&mut both, &format!("err {part}"));
+        if part == 1 {
+            // Whoever finds no daemon to begin with does not wait for one; the one that prints has found it.
+            let found = || (sockets(&wait) >= sockets(&merged)).then_some(());
+            until("the one that waits has a connection, too", found);
+        }
         world.lodge.kill9();
         // What is written without a daemon is not lost either.
         fs::write(workspace.join(format!("go{part}")), "").expect("a file");
@@ -98,7 +110,7 @@ async fn whoever_is_interrupted_leaves_the_job_alone() {
     let mut run = begun(&world, &["jobs", "run", "one", "--wait", "--", "sh", "-c", script]);
     let mut out = BufReader::new(run.stdout.take().expect("stdout"));
     read_to(&mut out, "begun");
-    crate::world::kill(run.id() as i32, libc::SIGINT);
+    kill(run.id() as i32, libc::SIGINT);
     assert_eq!(run.wait().expect("an end").code(), Some(130));
     let job = world.lodge.cli_ok(["jobs", "ls", "-q"]).trim().to_owned();
     let mut told = String::new();
@@ -132,6 +144,26 @@ async fn a_stop_cancels_jobs_and_says_so_or_waits_or_is_refused() {
     assert!(stopped.status.success(), "{}", String::from_utf8_lossy(&stopped.stderr));
     assert_eq!(is(&world, &job, "done")["exit_code"], 4);
     assert_eq!(world.cli_json(&["--json", "inspect", "one"])["status"], "stopped");
+}
+
+#[tokio::test]
+async fn however_many_jobs_wait_the_one_that_a_restart_costs_is_told() {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_MAX_JOBS", "1");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    world.agent(&mut api, "one").await;
+    let asked = json!({"agent": "one", "bin": "sleep", "args": ["600"]});
+    let job = api.ok("job/submit", asked.clone()).await["id"].as_str().expect("an id").to_owned();
+    for _ in 0..300 {
+        api.ok("job/submit", asked.clone()).await;
+    }
+    let (code, out, err) = world.cli(&["restart", "one"]);
+    assert_eq!((code, out.as_str()), (0, "one\n"), "{err}");
+    assert!(err.contains(&format!("cancelled 1 job: {job} (sleep 600)")), "{err}");
+    let (code, _, err) = world.cli(&["stop", "one"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("cancelled 300 jobs: "), "{err}");
 }
 
 #[tokio::test]
@@ -228,7 +260,17 @@ async fn the_example_starts_a_job_talks_on_and_hears_of_its_end() {
     let answer = say("please build it");
     let job = world.lodge.cli_ok(["jobs", "ls", "-q", "--session", "demo"]).trim().to_owned();
     assert!(job.starts_with("job_") && answer.contains(&job), "{answer}");
+    // However long the next turn takes, the job is at work then.
+    let keeper = world.cli_json(&["--json", "inspect", "builder"])["pid"].as_u64().expect("a pid");
+    let keeper = i32::try_from(keeper).expect("a pid");
+    let is_job = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains("/usr/bin/sh\0-c\0for part in")
+    };
+    let shell = until("the job runs", || family(keeper).into_iter().find(is_job));
+    kill(shell, libc::SIGSTOP);
     let between = say("how are you?");
+    kill(shell, libc::SIGCONT);
     assert!(between.contains("“how are you?”") && !between.contains("job_"), "{between}");
     assert_eq!(world.cli(&["jobs", "wait", &job]).0, 0);
     assert!(world.lodge.cli_ok(["jobs", "logs", &job]).ends_with("part 5 of 5\nbuilt\n"));

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use lodge_testkit::lodge::{Lodge, bin, pause};
+use lodge_testkit::lodge::{Lodge, PATIENCE, bin, pause};
 use serde_json::{Value, json};
 
 use crate::world::{World, is_root, told};
@@ -16,7 +16,7 @@ use crate::world::{World, is_root, told};
 fn refuses(lodge: &Lodge, args: &[&str], code: i32, error: &str, hint: &str) -> String {
     let mut command = lodge.daemon_command();
     let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodged");
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     while child.try_wait().expect("our child").is_none() {
         if Instant::now() >= end {
             // It serves, and would for ever.
@@ -90,7 +90,7 @@ fn flags_and_variables_with_mistakes_are_named_too() {
     refuses(&lodge, &[], 2, "`soon` does not fit shutdown-timeout (LODGED_SHUTDOWN_TIMEOUT)", "5s");
     lodge.unset_env("LODGED_SHUTDOWN_TIMEOUT");
     refuses(&lodge, &["--executor", "docker"], 1, "docker executor", "--executor system");
-    refuses(&lodge, &["--http-addr", "nonsense"], 1, "could not listen on nonsense", "ADDRESS:PORT");
+    refuses(&lodge, &["--http-addr", "nonsense"], 2, "`nonsense` does not fit http-addr", "ADDRESS:PORT");
     refuses(&lodge, &["--log-level", "lodge=loud"], 2, "`lodge=loud` does not fit log-level", "debug");
     let output = lodge.daemon_command().arg("--no-such-flag").output().expect("lodged runs");
     assert_eq!(output.status.code(), Some(2));

@@ -213,16 +213,25 @@ async fn a_long_output_keeps_both_ends_and_says_how_much_is_missing() {
     let world = World::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
-    let script = "line=0; while [ $line -lt 20000 ]; do echo $((1000000 + line)); line=$((line + 1)); done";
+    let script = "line=0; while [ $line -lt 20000 ]; do echo $((1000000 + line)); line=$((line + 1)); done
+        until test -e end; do sleep 0.01; done";
     let asked = json!({"agent": agent, "bin": "sh", "args": ["-c", script], "output": "16k"});
     let job = id(&api.ok("job/submit", asked).await).to_owned();
+    let written: String = (0..20_000).map(|line| format!("{}\n", 1_000_000 + line)).collect();
+    let last = json!({"job": job, "offset": written.len() - 1, "wait_ms": 30_000});
+    assert_eq!(api.ok("job/output", last).await["data"], "\n");
+    let running = api.ok("job/get", json!({"job": job})).await;
+    fs::write(workspace(&world, &agent).join("end"), "").expect("write");
     let done = over(&mut api, &job).await;
     assert_eq!(
         (&done["status"], &done["exit_code"]),
         (&json!("done"), &json!(0)),
         "nothing is killed for it"
     );
-    let written: String = (0..20_000).map(|line| format!("{}\n", 1_000_000 + line)).collect();
+    assert_eq!(running["status"], "running");
+    for same in ["stdout_bytes", "truncated", "dropped_bytes"] {
+        assert_eq!(running[same], done[same], "{same} is known before it ends");
+    }
     assert_eq!((&done["stdout_bytes"], &done["truncated"]), (&json!(written.len()), &json!(true)));
     for archived in [false, true] {
         if archived {
@@ -246,12 +255,12 @@ async fn a_job_that_takes_too_long_is_ended_and_is_an_error_that_says_so() {
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let asked =
-        json!({"agent": agent, "bin": "sh", "args": ["-c", "echo begun; sleep 600"], "timeout": "300ms"});
+        json!({"agent": agent, "bin": "sh", "args": ["-c", "echo begun; sleep 600"], "timeout": "3s"});
     let job = id(&api.ok("job/submit", asked).await).to_owned();
     let ended = over(&mut api, &job).await;
     assert_eq!(
         (&ended["status"], &ended["error"], &ended["cause"]),
-        (&json!("error"), &json!("timed out after 300 ms"), &json!("timeout"))
+        (&json!("error"), &json!("timed out after 3 s"), &json!("timeout"))
     );
     assert_eq!(output(&mut api, &job, "stdout", 100).await.0, b"begun\n");
 }

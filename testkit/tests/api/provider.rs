@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use lodge_testkit::lodge::until;
 use lodge_testkit::mock::Outcome;
 use serde_json::{Value, json};
 
@@ -70,7 +71,11 @@ async fn a_failure_that_stays_ends_the_turn_and_the_message_can_be_sent_again() 
             (&turn["steps"][0]["attempt"], &turn["steps"][0]["status"]),
             (&json!(attempts), &json!("failed"))
         );
-        let asked = world.mock.requests_for(fault).expect("a log");
+        // The provider's own note of an answer comes behind it.
+        let asked = until("the provider has answered", || {
+            let asked = world.mock.requests_for(fault).expect("a log");
+            asked.iter().all(|line| line.outcome.is_some()).then_some(asked)
+        });
         assert_eq!(asked.len() as u64, *attempts, "{fault}");
         assert!(asked.iter().all(|line| line.outcome == Some(Outcome::Failed)));
         let (_, last) = told(&mut api, &turn).await;
@@ -128,7 +133,7 @@ async fn a_silent_provider_holds_up_only_its_own_turn_which_can_be_interrupted()
     let agent = world.agent(&mut api, "one").await;
     for (session, text) in [("a", "[[hang]]"), ("b", "[[hang-after:3]]")] {
         let sent = api.ok("turn/send", json!({"agent": agent, "session": session, "text": text})).await;
-        lodge_testkit::lodge::until("the provider is asked", || {
+        until("the provider is asked", || {
             (!world.mock.requests_for(text).expect("a log").is_empty()).then_some(())
         });
         assert_eq!(api.answer(&agent, &format!("{session}2"), "[[reply:fine]]").await, "fine");
@@ -137,7 +142,7 @@ async fn a_silent_provider_holds_up_only_its_own_turn_which_can_be_interrupted()
         assert_eq!((&turn["status"], &turn["partial"]), (&json!("interrupted"), &json!(true)), "{turn:#}");
         api.refused("turn/interrupt", json!({"turn": id(&sent)}), "turn.over").await;
         // The call to the provider was given up, not merely forgotten.
-        lodge_testkit::lodge::until("the call is cut", || {
+        until("the call is cut", || {
             let asked = world.mock.requests_for(text).expect("a log");
             (asked[0].outcome == Some(Outcome::Gone)).then_some(())
         });

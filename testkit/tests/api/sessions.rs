@@ -1,9 +1,11 @@
 //! Conversations: how they are addressed, and that their turns stand in line.
 
-use lodge_testkit::mock::Outcome;
 use serde_json::{Value, json};
 
 use crate::world::{World, id, sh};
+
+/// How long the provider takes for each answer of a test.
+const DELAY_MS: u64 = 20;
 
 #[tokio::test]
 async fn a_session_is_found_by_its_id_or_by_who_speaks_to_whom() {
@@ -87,7 +89,8 @@ async fn turns_of_one_session_never_interleave() {
     let agent = world.agent(&mut api, "one").await;
     let mut turns = Vec::new();
     for n in 0..5 {
-        let text = format!("n{n} {} [[delay:20]][[reply:n{n}:{{{{tool}}}}]]", sh(&format!("echo out{n}")));
+        let tool = sh(&format!("echo out{n}"));
+        let text = format!("n{n} {tool} [[delay:{DELAY_MS}]][[reply:n{n}:{{{{tool}}}}]]");
         let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
         turns.push(id(&sent).to_owned());
     }
@@ -95,13 +98,13 @@ async fn turns_of_one_session_never_interleave() {
         let text = api.ended(turn).await["text"].as_str().expect("a text").to_owned();
         assert!(text.starts_with(&format!("n{n}:")) && text.contains(&format!("out{n}")), "{text}");
     }
-    // The provider saw two requests a turn, each begun after the one before was over.
+    // The provider saw two requests a turn, each begun after the one before was answered.
     let requests = world.mock.requests().expect("a log");
     let users: Vec<String> = requests.iter().map(|line| line.user[..2].to_owned()).collect();
     assert_eq!(users, ["n0", "n0", "n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]);
-    for pair in requests.windows(2) {
-        assert_eq!(pair[0].outcome, Some(Outcome::Done));
-        assert!(pair[0].done_at_us.expect("an end") <= pair[1].at_us, "{pair:#?}");
+    // Its own note of an answer may come behind the next request: what is certain is how long each took at least.
+    for (before, request) in requests.iter().zip(&requests[1..]) {
+        assert!(before.at_us + DELAY_MS * 1_000 <= request.at_us, "{before:#?} {request:#?}");
     }
     let messages = api.ok("session/messages", json!({"session": "s"})).await;
     let messages = messages["messages"].as_array().expect("messages");

@@ -224,7 +224,9 @@ async fn every_change_of_a_session_has_a_command() {
     assert_eq!((code, out.as_str()), (0, "copy\nnever-was\n"));
     assert!(err.contains("there was no session never-was"), "{err}");
     let gone = world.cli_json(&["--json", "session", "rm", &session]);
-    assert_eq!(gone[0]["deleted"], true);
+    assert_eq!(gone, json!({"session": session, "deleted": true}), "an object for one thing");
+    let gone = world.cli_json(&["--json", "session", "rm", &session, "never-was"]);
+    assert_eq!(gone.as_array().expect("an array for several").len(), 2);
     assert_eq!(world.cli_json(&["--json", "session", "ls"]), json!([]));
     let turn = world.lodge.cli_ok(["prompt", "one", "-s", "x", "--detach", "[[reply:y]]"]);
     api.ended(turn.trim()).await;

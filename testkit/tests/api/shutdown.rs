@@ -1,7 +1,5 @@
 //! Ending the daemon: requests get their time, agents live on unless told otherwise.
 
-use std::time::{Duration, Instant};
-
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::json;
 
@@ -9,7 +7,10 @@ use crate::world::{World, family, id, kill, sh};
 
 /// Ends the daemon and starts the next one, which must find the agent as it was.
 async fn survives(how: impl FnOnce(&World)) {
-    let mut world = World::new();
+    let mut world = World::asleep();
+    // So that a daemon that waited for anybody would not end in time.
+    world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "10m");
+    world.lodge.start();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let text = format!("{} [[reply:done]]", sh("echo begun > begun; until test -e go; do sleep 0.02; done"));
@@ -17,10 +18,8 @@ async fn survives(how: impl FnOnce(&World)) {
     let workspace = world.lodge.home().join("agents").join(&agent).join("workspace");
     until("the tool runs", || workspace.join("begun").exists().then_some(()));
     let before = api.ok("agent/get", json!({"agent": agent})).await;
-    let began = Instant::now();
     how(&world);
     assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false), "it was not its own end");
-    assert!(began.elapsed() < Duration::from_secs(4), "it took {:?}", began.elapsed());
     assert!(!world.lodge.home().join("lodge.sock").exists(), "a socket without a daemon");
     let pid = i32::try_from(before["pid"].as_u64().expect("a pid")).expect("a pid");
     assert!(is_alive(pid), "the agent ended with the daemon");
@@ -109,8 +108,6 @@ async fn open_streams_and_stalled_requests_do_not_hold_up_the_end() {
     std::io::Write::write_all(&mut stream, head.as_bytes()).expect("a request");
     let mut first = [0; 12];
     std::io::Read::read_exact(&mut stream, &mut first).expect("an answer");
-    let began = Instant::now();
     kill(i32::try_from(world.lodge.pid().expect("a daemon")).expect("a pid"), libc::SIGTERM);
     assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
-    assert!(began.elapsed() < Duration::from_secs(3), "it took {:?}", began.elapsed());
 }

@@ -349,5 +349,13 @@ async fn a_person_issues_lists_and_revokes_tokens_on_the_command_line() {
     assert!(!world.lodge.cli_ok(["token", "ls"]).contains("phone"));
     assert!(world.lodge.cli_ok(["token", "ls", "-a"]).contains("revoked"));
     assert_eq!(world.cli(&["token", "revoke", "tok_0"]).0, 1);
+    // A typing mistake before it saves no token.
+    let leaked = world.cli_json(&["token", "issue", "--json"]);
+    let (code, out, err) = world.cli(&["token", "revoke", "tok_0", id(&leaked)]);
+    assert_eq!((code, out.trim_end()), (1, id(&leaked)), "{err}");
+    assert!(err.contains("no token `tok_0`"), "{err}");
+    assert_eq!(world.cli_json(&["token", "revoke", "--json", id(&leaked)])["status"], "revoked");
     assert_eq!(world.cli(&["token", "issue", "--expires", "soon"]).0, 2);
+    let (code, _, err) = world.cli(&["token", "issue", "--expires", "100000d"]);
+    assert!(code == 1 && err.contains("3650 days at most"), "{err}");
 }

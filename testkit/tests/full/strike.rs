@@ -39,8 +39,20 @@ impl Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     Anybody,
+    /// The thread that commits.
+    Writer,
     /// The thread that copies the write-ahead log back.
     Checkpoint,
+}
+
+impl By {
+    fn is(self, thread: &str) -> bool {
+        match self {
+            By::Anybody => true,
+            By::Writer => thread == "writer",
+            By::Checkpoint => thread == "checkpoint",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -227,8 +239,7 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<Plan>, over: &Atomic
         }
         let thread = fs::read_to_string(format!("/proc/{daemon}/task/{}/comm", asked.pid)).ok();
         let error = thread.map_or(0, |thread| {
-            let by = if thread.trim() == "checkpoint" { By::Checkpoint } else { By::Anybody };
-            decide(&mut plan.lock().expect("nobody panicked"), Call::of(asked.data.nr), by)
+            decide(&mut plan.lock().expect("nobody panicked"), Call::of(asked.data.nr), thread.trim())
         });
         let flags = if error == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 };
         let mut answer = libc::seccomp_notif_resp { id: asked.id, val: 0, error: -error, flags };
@@ -238,8 +249,8 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<Plan>, over: &Atomic
 }
 
 /// The error that a call gets; 0 lets it pass.
-fn decide(plan: &mut Plan, call: Call, by: By) -> i32 {
-    if plan.times == 0 || call != plan.call || (plan.by == By::Checkpoint && by == By::Anybody) {
+fn decide(plan: &mut Plan, call: Call, thread: &str) -> i32 {
+    if plan.times == 0 || call != plan.call || !plan.by.is(thread) {
         return 0;
     }
     if plan.skip > 0 {

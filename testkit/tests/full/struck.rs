@@ -132,7 +132,8 @@ async fn a_flush_that_fails_ends_the_daemon_and_what_was_acknowledged_is_there()
         let mut daemon = start(&world);
         let mut api = world.api().await;
         let agent = api.agent("one").await;
-        daemon.arm(Call::Flush, By::Anybody, skip, 1);
+        // The archive of jobs may still be opened, and survives a flush that fails.
+        daemon.arm(Call::Flush, By::Writer, skip, 1);
         // Commits follow one another until one of them cannot be flushed.
         for n in 0.. {
             let text = format!("t{skip}.{n}");

@@ -182,7 +182,7 @@ async fn a_job_outlives_the_runtime_with_and_without_the_daemon() {
         if daemon == "dies too" {
             scene.start_again().await;
         }
-        let back = |now: &Value| now["runs"] == 2 && now["status"] == "ready";
+        let back = |now: &Value| now["runs"] == 2 && now["status"] == "working";
         let after = scene.api.until("agent/get", json!({"agent": scene.agent}), back).await;
         assert_eq!(pid(&after), pid(&view), "its sandbox was replaced");
         scene.ends_well().await;

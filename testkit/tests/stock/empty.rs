@@ -3,11 +3,15 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use lodge_proto::base64;
-use lodge_testkit::lodge::{Lodge, until};
+use lodge_testkit::lodge::{Lodge, pause};
 
 use crate::set::{ASKS, Ask, stocked, unpacked};
+
+/// A Docker Engine is several programs, which a busy machine takes its time to start.
+const STARTS_WITHIN: Duration = Duration::from_secs(120);
 
 fn is_root() -> bool {
     // SAFETY: geteuid only reads a property of the process.
@@ -53,7 +57,8 @@ fn every_tool_runs_in_a_root_where_nothing_else_is() {
     for ask in &ASKS {
         let root = lodge.dir().join(format!("only-{}", ask.tool));
         std::fs::create_dir(&root).expect("a directory");
-        std::fs::copy(programs.join(ask.tool), root.join(ask.tool)).expect("a program");
+        // No copy: a process that another test begins would have it open for writing, and it could not be run.
+        std::fs::hard_link(programs.join(ask.tool), root.join(ask.tool)).expect("a program");
         let mut command = bare("unshare");
         if !is_root() {
             command.arg("--map-root-user");
@@ -86,12 +91,14 @@ impl Docker {
             .spawn()
             .expect("dockerd starts: `make tools` installs it");
         let mut docker = Docker { engine, dir };
-        until("Docker answers", || {
+        let end = Instant::now() + STARTS_WITHIN;
+        while !docker.command(&["version"]).output().expect("docker runs").status.success() {
             if let Some(status) = docker.engine.try_wait().expect("our child") {
                 panic!("dockerd ended: {status}\n{}", docker.log());
             }
-            docker.command(&["version"]).output().expect("docker runs").status.success().then_some(())
-        });
+            assert!(Instant::now() < end, "Docker does not answer:\n{}", docker.log());
+            pause();
+        }
         docker
     }
 

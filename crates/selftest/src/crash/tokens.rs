@@ -1,7 +1,7 @@
 //! Tokens that were issued and revoked while the daemon died: what they open, and what they do not.
 
 use lodge_proto::PAGE_MAX;
-use lodge_proto::client::{Client, ClientError};
+use lodge_proto::client::ClientError;
 use serde_json::{Value, json};
 
 use super::changes::EDITOR;
@@ -22,10 +22,7 @@ impl World {
     pub async fn expect_open(&mut self, token: &Token) {
         let agent = &self.agents[token.agent.unwrap_or(EDITOR)].id;
         let opened: Result<Value, ClientError> = async {
-            Client::connect(&self.lodge.target(), &token.value)
-                .await?
-                .call("agent/get", json!({"agent": agent}))
-                .await
+            self.lodge.try_client_with(&token.value).await?.call("agent/get", json!({"agent": agent})).await
         }
         .await;
         if let Err(error) = opened {
@@ -34,7 +31,7 @@ impl World {
     }
 
     pub async fn expect_closed(&mut self, token: &Token) {
-        match Client::connect(&self.lodge.target(), &token.value).await {
+        match self.lodge.try_client_with(&token.value).await {
             Err(ClientError::Handshake { status: Some(401), .. }) => {}
             other => {
                 self.report.add(Broken::Lost, format!("the token {} was revoked, and: {other:?}", token.id));

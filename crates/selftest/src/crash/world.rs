@@ -94,9 +94,7 @@ impl World {
         let mock = match setup.model {
             Model::Script => None,
             Model::OpenAi => {
-                let mut command = programs.role(role::MODEL);
-                command.args(["--threads", "1"]);
-                let started = MockLlm::start(command, lodge.dir());
+                let started = MockLlm::start(programs.role(role::MODEL), lodge.dir());
                 Some(started.map_err(|cause| Trouble::NoProgram { program: programs.lodge.clone(), cause })?)
             }
         };
