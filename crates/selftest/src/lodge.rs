@@ -61,6 +61,11 @@ impl Lodge {
         Ok(Lodge { child: None, lodged: lodged.into(), env: Vec::new(), alive_us: 0, ends: Vec::new(), dir })
     }
 
+    /// Starts daemons of another program from now on. Returns the one before.
+    pub fn replace_program(&mut self, lodged: PathBuf) -> PathBuf {
+        std::mem::replace(&mut self.lodged, lodged)
+    }
+
     /// The temporary directory that holds the state directory; files of the run's own go here.
     pub fn dir(&self) -> &Path {
         self.dir.path()
