@@ -9,7 +9,7 @@ mod layers;
 mod packing;
 mod peers;
 mod plain;
-mod stock;
+pub(crate) mod stock;
 mod store;
 mod transfer;
 

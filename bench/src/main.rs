@@ -13,6 +13,7 @@ mod ledger;
 mod many;
 mod memory;
 mod parallel;
+mod previous;
 mod proc;
 mod recovery;
 mod revival;
@@ -49,8 +50,8 @@ struct Flags {
     /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, jobs,
-    /// images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
+    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, previous,
+    /// jobs, images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
     /// footprint.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
@@ -82,6 +83,9 @@ pub(crate) struct Sizes {
     pub(crate) working: usize,
     pub(crate) working_rounds: usize,
     pub(crate) working_turns: usize,
+    pub(crate) beside_starts: usize,
+    pub(crate) beside_agents: usize,
+    pub(crate) beside_turns: usize,
     pub(crate) submits: usize,
     pub(crate) width_rounds: usize,
     pub(crate) width_jobs: usize,
@@ -132,6 +136,9 @@ const FULL: Sizes = Sizes {
     working: 100,
     working_rounds: 5,
     working_turns: 10,
+    beside_starts: 40,
+    beside_agents: 30,
+    beside_turns: 300,
     submits: 100,
     width_rounds: 3,
     width_jobs: 1_000,
@@ -181,6 +188,9 @@ const QUICK: Sizes = Sizes {
     working: 12,
     working_rounds: 1,
     working_turns: 1,
+    beside_starts: 2,
+    beside_agents: 2,
+    beside_turns: 3,
     submits: 2,
     width_rounds: 1,
     width_jobs: 8,
@@ -206,9 +216,9 @@ const QUICK: Sizes = Sizes {
     collect_commits: 3,
 };
 
-const PARTS: [&str; 14] = [
+const PARTS: [&str; 15] = [
     "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
-    "many", "working", "jobs", "images",
+    "many", "working", "previous", "jobs", "images",
 ];
 
 fn main() -> ExitCode {
@@ -267,6 +277,9 @@ fn main() -> ExitCode {
         }
         if wanted("working") {
             many::working(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("previous") {
+            previous::run(sizes, &mut table).await;
         }
         let missing = if flags.quick { Missing::Leave } else { Missing::Install };
         jobs::run(wanted, sizes, missing, &mut floors, &mut table).await;

@@ -40,9 +40,13 @@ impl World {
 
     /// With settings of the daemon as environment variables.
     pub(crate) async fn start_with(settings: &[(&str, &str)]) -> World {
+        World::of(Lodge::new(), settings).await
+    }
+
+    /// On a daemon of the caller's choice.
+    pub(crate) async fn of(mut lodge: Lodge, settings: &[(&str, &str)]) -> World {
         let dir = tempfile::Builder::new().prefix("lodge-mock-").tempdir().expect("a temporary directory");
         let mock = MockLlm::spawn(dir.path()).expect("a model server");
-        let mut lodge = Lodge::new();
         lodge.set_env("LODGED_LOG_LEVEL", "info");
         for (name, value) in settings {
             lodge.set_env(name, value);

@@ -2,6 +2,7 @@
 //! on.
 
 pub mod crash;
+pub mod golden;
 pub mod lodge;
 pub mod mock;
 pub mod registry;

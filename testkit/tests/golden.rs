@@ -6,14 +6,11 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+use lodge_testkit::golden::{previous_lodged, unpack};
 use lodge_testkit::lodge::{Lodge, bin, http, is_alive, rpc, until};
 use serde_json::{Value, json};
-
-const LODGED: &[u8] = include_bytes!("../fixtures/golden/lodged.tar.gz");
 
 /// A state directory and what its release printed of it. Root's agents have users of their own, so each kind of daemon
 /// has its own directory.
@@ -58,32 +55,12 @@ const OF_THE_MOMENT: [&str; 14] = [
     "last_turn",
 ];
 
-fn unpack(archive: &[u8], into: &Path) {
-    fs::create_dir_all(into).expect("a directory can be made");
-    let mut tar = Command::new("tar")
-        .args(["-xz", "--strip-components=1", "-C"])
-        .arg(into)
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("tar runs");
-    tar.stdin.take().expect("a pipe").write_all(archive).expect("tar reads");
-    assert!(tar.wait().expect("tar ends").success());
-}
-
 /// The state directory as the previous release left it, for daemons of `lodged`.
 fn furnished(lodged: PathBuf) -> Lodge {
     let lodge = Lodge::of(lodged);
-    unpack(golden().state, &lodge.home());
+    fs::create_dir(lodge.home()).expect("a directory can be made");
+    unpack(golden().state, &lodge.home(), &["--strip-components=1"]);
     lodge
-}
-
-/// The previous release's daemon, in a directory that goes with `dir`.
-fn previous_lodged(dir: &Path) -> PathBuf {
-    let mut tar =
-        Command::new("tar").args(["-xz", "-C"]).arg(dir).stdin(Stdio::piped()).spawn().expect("tar runs");
-    tar.stdin.take().expect("a pipe").write_all(LODGED).expect("tar reads");
-    assert!(tar.wait().expect("tar ends").success());
-    dir.join("lodged")
 }
 
 fn listing(lodge: &Lodge, args: &[&str]) -> Vec<Value> {
@@ -212,9 +189,8 @@ fn agents_of_the_previous_release_go_on_where_they_were() {
 
 #[test]
 fn keepers_and_runtimes_of_the_previous_release_are_adopted_and_finish_what_they_run() {
-    let mut lodge = Lodge::new();
+    let mut lodge = furnished(bin("lodged"));
     let previous = previous_lodged(lodge.dir());
-    unpack(golden().state, &lodge.home());
     let newer = lodge.replace_program(previous);
     lodge.start();
     until("the agents come up", || is_ready(&lodge, "guest").and_then(|()| is_ready(&lodge, "packed")));

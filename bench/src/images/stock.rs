@@ -63,7 +63,7 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
 }
 
 /// Creates an agent of an image and waits until it is ready; it is removed afterwards.
-async fn until_ready(client: &mut Client, image: &str) -> Duration {
+pub(crate) async fn until_ready(client: &mut Client, image: &str) -> Duration {
     let from = Instant::now();
     let made = client.call_value("agent/create", json!({"image": image})).await.expect("an agent");
     loop {
