@@ -4,11 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
-use std::time::Instant;
 
 use lodge_proto::REQUEST_BYTES_MAX;
 use lodge_proto::client::{Client, Target};
-use lodge_testkit::lodge::{PATIENCE, http, pause, rpc};
+use lodge_testkit::lodge::{PATIENCE, http, rpc, until};
 use serde_json::json;
 
 use crate::world::{World, told};
@@ -112,27 +111,24 @@ async fn slow_clients_without_a_token_leave_room_for_those_who_have_one() {
     }
 }
 
+/// Whether a connection is open, as a write or a read finds out.
+fn is_open(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+    let would_block = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+    let writes = stream.write(bytes).map_or_else(|error| would_block(&error), |_| true);
+    writes && stream.read(&mut [0; 256]).map_or_else(|error| would_block(&error), |read| read > 0)
+}
+
 #[tokio::test]
 async fn nothing_that_trickles_in_keeps_a_connection_without_a_token_open() {
     let world = World::new();
-    let end = Instant::now() + PATIENCE;
-    for bytes in TRICKLES {
-        let mut stream = connect(&world);
+    let mut open: Vec<(TcpStream, &[u8])> = TRICKLES.iter().map(|bytes| (connect(&world), *bytes)).collect();
+    for (stream, _) in &open {
         stream.set_nonblocking(true).expect("a mode");
-        // Until it was closed, which a write or a read finds out.
-        loop {
-            let written = stream.write(bytes);
-            let is_open = |result: std::io::Result<usize>, none: bool| match result {
-                Ok(count) => none || count > 0,
-                Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
-            };
-            if !is_open(written, true) || !is_open(stream.read(&mut [0; 256]), false) {
-                break;
-            }
-            assert!(Instant::now() < end, "{:?} keeps it open", String::from_utf8_lossy(bytes));
-            pause();
-        }
     }
+    until("all of them are closed", || {
+        open.retain_mut(|(stream, bytes)| is_open(stream, bytes));
+        open.is_empty().then_some(())
+    });
 }
 
 #[tokio::test]
