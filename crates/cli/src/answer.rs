@@ -229,14 +229,9 @@ fn interrupted(befell: Option<AgentEnd>, agent: &Asked, turn: &TurnView) -> Fail
 
 /// The next step after a failure that names none.
 fn way_out(failure: Failure, agent: &Asked, turn: &TurnView) -> Failure {
-    let (name, session) = (&agent.name, &turn.session);
+    let session = &turn.session;
     if !agent.stays {
         return failure;
-    }
-    if failure.is("lineage.exhausted") {
-        return failure.hint(format!(
-            "nothing waits; `lodge logs {name}` shows what it said, `lodge start {name}` begins anew"
-        ));
     }
     if failure.is("turn.schema_mismatch") {
         return failure
@@ -424,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_or_exhausted_turn_does_not_claim_to_wait() {
+    fn an_interrupted_turn_does_not_claim_to_wait() {
         let befell = end("agent.failed", &json!({"reason": "crashed"}));
         let (what, because, hint) = parts(interrupted(befell, &ada(true), &turn()));
         assert_eq!(
@@ -436,9 +431,6 @@ mod tests {
             Some("it does not go on; `lodge session show ses_1` shows how far it came")
         );
         assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
-        let data = json!({"code": "lineage.exhausted", "message": "its agent died 6 times in a row"});
-        let exhausted = way_out(failed(data.as_object().unwrap()), &ada(true), &turn());
-        assert!(parts(exhausted).2.unwrap().starts_with("nothing waits; "));
         // Whatever names no next step gets one, unless its agent is gone with the answer.
         let data = json!({"code": "model.status", "message": "the provider answered with status 500"});
         let told = |stays| parts(way_out(failed(data.as_object().unwrap()), &ada(stays), &turn())).2;

@@ -22,6 +22,10 @@ pub const JOB_TIMEOUT_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1_000;
 pub const AGENT_JOBS_PENDING_MAX: usize = 2_048;
 /// Jobs that may wait in the whole daemon.
 pub const JOBS_PENDING_MAX: usize = 8_192;
+/// Jobs of one agent that may wait although the queue of the daemon is full.
+pub const AGENT_JOBS_PENDING_OWN: usize = 16;
+/// Extra slots, as a multiple of `max-jobs`: one for each agent that has no running job while all slots are taken.
+pub const JOB_EXTRA_SLOTS: usize = 1;
 /// Jobs that may have ended without being in the archive; while there are so many none is started.
 pub const JOBS_UNARCHIVED_MAX: usize = 1_024;
 /// All arguments of one job together.
@@ -36,6 +40,8 @@ pub const JOB_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 /// The least that can be kept of a stream, and the most that somebody may ask for.
 pub const JOB_OUTPUT_BYTES_MIN: u64 = 4 * 1024;
 pub const JOB_OUTPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
+/// The part of its agent's `LIMIT disk` that is kept of each stream of a job: one in so many.
+pub const JOB_OUTPUT_DISK_SHARE: u64 = 8;
 /// That a running job writes is an event at most so often.
 pub const JOB_OUTPUT_EVERY_MS: i64 = 1_000;
 /// Labels of one job, and the longest key and value of one.

@@ -32,6 +32,11 @@ pub fn job_output_max(row: &AgentRow) -> u64 {
     asked(row).output_bytes.unwrap_or(0)
 }
 
+/// Most output of an agent's jobs that the archive keeps, where that is limited.
+pub fn archive_max(row: &AgentRow) -> Option<u64> {
+    asked(row).disk_bytes
+}
+
 /// Every limit of an agent. Those of a sandbox that lives are the ones that its keeper tells.
 pub fn view(row: &AgentRow, in_force: Option<&[InForce]>) -> Vec<LimitView> {
     let asked = asked(row);

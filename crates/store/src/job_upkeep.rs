@@ -44,6 +44,22 @@ impl Reader {
         })
     }
 
+    /// The oldest jobs of an agent without whose output no more than `bytes_max` of it are left in the archive.
+    pub fn outputs_beyond(&self, agent: &AgentId, bytes_max: u64) -> Result<Vec<JobId>> {
+        let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
+        self.with(|c| {
+            let ids = c
+                .prepare_cached(
+                    "SELECT id FROM (SELECT id, sum(stdout_kept + stderr_kept) OVER (ORDER BY id DESC) AS total FROM jobs \
+                     WHERE agent = ?1 AND state >= 10 AND archived = 1 AND output_removed = 0 \
+                     AND stdout_kept + stderr_kept > 0) WHERE total > ?2 ORDER BY id",
+                )?
+                .query_map(params![agent.as_str(), bytes_max], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<String>>>()?;
+            Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+        })
+    }
+
     /// A page of the jobs that ended before a time and are archived, in the order of their ids.
     pub fn jobs_ended_before(
         &self,

@@ -213,6 +213,29 @@ fn a_job_is_found_by_the_beginning_of_its_id() {
 }
 
 #[test]
+fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
+    let mut world = World::new();
+    let mut ids = Vec::new();
+    for at in 0..4 {
+        let mut row = world.new_job(1_000 + at, None, &[]);
+        row.progress.stdout.kept = 10;
+        row.progress.stderr.kept = at.cast_unsigned();
+        world.settle(&mut row, 2_000);
+        ids.push(row.id);
+    }
+    let open = world.new_job(900, None, &[]);
+    let agent: AgentId = AGENT.parse().unwrap();
+    let beyond = |world: &World, bytes| world.store.reader.outputs_beyond(&agent, bytes).unwrap();
+    assert_eq!(beyond(&world, 46), Vec::<JobId>::new());
+    assert_eq!(beyond(&world, 45), ids[..1]);
+    assert_eq!(beyond(&world, 12), ids);
+    world.write([JobWrite::OutputRemoved { id: ids[0].clone() }]);
+    assert_eq!(beyond(&world, 36), Vec::<JobId>::new());
+    assert_eq!(beyond(&world, u64::MAX), Vec::<JobId>::new());
+    assert!(!beyond(&world, 0).contains(&open.id));
+}
+
+#[test]
 fn what_is_old_is_told_page_by_page_and_forgotten_with_its_labels() {
     let mut world = World::new();
     let mut old: Vec<JobRow> = (0..3).map(|at| world.new_job(1_000 + at, None, &[("k", "v")])).collect();

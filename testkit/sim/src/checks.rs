@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
+use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
 use lodge_core::record::{AgentRow, EventRow, Role, TurnRow, Write};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
 use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
 
-use crate::jobs::jobs_agree;
+use crate::jobs::{jobs_agree, most_jobs};
 use crate::world::World;
 
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
@@ -20,6 +21,34 @@ const REBUILD_PER_MILLE: u64 = 10;
 const CALLS_MAX: usize = 4;
 /// Requests that may be decided and not on disk yet: all batches that wait, each full.
 const UNSETTLED_MAX: usize = 2 * 64 * 128;
+
+/// No more jobs run than there are slots, and while the shared ones are taken an agent starts its first job alone.
+fn job_slots_are_shared(engine: &Engine, before: &Before, batch: &Batch) -> Result<(), String> {
+    let running = engine.sizes().jobs.running;
+    let most = before.jobs.max(most_jobs(before.max_jobs));
+    if running > most {
+        return Err(format!("{running} jobs run, of {most}"));
+    }
+    if running <= before.max_jobs {
+        return Ok(());
+    }
+    let started = |write: &Write| match write {
+        Write::Job(JobWrite::Progress { id, progress }) if progress.state == JobState::Running => {
+            progress.cancel.is_none().then(|| id.clone())
+        }
+        _ => None,
+    };
+    // At least as many ran when the last one was started as run now, and so it was in an extra slot.
+    let Some(last) = batch.writes.iter().rev().find_map(started) else { return Ok(()) };
+    let facts = engine.facts();
+    let Some(row) = facts.jobs.get(&last) else { return Ok(()) };
+    let runs = |other: &&JobRow| other.agent == row.agent && other.progress.state == JobState::Running;
+    let own = facts.jobs.values().filter(runs).count();
+    if own > 1 {
+        return Err(format!("{last} starts beside {running} jobs, and its agent has {own}"));
+    }
+    Ok(())
+}
 
 /// An engine before a step.
 #[derive(Debug, Default)]
@@ -62,9 +91,8 @@ impl World {
         if sizes.working > most {
             return self.fail(format!("{} agents work, of {}", sizes.working, sizes.max_concurrent));
         }
-        let (jobs, most) = (sizes.jobs.running, before.jobs.max(before.max_jobs));
-        if jobs > most {
-            return self.fail(format!("{jobs} jobs run, of {most}"));
+        if let Err(broken) = job_slots_are_shared(&daemon.engine, &before, batch) {
+            return self.fail(broken);
         }
         let starts = |write: &Write| match write {
             Write::AgentState { id, state: AgentState::Pulling, .. } => {

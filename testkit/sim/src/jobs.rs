@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::JobId;
 
 pub use archive::{Archiver, Stage};
-pub use checks::jobs_agree;
+pub use checks::{jobs_agree, most_jobs};
 pub use host::File;
 pub use reads::{Reading, wish_of};
 

@@ -185,7 +185,7 @@ async fn a_prompt_whose_agent_is_ended_by_somebody_says_by_what() {
 }
 
 #[tokio::test]
-async fn a_prompt_whose_agent_dies_too_often_does_not_claim_that_its_turn_waits() {
+async fn a_prompt_whose_agent_dies_too_often_says_how_its_turn_goes_on() {
     let mut world = World::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "10ms");
     world.lodge.set_env("LODGED_BACKOFF_CAP", "10ms");
@@ -203,8 +203,9 @@ async fn a_prompt_whose_agent_dies_too_often_does_not_claim_that_its_turn_waits(
             .await;
     }
     let (code, _, err) = told(&prompt.wait_with_output().expect("an end"));
-    assert!(code == 1 && err.starts_with("error: the turn failed\n"), "{err}");
-    assert!(err.contains("(lineage.exhausted)") && err.contains("hint: nothing waits; "), "{err}");
+    assert!(code == 1 && err.starts_with("error: one failed before the turn was over\n"), "{err}");
+    assert!(err.contains("it died 6 times in a row"), "{err}");
+    assert!(err.contains("hint: the turn waits: run `lodge start one` and it continues"), "{err}");
 }
 
 #[tokio::test]

@@ -184,13 +184,15 @@ async fn an_agent_whose_lock_somebody_took_away_is_ended_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_always_dies_is_given_up_and_says_how_often_it_was_tried() {
+async fn a_runtime_that_always_dies_is_given_up_and_a_start_goes_on_with_its_turns() {
     let mut world = World::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "20ms");
     world.lodge.start();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
-    let (sent, _) = at_work(&world, &mut api, &agent).await;
+    let (sent, workspace) = at_work(&world, &mut api, &agent).await;
+    let queued =
+        api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[reply:after it]]"})).await;
     for runs in 1..=6 {
         let there = |view: &Value| view["runs"] == runs && view["status"] == "working";
         let view = api.until("agent/get", json!({"agent": agent}), there).await;
@@ -198,11 +200,25 @@ async fn a_runtime_that_always_dies_is_given_up_and_says_how_often_it_was_tried(
     }
     let failed = api.agent_is(&agent, "failed").await;
     assert_eq!(failed["failure_reason"], "crashed");
-    let turn = api.ended(id(&sent)).await;
-    assert_eq!((&turn["status"], &turn["error"]["code"]), (&json!("failed"), &json!("lineage.exhausted")));
+    let detail = failed["failure_detail"].as_str().expect("a detail");
+    assert!(detail.ends_with("it died 6 times in a row"), "{detail}");
     let lineage = api.ok("lineage/get", json!({"lineage": failed["lineage"]})).await;
     assert_eq!((&lineage["ended_reason"], &lineage["revivals"]), (&json!("exhausted"), &json!(5)));
     until("nothing of it runs", || world.lodge.keepers().is_empty().then_some(()));
+    // Nothing of its work is lost, also when the daemon dies before anybody does something about it.
+    world.lodge.kill9();
+    world.lodge.start();
+    let mut api = api.again(&world.lodge).await;
+    for (turn, status) in [(id(&sent), "waiting"), (id(&queued), "queued")] {
+        let view = api.ok("turn/get", json!({"turn": turn})).await;
+        assert_eq!((&view["status"], &view["waits_for"]), (&json!(status), &json!("agent")), "{view:#}");
+    }
+    fs::write(workspace.join("go"), "").expect("a file");
+    api.ok("agent/start", json!({"agent": agent})).await;
+    let turn = api.ended(id(&sent)).await;
+    assert_eq!(turn["status"], "done", "{turn:#}");
+    assert_ne!(turn["text"], "finished\n", "its tool ended with the sandbox, and is not run again");
+    assert_eq!(api.ended(id(&queued)).await["text"], "after it");
 }
 
 /// Thresholds that a hang passes while the test waits, and that nobody passes who only has to wait for a processor.

@@ -56,5 +56,4 @@ mod token_rights;
 mod tokens;
 mod uninvited;
 mod update;
-mod verified;
 mod world;

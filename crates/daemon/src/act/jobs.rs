@@ -34,7 +34,7 @@ pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
         }
         JobEffect::Forget { .. } => {
             to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
-            jobs::settled(shell);
+            jobs::settled(shell, agent);
         }
         JobEffect::Archive { job } => shell.jobs.archive(&job),
         JobEffect::Read { asked, session, wish } => {

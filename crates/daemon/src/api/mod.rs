@@ -4,7 +4,6 @@ mod agents;
 mod archive;
 mod attach;
 mod bins;
-mod connections;
 mod create;
 mod daemon;
 mod distribution;
@@ -16,7 +15,6 @@ mod lineages;
 mod listen;
 mod methods;
 mod progress;
-mod proof;
 mod providers;
 mod range;
 mod reload;
@@ -25,7 +23,6 @@ mod sessions;
 mod snapshots;
 mod socket;
 mod sse;
-mod stream;
 mod tokens;
 mod turns;
 mod update;
@@ -113,6 +110,6 @@ fn request_key(who: &Who, method: &str, params: &Value) -> Result<Option<Request
     hash.update([0]);
     // Objects are ordered by key, so the same parameters give the same bytes.
     hash.update(params.to_string().as_bytes());
-    let (caller, request_id) = (who.caller.clone(), request_id.to_owned());
+    let (caller, request_id) = (who.name.clone(), request_id.to_owned());
     Ok(Some(RequestKey { caller, request_id, digest: hash.finalize().into() }))
 }

@@ -58,9 +58,9 @@ impl Engine {
                 Again::After { delay_ms } => self.revive_after(batch, id, delay_ms, now),
                 Again::GiveUp => {
                     self.move_lineage(batch, id, LineageEvent::Exhausted, now);
-                    let why = format!("its agent died {deaths} times in a row: {detail}");
-                    let how = BreakOff::Fail(failure("lineage.exhausted", &why));
-                    self.agent_lost(batch, id, detail, how, now);
+                    // Its work is not lost: turns and jobs wait, and a start goes on with them.
+                    let detail = format!("{detail}; it died {deaths} times in a row");
+                    self.agent_lost(batch, id, detail, BreakOff::Park, now);
                 }
             },
             Policy::Reap => {

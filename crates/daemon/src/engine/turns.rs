@@ -251,16 +251,17 @@ impl Engine {
         has: &[TurnId],
         now: Timestamp,
     ) {
-        let mut turns: Vec<TurnId> = self
+        // One that a later turn of its session starts here has been handed over with that.
+        let mut turns: Vec<(TurnId, bool)> = self
             .turns
             .values()
             .filter(|turn| turn.row.agent == *agent)
-            .map(|turn| turn.row.id.clone())
+            .map(|turn| (turn.row.id.clone(), turn.is_running()))
             .collect();
         turns.sort();
-        for id in &turns {
+        for (id, ran) in &turns {
             let Some(turn) = self.turns.get(id) else { continue };
-            if turn.is_running() {
+            if *ran {
                 self.resume_execs(batch, id);
                 if !has.contains(id) {
                     self.run(batch, id);

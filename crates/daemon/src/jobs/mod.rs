@@ -16,14 +16,15 @@ mod tests;
 mod told;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_core::JobId;
 use lodge_core::event::EventKind;
 use lodge_core::job::{JobRow, JobState};
 use lodge_core::record::EventRow;
+use lodge_core::{AgentId, JobId};
 use lodge_exec::JobTotals;
 use lodge_proto::ErrorBody;
 use lodge_store::JobSummary;
@@ -48,6 +49,9 @@ pub struct Jobs {
     look: Notify,
     /// Bytes that were archived since somebody looked.
     grown: AtomicU64,
+    /// Agents of which jobs were archived since somebody looked, and that there are some.
+    settled_agents: Mutex<BTreeSet<AgentId>>,
+    settled: Notify,
 }
 
 /// How the streams of a job lie in its files.
@@ -82,7 +86,21 @@ impl Jobs {
             db: Arc::new(db::Db::new(dir)),
             look: Notify::new(),
             grown: AtomicU64::new(0),
+            settled_agents: Mutex::default(),
+            settled: Notify::new(),
         }
+    }
+
+    /// A job of this agent is recorded as archived.
+    fn settled_of(&self, agent: &AgentId) {
+        let mut agents = self.settled_agents.lock().unwrap_or_else(PoisonError::into_inner);
+        if agents.insert(agent.clone()) {
+            self.settled.notify_one();
+        }
+    }
+
+    fn take_settled(&self) -> BTreeSet<AgentId> {
+        std::mem::take(&mut *self.settled_agents.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A job that runs wrote so much by now.

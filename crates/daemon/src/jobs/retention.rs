@@ -1,17 +1,20 @@
-//! Old jobs and outputs go when somebody set how long or how much is kept; nothing does otherwise.
+//! Old jobs and outputs go when somebody set how long or how much is kept, for all agents or by the `LIMIT disk` of one;
+//! nothing does otherwise.
 //!
 //! What goes is recorded first, and removed from the archive after. What a daemon that died in between left in the archive
 //! is found by the sweep at the next start.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::JobId;
+use lodge_core::{AgentId, JobId};
 use lodge_store::{OutputFate, OutputReader};
 
 use crate::chain;
 use crate::engine::Seen;
 use crate::engine::jobs::{Expiry, JobSeen};
+use crate::limits;
 use crate::shell::{Shell, now};
 
 /// Jobs that are looked at, or told of, at once.
@@ -23,12 +26,22 @@ const LOOKS_AN_AGE: u32 = 8;
 /// The part of the bytes to be kept by which the archive may grow before somebody looks: one in so many.
 const GROWTH_SHARE: u64 = 16;
 
-/// Runs until the daemon ends. With nothing set it sleeps until the settings change.
+/// Between two looks at what agents have in the archive.
+const AGENTS_PAUSE: Duration = Duration::from_secs(1);
+
+/// Runs until the daemon ends. With nothing set it sleeps until the settings change, or a job is archived.
 pub async fn run(shell: Arc<Shell>) {
     let swept = blocking(&shell, sweep).await;
     tracing::debug!(event = "archive.swept", outputs = swept.len());
     shell.jobs.queue.remove(swept);
+    // An earlier daemon may not have come to it.
+    let mut agents = blocking(&shell, every_agent).await;
     loop {
+        agents.append(&mut shell.jobs.take_settled());
+        for agent in std::mem::take(&mut agents) {
+            let jobs = blocking(&shell, move |shell| beyond_of(shell, &agent)).await;
+            expire(&shell, jobs, Expiry::Output).await;
+        }
         let age = shell.config.span_unless_off("job-retention-age");
         if let Some(age) = age {
             expire_old(&shell, age).await;
@@ -46,8 +59,33 @@ pub async fn run(shell: Arc<Shell>) {
         tokio::select! {
             () = look => {}
             () = shell.jobs.look.notified() => {}
+            () = shell.jobs.settled.notified() => tokio::time::sleep(AGENTS_PAUSE).await,
         }
     }
+}
+
+fn every_agent(shell: &Shell) -> BTreeSet<AgentId> {
+    let mut all = BTreeSet::new();
+    let mut after: Option<AgentId> = None;
+    loop {
+        let page = shell.reader.agents(after.as_ref().map(AgentId::as_str), PAGE).unwrap_or_else(|error| {
+            tracing::warn!(event = "agents.not_listed", error = chain(&error));
+            Vec::new()
+        });
+        let Some(newest) = page.last().map(|found| found.row.id.clone()) else { return all };
+        after = Some(newest);
+        all.extend(page.into_iter().map(|found| found.row.id));
+    }
+}
+
+/// The oldest outputs of an agent without which no more than its `LIMIT disk` is left of them.
+fn beyond_of(shell: &Shell, agent: &AgentId) -> Vec<JobId> {
+    let row = shell.reader.agent(agent).ok().flatten();
+    let Some(bytes_max) = row.and_then(|found| limits::archive_max(&found.row)) else { return Vec::new() };
+    shell.reader.outputs_beyond(agent, bytes_max).unwrap_or_else(|error| {
+        tracing::warn!(event = "jobs.not_listed", error = chain(&error));
+        Vec::new()
+    })
 }
 
 /// The archive has so much more.
@@ -59,7 +97,8 @@ pub fn archive_grew(shell: &Shell, bytes: usize) {
 }
 
 /// A job is recorded as archived: only from now on may its output be too much.
-pub fn settled(shell: &Shell) {
+pub fn settled(shell: &Shell, agent: &AgentId) {
+    shell.jobs.settled_of(agent);
     if shell.config.size("job-retention-bytes").is_some() {
         shell.jobs.look_now();
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobProgress, JobRow, JobState, JobWrite};
-use lodge_core::limits::JOBS_UNARCHIVED_MAX;
+use lodge_core::limits::{JOB_EXTRA_SLOTS, JOBS_UNARCHIVED_MAX};
 use lodge_core::record::{MessageRow, Role, StepRow};
 use lodge_core::turn::StepState;
-use lodge_core::{JobId, TurnId};
+use lodge_core::{AgentId, JobId, TurnId};
 use lodge_daemon::engine::{Facts, Sizes};
 
 use crate::disk::{Disk, jobs_in};
@@ -122,7 +122,8 @@ impl World {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
             return Err("at rest, and the archive has something to do".to_owned());
         }
-        let full = self.places_are_taken();
+        let engine = self.daemon.as_ref().map(|daemon| &daemon.engine);
+        let facts = engine.filter(|_| self.places_are_taken()).map(|engine| (engine.facts(), engine.sizes()));
         for row in self.disk.jobs() {
             let (id, state) = (&row.id, row.progress.state);
             let agent = self.disk.agent(&row.agent);
@@ -132,7 +133,11 @@ impl World {
                 matches!(agent.map(|agent| agent.state), Some(AgentState::Stopped | AgentState::Failed(_)));
             let may_wait = match state {
                 // Its agent failed or left: it goes on when that is started. Or there is no place for it.
-                JobState::Pending => rests || full,
+                JobState::Pending => {
+                    let has_none =
+                        |(facts, sizes): &(Facts, Sizes)| !has_slot(facts, sizes.jobs.max, &row.agent);
+                    rests || facts.as_ref().is_some_and(has_none)
+                }
                 // Its sandbox could not be ended, and whoever asked was told so.
                 JobState::Running => given_up,
                 JobState::Done | JobState::Error | JobState::Cancelled => true,
@@ -231,12 +236,26 @@ pub fn jobs_agree(facts: &Facts, sizes: &Sizes) -> Result<(), String> {
         let agent = facts.agents.get(&row.agent);
         let ready =
             agent.is_some_and(|agent| agent.row.state == AgentState::Ready && agent.row.next.is_none());
-        row.progress.state == JobState::Pending && ready
+        row.progress.state == JobState::Pending && ready && has_slot(facts, sizes.jobs.max, &row.agent)
     });
     match startable {
-        Some(row) if working < sizes.jobs.max && unarchived < JOBS_UNARCHIVED_MAX => {
+        Some(row) if unarchived < JOBS_UNARCHIVED_MAX => {
             Err(format!("{} waits, and {working} of {} jobs run", row.id, sizes.jobs.max))
         }
         Some(_) | None => Ok(()),
     }
+}
+
+/// Most jobs that may run with so many slots.
+pub fn most_jobs(max: usize) -> usize {
+    max + max * JOB_EXTRA_SLOTS
+}
+
+/// Whether a job of this agent could start, if its agent were ready: there is a slot for all, or an extra one for an
+/// agent that has no running job.
+fn has_slot(facts: &Facts, max: usize, agent: &AgentId) -> bool {
+    let runs = |row: &&JobRow| row.progress.state == JobState::Running;
+    let running = facts.jobs.values().filter(runs).count();
+    let has_none = || !facts.jobs.values().filter(runs).any(|row| row.agent == *agent);
+    running < max || running < most_jobs(max) && has_none()
 }

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::job::{JobRow, JobState};
+use lodge_core::limits::JOB_EXTRA_SLOTS;
 use lodge_core::{AgentId, JobId, SessionId, Timestamp};
 
 /// A job that is not settled.
@@ -63,6 +64,16 @@ impl Queue {
     fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.running == 0 && self.unarchived == 0
     }
+}
+
+/// Who may start a job now. A running job is never ended for another one, so a job that never ends keeps its slot;
+/// the extra slots make sure that such jobs of one agent do not block the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FreeSlots {
+    /// Any agent.
+    Shared,
+    /// All shared slots are taken: only agents without a running job.
+    Extra,
 }
 
 #[derive(Debug, Default)]
@@ -258,12 +269,22 @@ impl Jobs {
         waiting.next().map(|job| job.row.id.clone())
     }
 
+    /// Which agents may start a job, with `max` slots for all of them. None: nobody.
+    pub(crate) fn free_slots(&self, max: usize) -> Option<FreeSlots> {
+        if self.running < max {
+            return Some(FreeSlots::Shared);
+        }
+        let most = max.saturating_add(max.saturating_mul(JOB_EXTRA_SLOTS));
+        (self.running < most).then_some(FreeSlots::Extra)
+    }
+
     /// Who is next: of the agents that are up and have a job which may start, the one with the fewest that run, then the
     /// one whose best has waited longest. Within an agent the higher priority goes first, then the older.
     ///
     /// However many jobs of agents that are not up wait, they are not looked at.
     pub(crate) fn next(
         &self,
+        slots: FreeSlots,
         is_up: impl Fn(&AgentId) -> bool,
         may_start: impl Fn(&JobRow) -> bool,
     ) -> Option<JobId> {
@@ -272,7 +293,12 @@ impl Jobs {
                 queue.pending.iter().filter(|place| self.get(&place.id).is_some_and(&may_start));
             startable.next().cloned()
         };
-        let up = self.queues.iter().filter(|(agent, queue)| !queue.pending.is_empty() && is_up(agent));
+        let has_slot = |queue: &Queue| match slots {
+            FreeSlots::Shared => true,
+            FreeSlots::Extra => queue.running == 0,
+        };
+        let waits = |queue: &Queue| !queue.pending.is_empty() && has_slot(queue);
+        let up = self.queues.iter().filter(|(agent, queue)| waits(queue) && is_up(agent));
         let waiting = up.filter_map(|(_, queue)| Some((queue.running, best(queue)?)));
         let next =
             waiting.min_by_key(|(running, place)| (*running, place.created_at, place.came, place.id.clone()));

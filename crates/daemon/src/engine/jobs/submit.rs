@@ -4,8 +4,8 @@ use lodge_core::agent::AgentState;
 use lodge_core::job::{JobEvent, JobProgress, JobRequest, JobRow, JobState, JobWrite};
 use lodge_core::job_check::{JobFault, check_args, check_labels, check_priority, check_stdin, check_timeout};
 use lodge_core::limits::{
-    AGENT_JOBS_PENDING_MAX, JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_EVERY_MS,
-    JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
+    AGENT_JOBS_PENDING_MAX, AGENT_JOBS_PENDING_OWN, JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN,
+    JOB_OUTPUT_DISK_SHARE, JOB_OUTPUT_EVERY_MS, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
 };
 use lodge_core::record::{AgentRow, Write};
 use lodge_core::{AgentId, EventData, EventKind, JobId, SessionId, Timestamp, TurnId};
@@ -68,7 +68,8 @@ impl Engine {
         if self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_MAX {
             return Err(full(&format!("of agent `{}`", agent.row.name), AGENT_JOBS_PENDING_MAX));
         }
-        if self.jobs.pending() >= JOBS_PENDING_MAX {
+        // Others may have filled the queue of the daemon; each agent has a few places of its own.
+        if self.jobs.pending() >= JOBS_PENDING_MAX && self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_OWN {
             return Err(full("of all agents", JOBS_PENDING_MAX));
         }
         Ok(())
@@ -96,6 +97,7 @@ impl Engine {
             0 => self.host.settings.job_output,
             asked => asked.clamp(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
         };
+        let output_bytes = output_bytes.min(self.output_share(&agent));
         let turn = turn.as_ref().map(TurnId::to_string);
         let row = JobRow {
             id: JobId::new(&mut self.ids, now),
@@ -117,12 +119,19 @@ impl Engine {
         id
     }
 
-    /// Starts jobs while there are places for them.
+    /// Most that is kept of each stream of a job: output counts against the `LIMIT disk` of its agent.
+    fn output_share(&self, agent: &AgentId) -> u64 {
+        let limits = self.agents.get(agent).and_then(|agent| agent.row.spec.limits);
+        let disk = limits.and_then(|limits| limits.disk_bytes);
+        disk.map_or(u64::MAX, |disk| (disk / JOB_OUTPUT_DISK_SHARE).max(JOB_OUTPUT_BYTES_MIN))
+    }
+
+    /// Starts jobs while there are slots for them.
     pub(in crate::engine) fn hand_out_jobs(&mut self, batch: &mut Batch, now: Timestamp) {
         // Output that is not in the archive lies in files, and takes room that nobody planned for.
-        while self.jobs.running() < self.host.settings.max_jobs
-            && self.jobs.unarchived() < JOBS_UNARCHIVED_MAX
-            && let Some(id) = self.jobs.next(|agent| self.is_up(agent), |row| self.may_start(row))
+        while self.jobs.unarchived() < JOBS_UNARCHIVED_MAX
+            && let Some(slots) = self.jobs.free_slots(self.host.settings.max_jobs)
+            && let Some(id) = self.jobs.next(slots, |agent| self.is_up(agent), |row| self.may_start(row))
         {
             self.start_job(batch, &id, now);
         }

@@ -116,6 +116,9 @@ impl World {
         let unsettled = |row: &JobRow| {
             row.progress.state.is_open() || !row.archived || (!row.told && row.session.is_some())
         };
+        // As the store has them.
+        let mut turns: Vec<LiveTurn> = engine.turns.values().map(|turn| self.live(&turn.row)).collect();
+        turns.sort_by_key(|live| live.row.number);
         Loaded {
             epoch: engine.epoch + 1,
             seq: engine.seq,
@@ -123,7 +126,7 @@ impl World {
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             sessions: engine.sessions.values().filter(|session| !session.gone).map(fact).collect(),
-            turns: engine.turns.values().map(|turn| self.live(&turn.row)).collect(),
+            turns,
             jobs: self.stored().into_values().filter(unsettled).collect(),
             ..Loaded::default()
         }
@@ -160,7 +163,7 @@ impl World {
     }
 
     /// The daemon dies after its last commit, and another takes over.
-    fn reboot(self) -> (World, Batch) {
+    pub(super) fn reboot(self) -> (World, Batch) {
         let host = Host { settings: self.engine.host.settings, ..host() };
         let (engine, batch) = Engine::boot(self.loaded(), host, IdSource::new(self.tickets + 77), "0", NOW);
         assert_eq!(engine.facts().jobs, self.engine.facts().jobs, "what was held is found again");

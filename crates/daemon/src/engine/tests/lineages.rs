@@ -124,11 +124,63 @@ fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
     assert_eq!(pauses, [0, 1_000, 2_000, 4_000, 8_000]);
     assert_eq!(world.lineage(&agent).state, LineageState::Ended(EndReason::Exhausted));
     assert_eq!(world.agent_state(&agent), AgentState::Failed(FailReason::Crashed));
-    assert_eq!(world.state(&turn), TurnState::Failed);
+    assert_eq!(world.state(&turn), TurnState::Waiting, "its work is not lost");
     let old = world.lineage(&agent).id.clone();
     world.ask(None, Command::StartAgent { id: agent.clone() });
     assert_ne!(world.lineage(&agent).id, old, "another start is another lineage");
     assert_eq!(world.engine.agents[&agent].row.lineage, world.lineage(&agent).id);
+}
+
+/// An agent with a turn that runs and one that is queued, which died once too often.
+fn exhausted() -> (World, AgentId, [TurnId; 2], ExecId) {
+    let mut world = World::new();
+    let agent = world.agent();
+    let (turn, exec) = world.turn_at_work(&agent);
+    let queued = turn_of(&world.send(&agent, "s", "and then"));
+    while world.agent_state(&agent) != AgentState::Failed(FailReason::Crashed) {
+        world.die(&agent, Part::Runtime);
+        let run = world.engine.agents[&agent].row.runs;
+        world.see(Seen::RevivalDue { agent: agent.clone(), run });
+        world.ready(&agent);
+    }
+    (world, agent, [turn, queued], exec)
+}
+
+#[test]
+fn turns_of_an_agent_that_died_too_often_wait_and_a_start_goes_on_with_them() {
+    for restarted in [false, true] {
+        let (mut world, agent, [turn, queued], exec) = exhausted();
+        let states = |world: &World| [&turn, &queued].map(|turn| world.state(turn));
+        assert_eq!(states(&world), [TurnState::Waiting, TurnState::Queued]);
+        assert_eq!(world.engine.sizes().working, 0, "it has no slot");
+        if restarted {
+            world = world.reboot().0;
+            assert_eq!(states(&world), [TurnState::Waiting, TurnState::Queued]);
+            assert_eq!(world.agent_state(&agent), AgentState::Failed(FailReason::Crashed));
+        }
+        assert_eq!(refusal(&world.send(&agent, "t", "more")), "agent.not_running");
+        world.ask(None, Command::StartAgent { id: agent.clone() });
+        assert_eq!(world.lineage(&agent).deaths, 0, "it is tried as often as the first time");
+        let batch = world.ready(&agent);
+        let runs = |effect: &&Effect| matches!(effect, Effect::RunTurn { turn: run, .. } if *run == turn);
+        assert_eq!(acts(&batch).iter().filter(|effect| runs(effect)).count(), 1);
+        if !restarted {
+            // The call that was under way is asked for under its own id, so that it cannot run twice.
+            assert_eq!(started_exec(&batch), std::slice::from_ref(&exec));
+        }
+        assert_eq!(states(&world), [TurnState::Running, TurnState::Queued]);
+        assert_eq!(ups(&world.die(&agent, Part::Runtime)).len(), 1);
+    }
+}
+
+#[test]
+fn turns_of_an_agent_that_died_too_often_can_be_dropped() {
+    let (mut world, agent, [turn, queued], _) = exhausted();
+    world.ask(None, Command::InterruptTurn { id: turn.clone() });
+    assert_eq!(world.state(&turn), TurnState::Interrupted);
+    assert_eq!(world.state(&queued), TurnState::Queued);
+    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    assert_eq!(world.state(&queued), TurnState::Interrupted);
 }
 
 #[test]

@@ -325,17 +325,19 @@ fn work_that_an_operator_decides_about_waits_and_goes_on_or_is_dropped() {
 }
 
 #[test]
-fn a_lineage_that_is_exhausted_ends_its_jobs() {
+fn a_lineage_that_is_exhausted_ends_what_runs_and_what_waits_goes_on_with_a_start() {
     let mut two = two();
     while two.state() != AgentState::Failed(FailReason::Crashed) {
         two.dies(Part::Sandbox);
         let (agent, run) = (two.agent.clone(), two.run());
         two.world.see(Seen::RevivalDue { agent, run });
     }
-    assert_eq!(two.states(), ["running", "cancelled"]);
+    assert_eq!(two.states(), ["running", "pending"]);
     assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
     two.world.job_ends(&two.runs, silent(ExecHow::Lost));
-    assert_eq!(two.states(), ["error", "cancelled"]);
+    assert_eq!(two.states(), ["error", "pending"]);
+    two.ask(Command::StartAgent { id: two.agent.clone() });
+    assert_eq!(started(&two.world.ready(&two.agent.clone())), [two.waits.clone()]);
 }
 
 #[test]

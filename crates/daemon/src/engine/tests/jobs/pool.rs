@@ -1,6 +1,10 @@
 //! Who runs: so many at a time, in turns by agent, in order within one.
 
-use lodge_core::limits::{AGENT_JOBS_PENDING_MAX, AGENT_TURNS_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX};
+use lodge_core::limits::{
+    AGENT_JOBS_PENDING_MAX, AGENT_JOBS_PENDING_OWN, AGENT_TURNS_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
+};
+
+use lodge_core::record::LimitsRecord;
 
 use super::*;
 
@@ -81,44 +85,87 @@ fn more_places_are_taken_at_once_and_fewer_end_nothing() {
 }
 
 #[test]
-fn agents_take_turns_however_many_jobs_one_of_them_submits() {
-    let mut world = World::with_places(2);
+fn a_free_slot_goes_to_the_agent_with_the_fewest_running_jobs() {
+    let mut world = World::with_places(4);
     let (greedy, modest) = (world.agent(), world.agent());
-    let many = world.jobs(&greedy, 4);
-    let one = world.job(&modest);
-    assert_eq!(world.states(&many), ["running", "running", "pending", "pending"]);
-    let batch = world.job_ends(&many[0], exited(0));
-    assert_eq!(started(&batch), [one], "it has none that runs");
+    let many = world.jobs(&greedy, 5);
+    let few = world.jobs(&modest, 2);
+    assert_eq!(world.states(&many), ["running", "running", "running", "running", "pending"]);
+    assert_eq!(world.states(&few), ["running", "pending"], "the first has an extra slot");
+    assert!(started(&world.job_ends(&many[0], exited(0))).is_empty(), "four still run, of four that may");
+    assert_eq!(started(&world.job_ends(&many[1], exited(0))), [few[1].clone()], "it has fewer that run");
+}
+
+#[test]
+fn endless_jobs_of_one_agent_do_not_block_the_first_job_of_another() {
+    for max in [1, 2, 10] {
+        let mut world = World::with_places(max);
+        let greedy = world.agent();
+        let endless = world.jobs(&greedy, max + 3);
+        let running = |world: &World| world.engine.sizes().jobs.running;
+        assert_eq!(running(&world), max, "any agent may use all shared slots");
+        let others: Vec<AgentId> = (0..=max).map(|_| world.agent()).collect();
+        let firsts: Vec<JobId> = others.iter().map(|agent| world.job(agent)).collect();
+        assert_eq!(world.states(&firsts[..max]), vec!["running"; max]);
+        assert_eq!(world.states(&firsts[max..]), ["pending"], "there are as many extra slots as shared ones");
+        let second = world.job(&others[0]);
+        assert_eq!(world.job_state(&second), JobState::Pending, "an extra slot is for a first job alone");
+        // What ends in an extra slot goes to the next agent that has none, and to nobody else.
+        assert_eq!(started(&world.job_ends(&firsts[max - 1], exited(0))), [firsts[max].clone()]);
+        let batch = world.job_ends(&firsts[max], exited(0));
+        assert!(started(&batch).iter().all(|job| *job == second && max == 1), "{:?}", started(&batch));
+        assert_eq!(world.states(&endless[max..]), ["pending"; 3]);
+        assert!(running(&world) <= 2 * max);
+    }
+}
+
+#[test]
+fn extra_slots_survive_a_restart_and_are_given_back() {
+    let mut world = World::with_places(1);
+    let (greedy, modest) = (world.agent(), world.agent());
+    let endless = world.jobs(&greedy, 2);
+    let first = world.job(&modest);
+    let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
+    let (engine, batch) = Engine::boot(world.loaded(), one, IdSource::new(9), "0", NOW);
+    assert!(started(&batch).is_empty());
+    let mut world = World { engine, written: world.written, tickets: 0 };
+    world.keep(&batch);
+    assert_eq!(world.states(&[endless[0].clone(), first.clone()]), ["running"; 2]);
+    assert!(started(&world.job_ends(&first, exited(0))).is_empty());
+    assert_eq!(started(&world.job_ends(&endless[0], exited(0))), [endless[1].clone()]);
 }
 
 #[test]
 fn of_agents_with_as_many_that_run_the_one_that_waits_longest_is_next() {
     let mut world = World::with_places(1);
-    let agents: Vec<AgentId> = (0..3).map(|_| world.agent()).collect();
-    let first = world.job(&agents[0]);
+    let agents: Vec<AgentId> = (0..4).map(|_| world.agent()).collect();
+    let mut runs = vec![world.job(&agents[0]), world.job(&agents[3])];
     let third = world.job(&agents[2]);
     let second = world.job(&agents[1]);
     let last = world.job(&agents[0]);
-    let mut order = vec![first.clone()];
-    let mut runs = first;
-    while let [next] = &started(&world.job_ends(&runs, exited(0)))[..] {
-        order.push(next.clone());
-        runs = next.clone();
+    let mut order = Vec::new();
+    while let Some(ends) = (!runs.is_empty()).then(|| runs.remove(0)) {
+        let next = started(&world.job_ends(&ends, exited(0)));
+        order.extend(next.iter().cloned());
+        runs.extend(next);
     }
-    assert_eq!(order[1..], [third, second, last]);
+    assert_eq!(order, [third, second, last]);
 }
 
 #[test]
 fn a_priority_orders_the_jobs_of_one_agent_and_takes_no_turn_of_another() {
     let mut world = World::with_places(1);
-    let (one, two) = (world.agent(), world.agent());
+    let (one, two, three) = (world.agent(), world.agent(), world.agent());
     let runs = world.job(&one);
+    let extra = world.job(&three);
     let older = world.job(&two);
     let with = |world: &mut World, priority| {
         job_of(&world.submit_job(&one, None, JobWork { priority, ..work("sh") }))
     };
     let (low, plain, high) = (with(&mut world, -5), with(&mut world, 0), with(&mut world, 100));
-    let mut order = Vec::new();
+    let mut order = started(&world.job_ends(&extra, exited(0)));
+    assert_eq!(order, std::slice::from_ref(&older));
+    assert!(started(&world.job_ends(&older, exited(0))).is_empty(), "the shared slot is taken");
     let mut ends = runs;
     while let [next] = &started(&world.job_ends(&ends, exited(0)))[..] {
         order.push(next.clone());
@@ -203,6 +250,7 @@ fn queues_are_bounded_for_an_agent_and_for_the_daemon() {
     let runs = world.job(&agents[0]);
     world.jobs(&agents[0], AGENT_JOBS_PENDING_MAX);
     assert_eq!(refusal(&world.submit_job(&agents[0], None, work("sh"))), "job.queue_full");
+    world.job(&agents[1]);
     let mut waiting = AGENT_JOBS_PENDING_MAX;
     for agent in &agents[1..4] {
         let count = AGENT_JOBS_PENDING_MAX.min(JOBS_PENDING_MAX - waiting);
@@ -210,9 +258,30 @@ fn queues_are_bounded_for_an_agent_and_for_the_daemon() {
         waiting += count;
     }
     assert_eq!(world.engine.sizes().jobs.pending, JOBS_PENDING_MAX);
+    assert_eq!(refusal(&world.submit_job(&agents[1], None, work("sh"))), "job.queue_full");
+    world.jobs(&agents[4], AGENT_JOBS_PENDING_OWN);
     assert_eq!(refusal(&world.submit_job(&agents[4], None, work("sh"))), "job.queue_full");
-    world.job_ends(&runs, exited(0));
+    while world.engine.sizes().jobs.pending >= JOBS_PENDING_MAX {
+        let next = world.engine.jobs.all().find(|row| row.progress.state == JobState::Running);
+        let next = next.map(|row| row.id.clone()).unwrap_or_else(|| runs.clone());
+        world.job_ends(&next, exited(0));
+    }
     world.job(&agents[4]);
+}
+
+#[test]
+fn a_job_keeps_a_part_of_what_its_agent_may_have_on_disk() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let mut kept = |disk_bytes: Option<u64>, output_bytes: u64| {
+        let limits = LimitsRecord { disk_bytes, ..LimitsRecord::default() };
+        world.engine.agents.get_mut(&agent).unwrap().row.spec.limits = Some(limits);
+        let job = job_of(&world.submit_job(&agent, None, JobWork { output_bytes, ..work("sh") }));
+        world.job_row(&job).request.output_bytes
+    };
+    assert_eq!([kept(None, 0), kept(None, 1 << 30)], [1 << 20, 1 << 30]);
+    assert_eq!([kept(Some(1 << 30), 0), kept(Some(1 << 30), 1 << 30)], [1 << 20, 1 << 27]);
+    assert_eq!(kept(Some(0), 1 << 20), 4096, "the least that can be kept");
 }
 
 #[test]
