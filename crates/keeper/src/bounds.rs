@@ -25,7 +25,7 @@ const NO_CONTROLLERS: &str = "keeper.no_controllers";
 /// Longest file of counters that is read.
 const COUNTERS_MAX: usize = 4096;
 /// Tasks of the keeper's own, beside those that were allowed to the sandbox.
-const OWN_TASKS: u64 = 2;
+const OWN_TASKS: u64 = 3;
 /// How much of an rlimit on data is left to a program beyond what the sandbox may use: what programs reserve and never
 /// touch is not what is limited, and the watch sees what they touch.
 const DATA_ROOM_BYTES: u64 = 1 << 30;

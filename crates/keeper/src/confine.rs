@@ -10,6 +10,7 @@ use std::path::Path;
 use lodge_link::{ExecKind, InForce, KeeperSpec};
 
 use crate::bounds::{Bounds, Processes};
+use crate::counters;
 use crate::fence::{Fence, Namespaces};
 use crate::files::Files;
 use crate::group::Groups;
@@ -18,6 +19,7 @@ use crate::layers::Layers;
 use crate::network::Gate;
 use crate::seccomp::{self, Clone3};
 use crate::sys;
+use crate::tool_thread::ToolThread;
 
 /// Tools are killed first when memory runs out, then the runtime.
 const TOOL_OOM_SCORE_ADJ: i32 = 500;
@@ -26,9 +28,9 @@ const LAST_CAPABILITY_MAX: i32 = 63;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
 /// What a keeper that runs as root still needs: to become the sandbox's user, to signal it, to look at
-/// it, and to take back the score it gives to execs.
+/// it and at the files that it has mapped, and to take back the score it gives to execs.
 const KEEPER_CAPABILITIES: u64 =
-    1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19 | 1 << 24;
+    1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19 | 1 << 24 | 1 << 40;
 
 /// Whose rights execs run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub(crate) struct Confined {
     pub(crate) oom: Option<OomScore>,
     /// Rules that each exec has to enter by itself.
     pub(crate) rules: Option<Ruleset>,
+    /// Where tools are forked, so that they cannot signal the runtime.
+    pub(crate) tools: ToolThread,
     /// Rules that keep tools apart from the runtime and from each other.
     pub(crate) apart: Option<Ruleset>,
     /// Rules by which a tool can make no file, for when there is no room.
@@ -128,6 +132,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         layers.note("no_new_privs", prctl(libc::PR_SET_NO_NEW_PRIVS, 1));
     }
     layers.note("capabilities", drop_capabilities());
+    counters::bound_processes()?;
     let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
     writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
     let own = own_places(dir, groups.as_ref(), &bounds);
@@ -135,6 +140,9 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     // Where there is no Landlock, that was noted above.
     let apart = layers.has("landlock").then(landlock::apart).transpose()?;
     let makes_nothing = layers.has("landlock").then(landlock::makes_nothing).transpose()?;
+    // Execs that enter all rules by themselves reach nobody else by signals anyway.
+    let scoped = layers.has("landlock_scope") && rules.is_none();
+    let tools = ToolThread::new(if scoped { landlock::tools_scope()? } else { None });
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
     let is_filtered = layers.note("seccomp", seccomp::enter(clone3));
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
@@ -145,6 +153,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         user,
         oom,
         rules,
+        tools,
         apart,
         makes_nothing,
         groups,

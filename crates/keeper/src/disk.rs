@@ -1,4 +1,4 @@
-//! How full the agent's root is, as far as it has to be known.
+//! How full the agent's part of the disk is, as far as it has to be known.
 //!
 //! The file system says in no time how much is free; the root is counted only when as much is gone as the sandbox had
 //! left, or nobody looked for a while. A tool that begins while there is no room can write to no file: it may make some.
@@ -134,7 +134,7 @@ impl Keeper {
         if self.disk.under_way.is_some() || self.disk.not_before.is_some_and(|at| now < at) {
             return;
         }
-        match Measuring::begin(&self.spec.root, self.confined.namespaces, now) {
+        match Measuring::begin(&self.spec.root, &self.dir, self.confined.namespaces, now) {
             Ok(measuring) => self.disk.under_way = Some((measuring, free, now)),
             // No process could be had. There may be one at the next look.
             Err(_) => self.disk.not_before = Some(now + PAUSE),

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use lodge_link::{Bind, KeeperSpec};
 
 use crate::bounds::Bounds;
+use crate::counters;
 use crate::devices;
 use crate::group::Groups;
 use crate::layers::Layers;
@@ -88,6 +89,7 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
         std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
         std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
         layers.holds("userns");
+        layers.note("user_counters", counters::bound_namespace());
     }
     layers.holds("pidns");
     layers.holds("mountns");

@@ -29,6 +29,8 @@ const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 const SCOPE_ABSTRACT_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
+/// The version of Landlock that can keep signals inside.
+const SCOPES_SINCE: i64 = 6;
 
 /// What of the host can be read: programs and what they are made of, their settings, and what the kernel tells. Whoever
 /// keeps data elsewhere has to mount it.
@@ -83,6 +85,10 @@ impl Ruleset {
         // SAFETY: no memory is passed.
         sys::check_long(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, fd, 0u32) }).map(drop)
     }
+
+    pub(crate) fn try_clone(&self) -> io::Result<Ruleset> {
+        self.0.try_clone().map(Ruleset)
+    }
 }
 
 /// Makes the rules. `writable` are the places to write in; those that do not exist are left out. `own` are the
@@ -111,6 +117,15 @@ pub(crate) fn prepare(writable: &[&Path], own: &[Place<'_>], layers: &mut Layers
 pub(crate) fn apart() -> io::Result<Ruleset> {
     let attr = RulesetAttr { handled_fs: MAKE_BLOCK, handled_net: 0, scoped: 0 };
     create(&attr, size_of::<u64>()).map(Ruleset)
+}
+
+/// Rules by which signals stay among those who entered them together. None: this kernel has no such rules.
+pub(crate) fn tools_scope() -> io::Result<Option<Ruleset>> {
+    if abi()? < SCOPES_SINCE {
+        return Ok(None);
+    }
+    let attr = RulesetAttr { handled_fs: 0, handled_net: 0, scoped: SCOPE_SIGNAL };
+    create(&attr, size_of::<RulesetAttr>()).map(|fd| Some(Ruleset(fd)))
 }
 
 /// Rules by which nothing new can be made anywhere. What is there can be removed, and files can be cut.
@@ -150,7 +165,7 @@ fn handled(abi: i64) -> u64 {
 /// Rules that forbid everything that this version of the kernel can forbid.
 fn empty(abi: i64) -> io::Result<OwnedFd> {
     let handled = handled(abi);
-    let scoped = if abi >= 6 { SCOPE_SIGNAL | SCOPE_ABSTRACT_SOCKET } else { 0 };
+    let scoped = if abi >= SCOPES_SINCE { SCOPE_SIGNAL | SCOPE_ABSTRACT_SOCKET } else { 0 };
     let attr = RulesetAttr { handled_fs: handled, handled_net: 0, scoped };
     let size: usize = match abi {
         ..=3 => 8,

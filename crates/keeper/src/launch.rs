@@ -183,6 +183,8 @@ fn settle_process() -> io::Result<()> {
         // Without these, one long line would raise the threshold and its memory would never be returned.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 * 1024);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 64 * 1024);
+        // The thread that starts tools needs no heap of its own.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
     }
     // SAFETY: no memory is passed, apart from a signal set and a limit that outlive their calls.
     unsafe {

@@ -1,18 +1,19 @@
-//! How much lies on disk in the agent's root: counted by a child, so that a million files stop nobody.
+//! How much of the disk an agent takes: counted by a child, so that a million files stop nobody.
 //!
-//! Owns: the walk. It follows no link, leaves the root's own mount for none beneath it, and counts a file once, however
-//! many names it has. What was removed and is still open counts, as it still fills the disk.
+//! Owns: the walk through the agent's root and through the output of its execs. It follows no link, leaves the mount for
+//! none beneath it, and counts a file once, however many names it has. What was removed and is still in use is counted
+//! in `removed`.
 
-use std::collections::HashSet;
 use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lodge_link::EXEC_DIR;
+
 use crate::fence::{Namespaces, fd_path};
+use crate::removed;
 use crate::sys;
 
 /// Least that an entry counts: names and empty files fill a disk, too.
@@ -25,6 +26,9 @@ const WITHIN: Duration = Duration::from_secs(60);
 const OWNER_LOOKS: libc::mode_t = 0o500;
 /// Leaves the processor to whoever wants it.
 const NICENESS: libc::c_int = 19;
+
+/// What the one who counts is called, to tell it from those who stay.
+const COUNTER_NAME: &CStr = c"keeper-counts";
 
 /// A count under way.
 #[derive(Debug)]
@@ -49,18 +53,26 @@ struct Reading {
 }
 
 impl Measuring {
-    /// Begins to count in a child.
-    pub(crate) fn begin(root: &Path, namespaces: Namespaces, now: Instant) -> io::Result<Measuring> {
+    /// Begins to count in a child: the root, and what `dir`, the keeper's own, has of execs.
+    pub(crate) fn begin(
+        root: &Path,
+        dir: &OwnedFd,
+        namespaces: Namespaces,
+        now: Instant,
+    ) -> io::Result<Measuring> {
         let (answer, theirs) = sys::pipe()?;
         sys::set_nonblocking(answer.as_raw_fd())?;
         let pid = sys::fork()?;
         if pid == 0 {
-            // SAFETY: no memory is passed; a priority that cannot be lowered is what it was.
+            // SAFETY: the name is a C string, and no other memory is passed; a priority that cannot be lowered is what it was.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+                libc::prctl(libc::PR_SET_NAME, COUNTER_NAME.as_ptr());
                 libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
             }
-            let bytes = used_bytes(root, namespaces).unwrap_or(u64::MAX);
+            let used =
+                used_bytes(root, namespaces).and_then(|used| Ok(used.saturating_add(output_bytes(dir)?)));
+            let bytes = used.unwrap_or(u64::MAX);
             // Nobody may be left to hear it; either way there is nothing more to do.
             let told = sys::write(theirs.as_raw_fd(), &bytes.to_le_bytes());
             // SAFETY: ends the child at once.
@@ -94,7 +106,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     let own = look(top.fd(), c"")?;
     let named = walk(top, own.mount)?.saturating_add(own.bytes);
     Ok(match namespaces {
-        Namespaces::Own => named.saturating_add(removed_bytes(device)),
+        Namespaces::Own => named.saturating_add(removed::bytes(device)),
         // Whose the others are is not known.
         Namespaces::Host => named,
     })
@@ -191,23 +203,12 @@ fn may_look_into(dir: RawFd) -> bool {
     look(dir, c".").is_ok()
 }
 
-/// What no name leads to any more and processes still have open.
-fn removed_bytes(device: u64) -> u64 {
-    let own = std::process::id().to_string();
-    let mut seen = HashSet::new();
-    let mut used = 0_u64;
-    let is_other = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit) && name != own.as_str();
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for process in processes.filter(|entry| is_other(&entry.file_name())) {
-        let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        for file in files {
-            let Ok(meta) = std::fs::metadata(file.path()) else { continue };
-            if meta.is_file() && meta.nlink() == 0 && meta.dev() == device && seen.insert(meta.ino()) {
-                used = used.saturating_add(meta.blocks().saturating_mul(512));
-            }
-        }
-    }
-    used
+/// What lies in the files of execs: output that is not archived yet, and what is kept of tool calls.
+fn output_bytes(dir: &OwnedFd) -> io::Result<u64> {
+    let name = sys::c_string(OsStr::new(EXEC_DIR))?;
+    let Some(top) = enter(dir.as_raw_fd(), &name)? else { return Ok(0) };
+    let mount = look(top.fd(), c"")?.mount;
+    walk(top, mount)
 }
 
 impl Reading {
@@ -304,22 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_removed_and_is_still_open_counts() {
-        let dir = dir("removed");
-        let path = dir.join("open");
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .stdin({
-                std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-                std::fs::File::open(&path).unwrap()
-            })
-            .spawn()
-            .unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let used = used_bytes(&dir, Namespaces::Own).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+    fn output_of_execs_counts_by_what_is_on_disk() {
+        let dir = dir("output");
+        let own = OwnedFd::from(std::fs::File::open(&dir).unwrap());
+        assert_eq!(output_bytes(&own).unwrap(), 0, "nothing ran yet");
+        let job = dir.join(EXEC_DIR).join("job");
+        std::fs::create_dir_all(&job).unwrap();
+        std::fs::write(job.join("stdout"), vec![1; 1 << 20]).unwrap();
+        // What was archived and given back is a hole.
+        std::fs::File::create(job.join("stderr")).unwrap().set_len(1 << 30).unwrap();
+        let used = output_bytes(&own).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
-        assert!(used >= 1 << 20, "{used}");
+        assert!((1 << 20..2 << 20).contains(&used), "{used}");
     }
 }

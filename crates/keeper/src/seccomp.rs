@@ -55,6 +55,9 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_adjtimex,
     libc::SYS_acct,
     libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    // One counts against the whole user, and programs watch files by inotify.
+    libc::SYS_fanotify_init,
     libc::SYS_syslog,
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
@@ -64,6 +67,30 @@ const DENIED: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_ioperm,
 ];
+
+/// Calls that programs have to do without on many hosts, so that they know how. Contexts of asynchronous I/O are
+/// counted for the whole host.
+const ABSENT: &[libc::c_long] = &[libc::SYS_io_setup];
+
+/// Calls that name a process first and change how it runs; 0 is the caller. Keeper, gate and guardians may have the same
+/// user as a tool, so that the kernel would let it.
+const SELF_ONLY: &[libc::c_long] = &[
+    libc::SYS_prlimit64,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+];
+
+/// The same, for calls that first say what they name: a process, by this number, or a group or all of a user.
+const SELF_ONLY_BY_KIND: &[(libc::c_long, u32)] =
+    &[(libc::SYS_setpriority, PRIO_PROCESS), (libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS)];
+const PRIO_PROCESS: u32 = 0;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+/// The request of `prctl` that lets processes share a core with others, or not.
+const PR_SCHED_CORE: u32 = 62;
 
 const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
@@ -78,8 +105,9 @@ const SOCKETS: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6,
 
 const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
-/// The low half of the first argument, on a little-endian machine.
+/// The low half of the first argument, on a little-endian machine, and of the second.
 const FIRST_AT: u32 = 16;
+const SECOND_AT: u32 = 24;
 
 /// What becomes of `clone3`, whose flags lie in memory, out of a filter's sight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,20 +173,16 @@ fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
     for number in DENIED {
         code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::EPERM))]);
     }
+    for number in ABSENT {
+        code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
+    }
     match clone3 {
         Clone3::Refused => {
             code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
         }
         Clone3::LeftToExecs => {}
     }
-    code.extend([
-        // Of another process it would set limits, and keeper and guardians may have the same user.
-        jump(libc::BPF_JEQ, libc::SYS_prlimit64 as u32, 0, 4),
-        load(FIRST_AT),
-        jump(libc::BPF_JEQ, 0, 0, 1),
-        answer(libc::SECCOMP_RET_ALLOW),
-        answer(refuse(libc::EPERM)),
-    ]);
+    code.extend(scheduling());
     code.extend(sockets());
     code.extend([
         jump(libc::BPF_JEQ, libc::SYS_clone as u32, 0, 3),
@@ -166,6 +190,40 @@ fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
         jump(libc::BPF_JSET, NAMESPACE_FLAGS.cast_unsigned(), 0, 1),
         answer(refuse(libc::EPERM)),
         answer(libc::SECCOMP_RET_ALLOW),
+    ]);
+    code
+}
+
+/// A process sets its own limits and its own place among those that want a processor, and nobody else's. With the number
+/// loaded, and loaded still behind it.
+fn scheduling() -> Vec<libc::sock_filter> {
+    let mut code = Vec::new();
+    for number in SELF_ONLY {
+        code.extend([
+            jump(libc::BPF_JEQ, *number as u32, 0, 4),
+            load(FIRST_AT),
+            jump(libc::BPF_JEQ, 0, 0, 1),
+            answer(libc::SECCOMP_RET_ALLOW),
+            answer(refuse(libc::EPERM)),
+        ]);
+    }
+    for (number, process) in SELF_ONLY_BY_KIND {
+        code.extend([
+            jump(libc::BPF_JEQ, *number as u32, 0, 6),
+            load(FIRST_AT),
+            jump(libc::BPF_JEQ, *process, 0, 3),
+            load(SECOND_AT),
+            jump(libc::BPF_JEQ, 0, 0, 1),
+            answer(libc::SECCOMP_RET_ALLOW),
+            answer(refuse(libc::EPERM)),
+        ]);
+    }
+    code.extend([
+        jump(libc::BPF_JEQ, libc::SYS_prctl as u32, 0, 4),
+        load(FIRST_AT),
+        jump(libc::BPF_JEQ, PR_SCHED_CORE, 1, 0),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(refuse(libc::EPERM)),
     ]);
     code
 }
@@ -206,11 +264,11 @@ mod tests {
     use super::*;
 
     fn decide(arch: u32, number: u32, first: u32) -> u32 {
-        run(&program(Clone3::Refused), arch, number, first)
+        run(&program(Clone3::Refused), arch, number, [first, 0])
     }
 
     /// Runs a filter as the kernel would.
-    fn run(program: &[libc::sock_filter], arch: u32, number: u32, first: u32) -> u32 {
+    fn run(program: &[libc::sock_filter], arch: u32, number: u32, [first, second]: [u32; 2]) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -218,7 +276,7 @@ mod tests {
             let test = u32::from(step.code) & 0xf0;
             at += 1;
             if class == libc::BPF_LD {
-                loaded = [(NUMBER_AT, number), (ARCH_AT, arch), (FIRST_AT, first)]
+                loaded = [(NUMBER_AT, number), (ARCH_AT, arch), (FIRST_AT, first), (SECOND_AT, second)]
                     .into_iter()
                     .find(|(offset, _)| *offset == step.k)
                     .map(|(_, value)| value)
@@ -248,11 +306,6 @@ mod tests {
         for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET] {
             assert_eq!(decide(ARCH, clone, flag.cast_unsigned() | 17), refuse(libc::EPERM));
         }
-        let prlimit = libc::SYS_prlimit64 as u32;
-        assert_eq!(decide(ARCH, prlimit, 0), libc::SECCOMP_RET_ALLOW);
-        for pid in [1, 4711, u32::MAX] {
-            assert_eq!(decide(ARCH, prlimit, pid), refuse(libc::EPERM), "{pid}");
-        }
         let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD;
         assert_eq!(decide(ARCH, clone, thread.cast_unsigned()), libc::SECCOMP_RET_ALLOW);
         for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_openat, libc::SYS_kill, libc::SYS_rseq] {
@@ -273,12 +326,43 @@ mod tests {
     }
 
     #[test]
+    fn a_process_schedules_itself_and_nobody_else() {
+        for number in SELF_ONLY {
+            assert_eq!(decide(ARCH, *number as u32, 0), libc::SECCOMP_RET_ALLOW, "{number}");
+            for pid in [1, 4711, u32::MAX] {
+                assert_eq!(decide(ARCH, *number as u32, pid), refuse(libc::EPERM), "{number} of {pid}");
+            }
+        }
+        for (number, process) in SELF_ONLY_BY_KIND {
+            let program = program(Clone3::LeftToExecs);
+            let decide = |arguments| run(&program, ARCH, *number as u32, arguments);
+            assert_eq!(decide([*process, 0]), libc::SECCOMP_RET_ALLOW, "{number}");
+            for kind in 0..4 {
+                assert_eq!(decide([kind, 1]), refuse(libc::EPERM), "{number}: {kind}");
+                assert_eq!(
+                    decide([kind, 0]) == libc::SECCOMP_RET_ALLOW,
+                    kind == *process,
+                    "{number}: {kind}"
+                );
+            }
+        }
+        let reads = [libc::SYS_sched_getaffinity, libc::SYS_sched_getscheduler, libc::SYS_getpriority];
+        for number in reads.into_iter().chain([libc::SYS_ioprio_get, libc::SYS_sched_yield]) {
+            assert_eq!(decide(ARCH, number as u32, 1), libc::SECCOMP_RET_ALLOW, "{number}");
+        }
+        assert_eq!(decide(ARCH, libc::SYS_prctl as u32, PR_SCHED_CORE), refuse(libc::EPERM));
+        let name = libc::PR_SET_NAME.cast_unsigned();
+        assert_eq!(decide(ARCH, libc::SYS_prctl as u32, name), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(decide(ARCH, libc::SYS_io_setup as u32, 1), refuse(libc::ENOSYS));
+    }
+
+    #[test]
     fn execs_have_no_clone3_also_where_the_keeper_does() {
         let clone3 = libc::SYS_clone3 as u32;
-        assert_eq!(run(&program(Clone3::LeftToExecs), ARCH, clone3, 0), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(run(&without_clone3(), ARCH, clone3, 0), refuse(libc::ENOSYS));
+        assert_eq!(run(&program(Clone3::LeftToExecs), ARCH, clone3, [0; 2]), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(run(&without_clone3(), ARCH, clone3, [0; 2]), refuse(libc::ENOSYS));
         for number in [libc::SYS_clone, libc::SYS_read, libc::SYS_execve] {
-            assert_eq!(run(&without_clone3(), ARCH, number as u32, 0), libc::SECCOMP_RET_ALLOW);
+            assert_eq!(run(&without_clone3(), ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
         }
     }
 }

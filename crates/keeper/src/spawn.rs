@@ -2,6 +2,7 @@
 //!
 //! Owns: the steps between `fork` and `execve`. Never: what is inherited anyway (see `confine`).
 
+use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -189,11 +190,12 @@ pub(crate) fn spawn(
     let until = Instant::now() + SPAWN_WITHIN;
     let (first, status) = match hold {
         Hold::Group(group) => {
-            let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd())).map_err(failed)?;
-            if pid == 0 {
+            let child = || {
                 let (step, error) = become_program(&prepared, confined, theirs, 0);
                 tell(step, error, theirs.report)
-            }
+            };
+            let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd()), child);
+            let pid = pid.map_err(failed)?;
             drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
             let progress = Progress::Begun(Report::new(report, until, start));
             return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress });
@@ -202,11 +204,9 @@ pub(crate) fn spawn(
             let (status, status_theirs) = UnixStream::pair().map_err(failed)?;
             status.set_nonblocking(true).map_err(failed)?;
             let keeper = std::process::id().cast_signed();
-            let pid = fork(confined, start.kind, sys::fork).map_err(failed)?;
-            if pid == 0 {
-                let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
-                become_guardian(&prepared, confined, theirs, guards);
-            }
+            let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
+            let child = || become_guardian(&prepared, confined, theirs, guards);
+            let pid = fork(confined, start.kind, sys::fork, child).map_err(failed)?;
             (pid, OwnedFd::from(status))
         }
     };
@@ -272,23 +272,33 @@ fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
     OsString::from_vec(joined)
 }
 
-/// Forks with the score of an exec, which the keeper gives back at once.
-fn fork(confined: &Confined, kind: ExecKind, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
+/// Forks with the score of an exec, which the keeper gives back at once, and where its kind belongs.
+fn fork(
+    confined: &Confined,
+    kind: ExecKind,
+    fork: impl FnOnce() -> io::Result<i32>,
+    child: impl FnOnce() -> Infallible,
+) -> io::Result<i32> {
     // A score that cannot be written was reported as a missing layer, or is a passing failure.
     if let Some(oom) = &confined.oom
         && oom.raise(kind).is_err()
     {}
-    let forked = fork();
-    let is_child = matches!(forked, Ok(0));
+    let fork = || match fork()? {
+        0 => match child() {},
+        pid => Ok(pid),
+    };
+    let forked = match kind {
+        ExecKind::Tool | ExecKind::Job => confined.tools.fork(fork),
+        ExecKind::Runtime => fork(),
+    };
     if let Some(oom) = &confined.oom
-        && !is_child
         && oom.restore().is_err()
     {}
     forked
 }
 
 /// Runs in the child: forks the program and stays as its guardian.
-fn become_guardian(prepared: &Prepared, confined: &Confined, theirs: Theirs, guards: Guards) -> ! {
+fn become_guardian(prepared: &Prepared, confined: &Confined, theirs: Theirs, guards: Guards) -> Infallible {
     match guardian::prepare().and_then(|()| sys::fork()) {
         Ok(0) => {
             let (step, error) = become_program(prepared, confined, theirs, guards.others + 1);

@@ -252,7 +252,14 @@ impl Keeper {
         };
         let is_tool = |using: &Using| using.kind.is_called();
         let using = self.using(&loads).into_iter().filter(|using| is_tool(using) && may_have_taken(using));
-        let written = |using: &Using| using.pids.iter().map(|pid| loads::written_bytes(*pid)).sum::<u64>();
+        // What a job says is written by the keeper.
+        let said = |serial: Option<u64>| {
+            let one = self.running.iter().find(|one| serial == Some(one.serial));
+            one.map_or(0, |one| one.stdout.counted.kept + one.stderr.counted.kept)
+        };
+        let written = |using: &Using| {
+            using.pids.iter().map(|pid| loads::written_bytes(*pid)).sum::<u64>() + said(using.serial)
+        };
         let using: Vec<(u64, Using)> = using.map(|using| (written(&using), using)).collect();
         let most = using.iter().map(|(written, _)| *written).max().unwrap_or(0);
         for (_, using) in using.iter().filter(|(written, _)| *written == most) {

@@ -206,9 +206,13 @@ impl Scene {
             let family = crate::world::family(i32::try_from(self.pid(view)).expect("a pid"));
             let stays = |pid: &i32| {
                 let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                line.starts_with("keeper\0")
-                    || line.contains("bin/keeper-")
-                    || line.contains("local/bin/runtime")
+                let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                // Whoever counts what is on disk comes and goes.
+                let counts = name.trim() == "keeper-counts";
+                !counts
+                    && (line.starts_with("keeper\0")
+                        || line.contains("bin/keeper-")
+                        || line.contains("local/bin/runtime"))
             };
             pids.extend(family.into_iter().filter(stays).map(i64::from));
         }
