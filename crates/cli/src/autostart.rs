@@ -67,7 +67,7 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
 /// Whether a refusal may be over in a moment: not listening yet, or listening before its token was written.
 fn may_come_up(error: &ClientError, address: &Address) -> bool {
     match error {
-        ClientError::Handshake { status: Some(401), .. } => address.token().is_none(),
+        ClientError::Handshake { status: Some(401), .. } => address.login().is_empty(),
         _ => is_absent(error),
     }
 }

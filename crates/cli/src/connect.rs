@@ -2,10 +2,14 @@
 //!
 //! Owns: addresses, the state directory, the token. Never: following events (see `follow`).
 
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lodge_proto::client::{Client, ClientError, Target};
+use lodge_proto::client::{Client, ClientError, Login, Target};
 use lodge_proto::post::post;
+use lodge_proto::proof::without_localhost;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -31,6 +35,8 @@ pub(crate) struct Address {
     pub target: Target,
     pub state_dir: PathBuf,
     pub autostart: Autostart,
+    /// The daemon's own address, where something forwards to it what is sent to the target.
+    pub listens_at: Option<SocketAddr>,
 }
 
 /// `credentials.json`, as the daemon writes it.
@@ -62,7 +68,8 @@ impl Address {
         let forbidden = global.no_autostart || env("LODGE_NO_AUTOSTART").is_some_and(|value| value != "0");
         let ours = target == Target::Unix(default_socket);
         let autostart = if ours && !forbidden { Autostart::Allowed } else { Autostart::Forbidden };
-        Ok(Address { target, state_dir, autostart })
+        let listens_at = env("LODGE_DAEMON_ADDR").map(|addr| own_address(&addr)).transpose()?;
+        Ok(Address { target, state_dir, autostart, listens_at })
     }
 
     /// Whether the daemon sees the same files as we do.
@@ -75,12 +82,12 @@ impl Address {
 
     /// Dials once. The token is read anew each time: a daemon that started meanwhile may have written another.
     pub(crate) async fn dial(&self) -> Result<Client, ClientError> {
-        Client::connect(&self.target, &self.token().unwrap_or_default()).await
+        Client::connect(&self.target, self.login()).await
     }
 
     /// Calls once, on a connection that is for nothing else.
     pub(crate) async fn post(&self, method: &str, params: Value) -> Result<Value, ClientError> {
-        post(&self.target, &self.token().unwrap_or_default(), method, params).await
+        post(&self.target, &self.login(), method, params).await
     }
 
     /// Dials, and starts a daemon when there is none and that is allowed.
@@ -94,26 +101,32 @@ impl Address {
         }
     }
 
-    /// The token for this target, from the environment or from the daemon's own file.
+    /// The token for this target, from the environment or from the daemon's own file; empty when there is none.
     ///
-    /// The file's token goes to no other machine, unless the file itself names that address.
-    pub(crate) fn token(&self) -> Option<String> {
+    /// The file's token goes to no other machine, unless the file itself names that address. Wherever it goes, the
+    /// daemon is verified first.
+    pub(crate) fn login(&self) -> Login {
         if let Ok(token) = std::env::var("LODGE_TOKEN")
             && !token.is_empty()
         {
-            return Some(token);
+            return Login::new(token).listening_at(self.listens_at);
         }
         let beside_socket = match &self.target {
             Target::Unix(path) => path.parent().and_then(credentials),
             Target::Tcp(_) => None,
         };
-        let found = beside_socket.or_else(|| credentials(&self.state_dir))?;
+        let Some((found, owner)) = beside_socket.or_else(|| credentials(&self.state_dir)) else {
+            return Login::default();
+        };
         let named = found.http.as_deref().and_then(|url| daemon_url(url).ok());
         let may_have_it = match &self.target {
             Target::Unix(_) => true,
             Target::Tcp(addr) => is_loopback(addr) || named.as_deref() == Some(addr),
         };
-        may_have_it.then_some(found.token)
+        if !may_have_it {
+            return Login::default();
+        }
+        Login::new(found.token).owned_by(owner).listening_at(self.listens_at)
     }
 }
 
@@ -127,13 +140,19 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
         // Somebody who has no room now is there, unlike somebody who is about to go.
         ClientError::Handshake { status: Some(503), .. } => error.code() != Some("daemon.busy"),
         ClientError::Lost | ClientError::Handshake { status: None, .. } => true,
-        ClientError::Handshake { .. } | ClientError::Refused(_) | ClientError::Garbled { .. } => false,
+        ClientError::Handshake { .. }
+        | ClientError::Unverified { .. }
+        | ClientError::Refused(_)
+        | ClientError::Garbled { .. } => false,
     }
 }
 
-fn credentials(dir: &Path) -> Option<Credentials> {
-    let text = std::fs::read_to_string(dir.join(CREDENTIALS_NAME)).ok()?;
-    serde_json::from_str(&text).ok()
+/// What a daemon wrote for its clients, and the user whose file it is.
+fn credentials(dir: &Path) -> Option<(Credentials, u32)> {
+    let mut file = std::fs::File::open(dir.join(CREDENTIALS_NAME)).ok()?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    Some((serde_json::from_str(&text).ok()?, file.metadata().ok()?.uid()))
 }
 
 fn state_dir(env: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
@@ -150,6 +169,13 @@ fn state_dir(env: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, Failure> 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
         .map_err(|cause| Failure::usage(format!("`{}` is not a usable path", path.display())).because(cause))
+}
+
+fn own_address(text: &str) -> Result<SocketAddr, Failure> {
+    without_localhost(text).parse().map_err(|_| {
+        Failure::usage(format!("`{text}` given by LODGE_DAEMON_ADDR is not an address"))
+            .hint("write it as the daemon's `http-addr`, such as `127.0.0.1:5500`")
+    })
 }
 
 fn tcp(url: &str, given_by: &str) -> Result<Target, Failure> {
@@ -210,6 +236,9 @@ mod tests {
     fn a_bad_url_is_bad_usage() {
         let failure =
             resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_DAEMON", "nonsense")]).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Usage);
+        let failure =
+            resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_DAEMON_ADDR", "nonsense")]).unwrap_err();
         assert_eq!(failure.exit(), Exit::Usage);
         let failure = resolve(&Global::default(), &[]).unwrap_err();
         assert_eq!(failure.exit(), Exit::Usage);

@@ -167,6 +167,9 @@ impl From<ClientError> for Failure {
                 };
                 Failure::new(exit, what).because(detail).hint(hint)
             }
+            ClientError::Unverified { why, .. } => {
+                Failure::refused(what).because(&why).hint(why.hint()).with_code("auth.unverified")
+            }
             ClientError::Lost => Failure::new(Exit::NoDaemon, what).hint("run the command again"),
             ClientError::Refused(body) => Failure::from_body(*body),
             ClientError::Garbled { cause } => Failure::refused(what)

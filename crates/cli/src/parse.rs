@@ -124,7 +124,7 @@ pub(crate) fn is_time(text: &str) -> Result<String, String> {
 pub(crate) fn daemon_url(text: &str) -> Result<String, String> {
     let Some(rest) = text.strip_prefix("http://") else {
         let why = if text.starts_with("https://") {
-            "only http is spoken"
+            "the daemon speaks plain http: use its Unix socket, or a tunnel such as `ssh -L`"
         } else {
             "it does not start with `http://`"
         };

@@ -137,6 +137,8 @@ pub struct BadSessionId {
 }
 
 impl SessionId {
+    pub const LEN_MAX: usize = 128;
+
     pub fn new(source: &mut IdSource, now: Timestamp) -> Self {
         SessionId(format!("ses_{}", source.body(now)))
     }
@@ -150,7 +152,7 @@ impl std::str::FromStr for SessionId {
     type Err = BadSessionId;
 
     fn from_str(given: &str) -> Result<Self, BadSessionId> {
-        let fits = (1..=128).contains(&given.len())
+        let fits = (1..=Self::LEN_MAX).contains(&given.len())
             && given.bytes().all(|b| b.is_ascii_alphanumeric() || b"._:-".contains(&b));
         if fits { Ok(SessionId(given.to_owned())) } else { Err(BadSessionId { given: given.to_owned() }) }
     }

@@ -111,11 +111,9 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     crash::point("after_lock");
     // Inside a sandbox only the real path is there, whatever links led to it.
     config.data_dir.clone_from(&home.dir);
-    // A port that is taken is found before anything is changed. Nobody is served before the end of this function.
-    let tcp = match (!config.flag("no-http")).then(|| config.text("http-addr")) {
-        Some(addr) => Some(api::bind_tcp(&addr).await?),
-        None => None,
-    };
+    // Before anything is changed, so that an address which cannot be is told at once. Nobody is served before the end of
+    // this function.
+    let tcp = api::bind_tcp((!config.flag("no-http")).then(|| config.text("http-addr"))).await?;
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
@@ -180,18 +178,19 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     bring_down_strays(&shell);
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(decider.run(engine));
-    let http = tcp.as_ref().map(|(_, addr)| addr.clone());
-    shell.set_http_addr(http.clone());
+    let http = tcp.state();
+    shell.set_http(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
-    write_credentials(&home, &shell, &gate, token, &socket, http.as_deref()).await?;
+    write_credentials(&home, &shell, &gate, token, &socket, http.addr()).await?;
     let bound = api::bind(&socket, tcp)?;
-    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http);
+    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.addr());
     watch_signals(&shell)?;
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
     shell.spawn(crate::jobs::run_retention(shell.clone()));
     // What a daemon that was killed brought and did not record.
     shell.spawn(shell.images.clone().collect());
-    bound.serve(Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() })).await;
+    let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
+    bound.serve(api, |addr| tell_http(&home, &shell, addr)).await;
     let patience = shell.config.span("shutdown-timeout");
     shell.end.cancel();
     shell.tasks.close();
@@ -297,6 +296,19 @@ async fn write_credentials(
             Ok(())
         }
         put => Ok(put?),
+    }
+}
+
+/// Writes the address of a TCP listener that came later into `credentials.json`.
+fn tell_http(home: &Home, shell: &Shell, addr: &str) {
+    let mut known = credentials(home);
+    let Some(fields) = known.as_object_mut() else { return };
+    fields.insert("http".to_owned(), format!("http://{addr}").into());
+    let bytes = known.to_string();
+    let put = || home.put_private("credentials.json", bytes.as_bytes());
+    // Clients find the socket all the same, and `info` has the address.
+    if let Err(error) = shell.room.with_reserve(HomeError::is_full, put) {
+        tracing::warn!(event = "credentials.stale", error = crate::chain(&error));
     }
 }
 

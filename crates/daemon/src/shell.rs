@@ -71,13 +71,49 @@ pub struct Shell {
     /// Held while the sandboxes are swept: two sweeps would take each other's locks for keepers.
     pub sweep: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
-    http_addr: std::sync::OnceLock<Option<String>>,
+    http: Mutex<Http>,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
     tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Value, ErrorBody>>>>,
     next_ticket: AtomicU64,
     living: Mutex<HashMap<AgentId, Arc<Living>>>,
+}
+
+/// The TCP listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Http {
+    /// None is wanted.
+    Off,
+    Listening {
+        addr: String,
+    },
+    /// Something else listens there; the address is tried again until it is free.
+    Taken {
+        addr: String,
+        reason: String,
+    },
+}
+
+impl Http {
+    /// Where it listens.
+    pub fn addr(&self) -> Option<&str> {
+        match self {
+            Http::Listening { addr } => Some(addr),
+            Http::Off | Http::Taken { .. } => None,
+        }
+    }
+
+    /// What somebody should look at.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Http::Off | Http::Listening { .. } => None,
+            Http::Taken { addr, reason } => Some(format!(
+                "http: {addr} is taken by another program ({reason}); the daemon takes it when it is free, and until then \
+                 only the Unix socket is served"
+            )),
+        }
+    }
 }
 
 /// The key of the state directory; never printed.
@@ -142,7 +178,7 @@ impl Shell {
             file_changes: tokio::sync::Mutex::default(),
             sweep: tokio::sync::Mutex::default(),
             started_at: now(),
-            http_addr: std::sync::OnceLock::new(),
+            http: Mutex::new(Http::Off),
             layers: tokio::sync::OnceCell::new(),
             handle: tokio::runtime::Handle::current(),
             inputs,
@@ -224,13 +260,18 @@ impl Shell {
         crate::act::act(self, effect);
     }
 
-    /// Told once, when the TCP listener is bound.
-    pub fn set_http_addr(&self, addr: Option<String>) {
-        self.http_addr.get_or_init(|| addr);
+    /// Told when the TCP listener is bound, or cannot be.
+    pub fn set_http(&self, http: Http) {
+        match &http {
+            Http::Off => {}
+            Http::Listening { addr } => tracing::info!(event = "http.listening", addr),
+            Http::Taken { addr, reason } => tracing::warn!(event = "http.taken", addr, reason),
+        }
+        *self.http.lock().unwrap_or_else(PoisonError::into_inner) = http;
     }
 
-    pub fn http_addr(&self) -> Option<String> {
-        self.http_addr.get().cloned().flatten()
+    pub fn http(&self) -> Http {
+        self.http.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn living(&self, agent: &AgentId) -> Option<Arc<Living>> {

@@ -15,8 +15,8 @@ use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
-    AgentUpdated, AgentView, Event, LayerView, LineageView, Mount, StepView, TokenView, ToolView, TurnError,
-    TurnView, UsageView,
+    AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, StepView, TokenView, ToolView,
+    TurnError, TurnView, UsageView,
 };
 use lodge_store::{Around, TurnFull};
 use serde::Serialize;
@@ -27,6 +27,7 @@ pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 use crate::engine::InForce;
+use crate::shell::Http;
 
 /// What is asked from the host about a live sandbox, never stored.
 #[derive(Debug)]
@@ -86,6 +87,16 @@ fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
 }
 
 /// A layer of the fence as clients see it. Of one that has two ways it says which.
+/// The TCP listener.
+pub fn http(http: &Http) -> HttpView {
+    let (state, addr, reason) = match http {
+        Http::Off => ("off", None, None),
+        Http::Listening { addr } => ("listening", Some(addr), None),
+        Http::Taken { addr, reason } => ("taken", Some(addr), Some(reason)),
+    };
+    HttpView { state: state.to_owned(), addr: addr.cloned(), reason: reason.cloned() }
+}
+
 pub fn layer(layer: lodge_exec::Layer) -> LayerView {
     let in_force = layer.missing.is_none();
     let way = match layer.name.as_str() {

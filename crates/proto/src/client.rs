@@ -1,10 +1,10 @@
 //! The one client: JSON-RPC over a WebSocket, on a Unix socket or TCP.
 //!
-//! Owns: a connection, matching answers to calls, handing out notifications in order. Never: reconnecting or
-//! starting a daemon; callers decide that, with the cursor they hold.
+//! Owns: a connection, matching answers to calls, handing out notifications in order. Never: verifying the daemon (see
+//! `dial`), reconnecting or starting one; callers decide that, with the cursor they hold.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
@@ -12,13 +12,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
+use crate::dial::dial;
+pub use crate::dial::{Login, Unverified};
 use crate::rpc::{ErrorBody, Message, Notification, Request};
 use crate::{PROGRESS, Progress, REQUEST_BYTES_MAX};
 
@@ -56,6 +57,13 @@ pub enum ClientError {
     },
     #[error("the daemon at {target} refused the connection")]
     Handshake { target: Target, status: Option<u16>, body: Option<Box<ErrorBody>>, detail: String },
+    /// Nothing was sent that could be used by somebody else.
+    #[error("the token was not sent: what listens at {target} is not known to be the daemon")]
+    Unverified {
+        target: Target,
+        #[source]
+        why: Unverified,
+    },
     #[error("the connection to the daemon was lost")]
     Lost,
     #[error("{}", .0.message)]
@@ -68,11 +76,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The daemon's own code, when it gave one.
+    /// The daemon's own code, when it gave one, or that of a daemon that was not verified.
     pub fn code(&self) -> Option<&str> {
         match self {
             ClientError::Refused(body) => Some(&body.data.code),
             ClientError::Handshake { body: Some(body), .. } => Some(&body.data.code),
+            ClientError::Unverified { .. } => Some("auth.unverified"),
             ClientError::NoDaemon { .. }
             | ClientError::Handshake { body: None, .. }
             | ClientError::Lost
@@ -99,9 +108,9 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects and authenticates.
-    pub async fn connect(target: &Target, token: &str) -> Result<Client, ClientError> {
-        match tokio::time::timeout(CONNECT_TIMEOUT, Self::open(target, token)).await {
+    /// Connects, verifies the daemon, and authenticates.
+    pub async fn connect(target: &Target, login: impl Into<Login>) -> Result<Client, ClientError> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, Self::open(target, &login.into())).await {
             Ok(opened) => opened,
             Err(_) => Err(ClientError::NoDaemon {
                 target: target.clone(),
@@ -110,9 +119,9 @@ impl Client {
         }
     }
 
-    async fn open(target: &Target, token: &str) -> Result<Client, ClientError> {
+    async fn open(target: &Target, login: &Login) -> Result<Client, ClientError> {
         let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
-        let (io, host) = dial(target).await?;
+        let (io, host) = dial(target, login).await?;
         let handshake = |status, body, detail: String| ClientError::Handshake {
             target: target.clone(),
             status,
@@ -122,7 +131,7 @@ impl Client {
         let mut request = format!("ws://{host}/v1/rpc")
             .into_client_request()
             .map_err(|cause| handshake(None, None, cause.to_string()))?;
-        let bearer = HeaderValue::from_str(&format!("Bearer {token}"))
+        let bearer = HeaderValue::from_str(&login.bearer(target)?)
             .map_err(|cause| handshake(None, None, cause.to_string()))?;
         request.headers_mut().insert("authorization", bearer);
         let config = WebSocketConfig::default()
@@ -256,32 +265,4 @@ impl Client {
             }
         }
     }
-}
-
-/// Opens a connection, and tells the host's name that goes with it.
-pub(crate) async fn dial(target: &Target) -> Result<(Box<dyn Io>, &str), ClientError> {
-    let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
-    Ok(match target {
-        Target::Unix(path) => (Box::new(connect_unix(path).await.map_err(no_daemon)?), "localhost"),
-        Target::Tcp(addr) => {
-            let stream = TcpStream::connect(addr).await.map_err(no_daemon)?;
-            stream.set_nodelay(true).map_err(no_daemon)?;
-            (Box::new(stream), addr)
-        }
-    })
-}
-
-/// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's
-/// descriptor.
-async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
-    const SUN_PATH_MAX: usize = 107;
-    if path.as_os_str().len() <= SUN_PATH_MAX {
-        return UnixStream::connect(path).await;
-    }
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(std::io::Error::from(std::io::ErrorKind::InvalidInput));
-    };
-    let dir = std::fs::File::open(dir)?;
-    let short = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&dir).to_string()).join(name);
-    UnixStream::connect(short).await
 }

@@ -24,6 +24,11 @@ pub const CODES: &[CodeDoc] = &[
     code("auth.invalid", 401, "the token is forged, malformed or for another daemon"),
     code("auth.expired", 401, "the token's time is over"),
     code("auth.revoked", 401, "the token was revoked"),
+    code(
+        "auth.unverified",
+        401,
+        "the client sent no token, because what listens there did not prove to be the daemon",
+    ),
     code("auth.in_query", 400, "a token stood in the address"),
     code("auth.forbidden", 403, "tokens of that issuer may not call the method"),
     code("auth.host", 403, "the Host header names neither this machine nor an allowed name"),

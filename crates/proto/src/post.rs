@@ -6,7 +6,8 @@
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::client::{CONNECT_TIMEOUT, ClientError, READ_BYTES_MAX, Target, dial};
+use crate::client::{CONNECT_TIMEOUT, ClientError, READ_BYTES_MAX, Target};
+use crate::dial::{Login, dial};
 use crate::rpc::{Request, Response};
 
 /// The daemon's own heads are a few lines.
@@ -16,23 +17,19 @@ const HEAD_END: &[u8] = b"\r\n\r\n";
 /// Calls a method once, on a connection of its own.
 ///
 /// A refusal by the method is [`ClientError::Refused`]. After any other error the call may have been done or not.
-pub async fn post(target: &Target, token: &str, method: &str, params: Value) -> Result<Value, ClientError> {
+pub async fn post(target: &Target, login: &Login, method: &str, params: Value) -> Result<Value, ClientError> {
     let request = Request { jsonrpc: "2.0".into(), id: Value::from(1), method: method.to_owned(), params };
     let body = serde_json::to_string(&request).map_err(|cause| ClientError::Garbled { cause })?;
-    // A line's end in it would begin another header.
-    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let (target, detail) = (target.clone(), "the token cannot be sent".to_owned());
-        return Err(ClientError::Handshake { target, status: None, body: None, detail });
-    }
+    let bearer = login.bearer(target)?;
     let exchange = async {
-        let (mut io, host) = dial(target).await?;
+        let (mut io, host) = dial(target, login).await?;
         let length = body.len();
         let sent = format!(
-            "POST /v1/rpc HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\
+            "POST /v1/rpc HTTP/1.1\r\nhost: {host}\r\nauthorization: {bearer}\r\n\
              content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         io.write_all(sent.as_bytes()).await.map_err(|_| ClientError::Lost)?;
-        answer(&mut io).await.ok_or(ClientError::Lost)
+        answer(&mut io, READ_BYTES_MAX).await.map(|(_, body)| body).ok_or(ClientError::Lost)
     };
     // Whether a daemon that takes longer lives is for an ordinary connection to find out.
     let body = tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.unwrap_or(Err(ClientError::Lost))?;
@@ -45,8 +42,8 @@ pub async fn post(target: &Target, token: &str, method: &str, params: Value) -> 
     }
 }
 
-/// The body of an answer. None: it was cut off, or is not one of ours.
-async fn answer(io: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
+/// The status and the body of an answer. None: it was cut off, is too long, or is not one of ours.
+pub(crate) async fn answer(io: &mut (impl AsyncReadExt + Unpin), bytes_max: usize) -> Option<(u16, Vec<u8>)> {
     let mut bytes = Vec::with_capacity(4096);
     let head_len = loop {
         if let Some(at) = bytes.windows(HEAD_END.len()).position(|window| window == HEAD_END) {
@@ -56,15 +53,20 @@ async fn answer(io: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
             return None;
         }
     };
-    let length = content_length(std::str::from_utf8(&bytes[..head_len]).ok()?)?;
+    let head = std::str::from_utf8(&bytes[..head_len]).ok()?;
+    let (status, length) = (status(head)?, content_length(head)?);
     let mut body = bytes.split_off(head_len);
-    if length > READ_BYTES_MAX || body.len() > length {
+    if length > bytes_max || body.len() > length {
         return None;
     }
     let come = body.len();
     body.resize(length, 0);
     io.read_exact(&mut body[come..]).await.ok()?;
-    Some(body)
+    Some((status, body))
+}
+
+fn status(head: &str) -> Option<u16> {
+    head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
 fn content_length(head: &str) -> Option<usize> {
@@ -86,7 +88,7 @@ mod tests {
                 drop(theirs.write_all(part.as_bytes()).await);
             }
         });
-        let heard = answer(&mut ours).await;
+        let heard = answer(&mut ours, READ_BYTES_MAX).await.map(|(_, body)| body);
         drop(ours);
         speaker.await.expect("a speaker");
         heard
@@ -114,7 +116,7 @@ mod tests {
     #[tokio::test]
     async fn a_token_that_would_begin_another_header_goes_nowhere() {
         let nowhere = Target::Unix("/nowhere".into());
-        let refused = post(&nowhere, "a\r\nb: c", "info", Value::Null).await;
+        let refused = post(&nowhere, &Login::new("a\r\nb: c"), "info", Value::Null).await;
         assert!(matches!(refused, Err(ClientError::Handshake { .. })), "{refused:?}");
     }
 }

@@ -740,13 +740,25 @@ shapes! {
         reserve_bytes: u64,
     }
 
+    /// The TCP listener.
+    pub struct HttpView {
+        /// listening, taken (another program has the address; it is tried again until it is free) or off.
+        state: String,
+        /// What is listened on, or wanted.
+        addr: Option<String>,
+        /// Why the address could not be had.
+        reason: Option<String>,
+    }
+
     pub struct Info {
         version: String,
         epoch: u64,
         log: String,
         executor: String,
         socket: String,
+        /// Where the TCP listener is; none when there is none.
         http_addr: Option<String>,
+        http: HttpView,
         data_dir: String,
         config_file: Option<String>,
         pid: u32,

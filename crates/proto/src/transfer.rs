@@ -6,7 +6,8 @@
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
-use crate::client::{CONNECT_TIMEOUT, ClientError, Io, Target, dial};
+use crate::client::{CONNECT_TIMEOUT, ClientError, Io, Target};
+use crate::dial::{Login, dial};
 use crate::rpc::ErrorBody;
 
 /// Bytes that are read, or sent, at once.
@@ -63,9 +64,9 @@ enum Left {
 }
 
 /// Asks for what is at a path, and waits until it begins to come.
-pub async fn get(target: &Target, token: &str, path: &str) -> Result<Download, ClientError> {
-    let (mut io, host) = dialled(target).await?;
-    let head = head(target, "GET", path, host, token, "")?;
+pub async fn get(target: &Target, login: &Login, path: &str) -> Result<Download, ClientError> {
+    let (mut io, host) = dialled(target, login).await?;
+    let head = head(target, "GET", path, host, login, "")?;
     io.write_all(head.as_bytes()).await.map_err(|_| ClientError::Lost)?;
     answered(target, io).await.map(Download)
 }
@@ -73,14 +74,14 @@ pub async fn get(target: &Target, token: &str, path: &str) -> Result<Download, C
 /// Sends everything that is read from `body`, and waits for the answer. `sent` hears how many bytes went, all together.
 pub async fn post(
     target: &Target,
-    token: &str,
+    login: &Login,
     path: &str,
     body: &mut (impl AsyncRead + Unpin),
     mut sent: impl FnMut(u64),
 ) -> Result<Value, TransferError> {
-    let (io, host) = dialled(target).await?;
+    let (io, host) = dialled(target, login).await?;
     let fields = "content-type: application/x-tar\r\ntransfer-encoding: chunked\r\n";
-    let head = head(target, "POST", path, host, token, fields)?;
+    let head = head(target, "POST", path, host, login, fields)?;
     let (reader, mut writer) = tokio::io::split(io);
     let mut answer = std::pin::pin!(answered(target, reader));
     let pouring = async {
@@ -103,9 +104,9 @@ pub async fn post(
     Ok(serde_json::from_slice(&text).map_err(|cause| ClientError::Garbled { cause })?)
 }
 
-async fn dialled(target: &Target) -> Result<(Box<dyn Io>, &str), ClientError> {
+async fn dialled<'t>(target: &'t Target, login: &Login) -> Result<(Box<dyn Io>, &'t str), ClientError> {
     let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-    match tokio::time::timeout(CONNECT_TIMEOUT, dial(target)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, dial(target, login)).await {
         Ok(dialled) => dialled,
         Err(_) => Err(ClientError::NoDaemon { target: target.clone(), cause: late }),
     }
@@ -116,16 +117,17 @@ fn head(
     method: &str,
     path: &str,
     host: &str,
-    token: &str,
+    login: &Login,
     fields: &str,
 ) -> Result<String, ClientError> {
+    let bearer = login.bearer(target)?;
     // A line's end in it would begin another header.
-    if !token.bytes().chain(path.bytes()).all(|byte| byte.is_ascii_graphic()) {
-        let (target, detail) = (target.clone(), "the token cannot be sent".to_owned());
+    if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let (target, detail) = (target.clone(), "the path cannot be sent".to_owned());
         return Err(ClientError::Handshake { target, status: None, body: None, detail });
     }
     Ok(format!(
-        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\nconnection: close\r\n{fields}\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: {bearer}\r\nconnection: close\r\n{fields}\r\n"
     ))
 }
 
@@ -364,9 +366,9 @@ mod tests {
     #[tokio::test]
     async fn a_token_or_a_path_that_would_begin_another_header_goes_nowhere() {
         for (token, path) in [("a\r\nb: c", "/x"), ("a", "/x HTTP/1.1\r\n")] {
-            let refused = get(&target(), token, path).await;
+            let refused = get(&target(), &Login::new(token), path).await;
             assert!(refused.is_err(), "{refused:?}");
-            assert!(head(&target(), "GET", path, "h", token, "").is_err());
+            assert!(head(&target(), "GET", path, "h", &Login::new(token), "").is_err());
         }
     }
 }

@@ -1,9 +1,12 @@
 //! The same `request_id` twice is one change with one answer.
 
 use futures_util::future::join_all;
+use lodge_proto::client::Client;
 use lodge_testkit::lodge::{http, rpc};
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
+use crate::tokens::issue;
 use crate::world::{AGENTFILE, World, id};
 
 #[tokio::test]
@@ -60,6 +63,82 @@ async fn a_request_id_with_other_parameters_or_another_method_is_refused() {
     for id in [String::new(), "x".repeat(129)] {
         let params = json!({"agent": agent, "text": "a", "request_id": id});
         api.refused("turn/send", params, "params.invalid").await;
+    }
+}
+
+#[tokio::test]
+async fn request_ids_of_two_tokens_have_nothing_to_do_with_each_other() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let mut tokens = Vec::new();
+    for given in [json!({}), json!({}), json!({"agent": agent}), json!({"agent": agent})] {
+        tokens.push(issue(&mut api, given).await.1);
+    }
+    tokens.push(world.lodge.token());
+    let mut sent = Vec::new();
+    for round in 0..3 {
+        for (at, token) in tokens.iter().enumerate() {
+            let text = format!("[[reply:{at}]]");
+            let given = json!({"agent": agent, "session": "s", "text": text, "request_id": "same"});
+            let mut client = Client::connect(&world.lodge.target(), token).await.expect("a connection");
+            let turn = client.call_value("turn/send", given).await.expect("a turn of its own");
+            sent.push(id(&turn).to_owned());
+            assert_eq!(sent[at], *sent.last().expect("a turn"), "the same again in round {round}");
+        }
+        if round == 1 {
+            world.lodge.kill9();
+            world.lodge.start();
+        }
+    }
+    sent.sort();
+    sent.dedup();
+    assert_eq!(sent.len(), tokens.len());
+}
+
+#[tokio::test]
+async fn the_token_in_credentials_json_is_the_same_caller_when_it_is_replaced() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let given = json!({"agent": agent, "session": "s", "text": "[[reply:x]]", "request_id": "r"});
+    let first = api.ok("turn/send", given.clone()).await;
+    world.lodge.kill9();
+    std::fs::remove_file(world.lodge.home().join("credentials.json")).expect("a file");
+    world.lodge.start();
+    let mut api = api.again(&world.lodge).await;
+    assert_eq!(api.ok("turn/send", given).await["id"], first["id"]);
+}
+
+#[tokio::test]
+async fn requests_that_an_earlier_release_recorded_are_not_done_twice() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    let (_, script) = issue(&mut api, json!({})).await;
+    let (_, agents) = issue(&mut api, json!({"agent": agent})).await;
+    let own = world.lodge.token();
+    // Each with a key of its own: that release took all operators for one caller.
+    let given = |key: &str| json!({"agent": agent, "session": "s", "text": "[[reply:x]]", "request_id": key});
+    let mut first = Vec::new();
+    for (key, token) in [("r1", &own), ("r2", &script), ("r3", &agents)] {
+        let mut client = Client::connect(&world.lodge.target(), token).await.expect("a connection");
+        first.push(client.call_value("turn/send", given(key)).await.expect("a turn"));
+    }
+    world.lodge.kill9();
+    let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
+    for (key, caller) in [("r1", "operator"), ("r2", "operator"), ("r3", agent.as_str())] {
+        let changed = database
+            .execute("UPDATE requests SET caller = ?1 WHERE request_id = ?2", [caller, key])
+            .expect("a change");
+        assert_eq!(changed, 1, "{key}");
+    }
+    drop(database);
+    world.lodge.start();
+    for ((key, token), first) in [("r1", &own), ("r2", &script), ("r3", &agents)].into_iter().zip(&first) {
+        let mut client = Client::connect(&world.lodge.target(), token).await.expect("a connection");
+        let again = client.call_value("turn/send", given(key)).await.expect("a turn");
+        assert_eq!(again["id"], first["id"], "{key}");
     }
 }
 

@@ -56,4 +56,5 @@ mod token_rights;
 mod tokens;
 mod uninvited;
 mod update;
+mod verified;
 mod world;

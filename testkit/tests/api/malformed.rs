@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use lodge_proto::client::{Client, Target};
-use lodge_testkit::lodge::{PATIENCE, http, until_async};
+use lodge_proto::client::{Client, ClientError, Target};
+use lodge_testkit::lodge::{PATIENCE, http};
 use serde_json::{Value, json};
 
 use crate::world::{World, told};
@@ -243,20 +243,23 @@ fn descriptors(wanted: u64) -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).saturating_sub(64)
 }
 
-/// Opens connections that say nothing, and tells what the last of them was told.
+/// Opens connections that say nothing, and tells what the first of them was told.
 fn crowd(addr: &str, count: usize) -> (Vec<TcpStream>, String) {
     let open: Vec<TcpStream> = (0..count).map(|_| TcpStream::connect(addr).expect("a connection")).collect();
-    let mut last = open.last().expect("a connection").try_clone().expect("a connection");
-    last.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut first = open.first().expect("a connection").try_clone().expect("a connection");
+    first.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let mut told = Vec::new();
-    last.read_to_end(&mut told).expect("an answer");
+    first.read_to_end(&mut told).expect("an answer");
     (open, String::from_utf8_lossy(&told).into_owned())
 }
 
 #[tokio::test]
-async fn two_thousand_connections_at_once_are_refused_in_words_and_do_not_keep_the_owner_out() {
+async fn of_two_thousand_connections_the_oldest_give_way_in_words_and_the_owner_always_finds_room() {
     let world = World::new();
     let api = world.checked().await;
+    let mut before = Client::connect(&Target::Tcp(world.lodge.http_addr()), &world.lodge.token())
+        .await
+        .expect("a connection");
     let count = descriptors(4096).min(2000);
     let addr = world.lodge.http_addr();
     let (open, answer) = crowd(&addr, count);
@@ -265,27 +268,55 @@ async fn two_thousand_connections_at_once_are_refused_in_words_and_do_not_keep_t
     let error = serde_json::from_str::<Value>(body).expect("JSON")["error"].clone();
     api.schemas.error(&error);
     assert_eq!(error["data"]["code"], "daemon.busy");
-    // The other door is not concerned.
+    // The other door is not concerned, nor who has shown a token, nor who is about to.
     still_works(&world).await;
-    drop(open);
-    let (target, token) = (Target::Tcp(addr), world.lodge.token());
-    let connect = || async { Client::connect(&target, &token).await.ok() };
-    let mut client = until_async("there is room again", connect).await;
+    assert_eq!(before.call_value("info", json!({})).await.expect("info")["epoch"], 1);
+    let mut client =
+        Client::connect(&Target::Tcp(addr), &world.lodge.token()).await.expect("there is room for a token");
     assert_eq!(client.call_value("info", json!({})).await.expect("info")["epoch"], 1);
+    drop(open);
 }
 
 #[tokio::test]
-async fn a_full_unix_door_is_told_by_the_command_line_and_no_second_daemon_is_tried() {
+async fn a_unix_door_full_of_those_without_a_token_lets_the_command_line_in() {
     let world = World::new();
     descriptors(4096);
     let socket = world.lodge.home().join("lodge.sock");
     let _open: Vec<UnixStream> =
-        (0..1030).map(|_| UnixStream::connect(&socket).expect("a connection")).collect();
+        (0..1100).map(|_| UnixStream::connect(&socket).expect("a connection")).collect();
+    for _ in 0..10 {
+        let (code, _, err) = told(&world.lodge.cli_command(["ps"]).output().expect("lodge runs"));
+        assert_eq!((code, err.as_str()), (0, ""));
+    }
+}
+
+/// Opens WebSockets with a token until no more are let in, and tells what the next one was told.
+async fn with_tokens(target: &Target, token: &str) -> (Vec<Client>, ClientError) {
+    let mut open = Vec::new();
+    loop {
+        match Client::connect(target, token).await {
+            Ok(client) => open.push(client),
+            Err(error) => return (open, error),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_door_full_of_tokens_is_told_by_the_command_line_and_a_revoked_one_makes_room() {
+    let world = World::new();
+    descriptors(4096);
+    let mut api = world.checked().await;
+    let (id, token) = crate::tokens::issue(&mut api, json!({})).await;
+    let (open, refused) = with_tokens(&world.lodge.target(), &token).await;
+    assert_eq!((open.len(), refused.code()), (1_023, Some("daemon.busy")), "{refused:?}");
     let mut command = world.lodge.cli_command(["ps"]);
     let (code, out, err) = told(&command.env_remove("LODGE_NO_AUTOSTART").output().expect("lodge runs"));
     assert_eq!((code, out.as_str()), (1, ""), "{err}");
     let expected = "error: 1024 connections are open already\n\nhint: close some, or ask again in a moment\n";
     assert_eq!(err, expected);
+    api.ok("token/revoke", json!({"token": id})).await;
+    assert_eq!(world.cli(&["ps"]).0, 0);
+    drop(open);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::world::{AGENTFILE, World, id, sh};
 async fn everything(api: &mut Checked) -> Map<String, Value> {
     let mut all = Map::new();
     let mut info = api.ok("info", json!({})).await;
-    for changed in ["epoch", "pid", "started_at", "http_addr", "storage"] {
+    for changed in ["epoch", "pid", "started_at", "http_addr", "http", "storage"] {
         info.as_object_mut().expect("an object").remove(changed);
     }
     all.insert("info".to_owned(), info);

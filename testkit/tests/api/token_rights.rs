@@ -163,18 +163,77 @@ async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there
         }
         assert_eq!(told[0], told[1], "{method} tells the two apart");
     }
-    for params in
-        [json!({"session": session, "text": "hi"}), json!({"agent": "one", "session": session, "text": "hi"})]
-    {
-        match own.call_value("turn/send", params).await {
-            Err(ClientError::Refused(body)) => assert_eq!(body.data.code, "session.not_found"),
-            got => panic!("{got:?}"),
-        }
-    }
     assert_eq!(
         api.ok("turn/list", json!({"session": session})).await["turns"].as_array().expect("turns").len(),
         1
     );
+}
+
+#[tokio::test]
+async fn an_agents_token_can_neither_find_out_nor_take_a_session_id_of_others() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let [(agent, session, _), (other, theirs, _)] = two_agents(&world, &mut api).await;
+    let (_, token) = issue(&mut api, json!({"agent": agent})).await;
+    let (_, others_token) = issue(&mut api, json!({"agent": other})).await;
+    let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
+    let mut their = Client::connect(&world.lodge.target(), &others_token).await.expect("a connection");
+    // An id that another agent has, and one that nobody has, are the same to it.
+    for given in [theirs.as_str(), "nobodys"] {
+        let own_id = format!("{agent}:{given}");
+        own.call_value("client/attach", json!({"session": given})).await.expect("an attachment");
+        let events = own.call_value("event/list", json!({"session": given})).await.expect("events");
+        assert_eq!(events["events"], json!([]), "{given}");
+        let jobs = own.call_value("job/list", json!({"session": given})).await.expect("jobs");
+        assert_eq!(jobs["jobs"], json!([]), "{given}");
+        let job = json!({"bin": "sh", "args": ["-c", "true"], "session": given});
+        let job = own.call_value("job/submit", job).await.expect("a job");
+        assert_eq!(job["session"], json!(own_id));
+        let sent = own.call_value("turn/send", json!({"session": given, "text": "[[reply:mine]]"})).await;
+        let sent = sent.expect("a turn");
+        assert_eq!((&sent["session"], &sent["agent"]), (&json!(own_id), &json!(agent)), "{given}");
+        assert_eq!(api.ended(id(&sent)).await["text"], "mine");
+        // By either name, for whoever reads or writes it with such a token.
+        for name in [given, &own_id] {
+            let got = own.call_value("session/get", json!({"session": name})).await.expect("a session");
+            assert_eq!(got["id"], json!(own_id), "{name}");
+            let again =
+                own.call_value("turn/send", json!({"session": name, "text": "[[reply:again]]"})).await;
+            let again = again.expect("a turn");
+            assert_eq!(again["session"], json!(own_id), "{name}");
+            api.ended(id(&again)).await;
+        }
+        for method in ["turn/list", "session/messages", "session/export"] {
+            let got = own.call_value(method, json!({"session": given})).await.expect("a session");
+            assert!(!got.to_string().contains("hello"), "{method}: {got}");
+        }
+    }
+    // What it used is still free for others: for their tokens, and for operators.
+    let sent = their.call_value("turn/send", json!({"session": "nobodys", "text": "[[reply:x]]"})).await;
+    assert_eq!(sent.expect("a turn")["session"], json!(format!("{other}:nobodys")));
+    assert_eq!(api.answer(&other, "nobodys", "[[reply:y]]").await, "y");
+    // Another agent's prefix is a name like any other.
+    let foreign = format!("{other}:nobodys");
+    match own.call_value("session/get", json!({"session": foreign})).await {
+        Err(ClientError::Refused(body)) => {
+            assert_eq!(
+                (body.data.code.as_str(), body.message),
+                ("session.not_found", format!("no session `{foreign}`"))
+            );
+        }
+        got => panic!("{got:?}"),
+    }
+    // A session that an operator began for its agent is its own, by the id it has.
+    let sent = own.call_value("turn/send", json!({"session": session, "text": "[[reply:z]]"})).await;
+    assert_eq!(sent.expect("a turn")["session"], json!(session));
+    assert_eq!(
+        api.ok("turn/list", json!({"session": theirs})).await["turns"].as_array().expect("turns").len(),
+        1
+    );
+    match own.call_value("turn/send", json!({"session": "x".repeat(128), "text": "hi"})).await {
+        Err(ClientError::Refused(body)) => assert_eq!(body.data.code, "session.bad_id"),
+        got => panic!("{got:?}"),
+    }
 }
 
 #[tokio::test]

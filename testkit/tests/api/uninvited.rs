@@ -2,10 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
 use lodge_proto::REQUEST_BYTES_MAX;
-use lodge_testkit::lodge::PATIENCE;
+use lodge_proto::client::{Client, Target};
+use lodge_testkit::lodge::{PATIENCE, http, rpc, until};
 use serde_json::json;
 
 use crate::world::{World, told};
@@ -55,6 +57,121 @@ async fn a_connection_is_kept_for_those_who_have_a_token_and_for_nobody_else() {
         .expect("a request");
     }
     assert_eq!(hear_out(stream).matches("HTTP/1.1 200").count(), 2);
+}
+
+/// What slow clients send again and again: ends of lines, ends of heads, a head that never ends, requests without a token.
+const TRICKLES: [&[u8]; 4] = [
+    b"\r\n\r\n",
+    b"\r\n",
+    b"x-header: y\r\n",
+    b"GET /v1/rpc HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n",
+];
+
+/// Sends a little on each connection; those that were closed are opened again.
+fn trickle<S: Read + Write>(crowd: &mut [S], connect: impl Fn() -> S) {
+    for (at, stream) in crowd.iter_mut().enumerate() {
+        if stream.write_all(TRICKLES[at % TRICKLES.len()]).is_err() {
+            *stream = connect();
+        }
+    }
+}
+
+#[tokio::test]
+async fn slow_clients_without_a_token_leave_room_for_those_who_have_one() {
+    const CROWD: usize = 700;
+    let world = World::new();
+    let (addr, socket) = (world.lodge.http_addr(), world.lodge.home().join("lodge.sock"));
+    let (tcp_target, unix_target, token) =
+        (Target::Tcp(addr.clone()), world.lodge.target(), world.lodge.token());
+    let mut early = [
+        Client::connect(&tcp_target, &token).await.expect("a connection"),
+        Client::connect(&unix_target, &token).await.expect("a connection"),
+    ];
+    let by_tcp = || TcpStream::connect(&addr).expect("a connection");
+    let by_unix = || UnixStream::connect(&socket).expect("a connection");
+    let mut tcp: Vec<TcpStream> = (0..CROWD).map(|_| by_tcp()).collect();
+    let mut unix: Vec<UnixStream> = (0..CROWD).map(|_| by_unix()).collect();
+    let bearer = format!("Bearer {token}");
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    for _ in 0..5 {
+        trickle(&mut tcp, by_tcp);
+        trickle(&mut unix, by_unix);
+        for client in &mut early {
+            client.call_value("info", json!({})).await.expect("who was there first is served");
+        }
+        for target in [&tcp_target, &unix_target] {
+            let mut late = Client::connect(target, &token).await.expect("there is room");
+            late.call_value("info", json!({})).await.expect("an answer");
+        }
+        let call = rpc("info", &json!({}));
+        assert_eq!(http(&addr, "POST", "/v1/rpc", &headers, &call).expect("an answer").0, 200);
+        assert_eq!(http(&addr, "GET", "/healthz", &[], b"").expect("an answer").0, 200);
+        assert_eq!(http(&addr, "GET", "/v2/", &headers, b"").expect("an answer").0, 200);
+        assert_eq!(world.cli(&["ps"]).0, 0);
+    }
+}
+
+/// Whether a connection is open, as a write or a read finds out.
+fn is_open(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+    let would_block = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+    let writes = stream.write(bytes).map_or_else(|error| would_block(&error), |_| true);
+    writes && stream.read(&mut [0; 256]).map_or_else(|error| would_block(&error), |read| read > 0)
+}
+
+#[tokio::test]
+async fn nothing_that_trickles_in_keeps_a_connection_without_a_token_open() {
+    let world = World::new();
+    let mut open: Vec<(TcpStream, &[u8])> = TRICKLES.iter().map(|bytes| (connect(&world), *bytes)).collect();
+    for (stream, _) in &open {
+        stream.set_nonblocking(true).expect("a mode");
+    }
+    until("all of them are closed", || {
+        open.retain_mut(|(stream, bytes)| is_open(stream, bytes));
+        open.is_empty().then_some(())
+    });
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_sends_everything_before_it_reads() {
+    let world = World::new();
+    let (socket, body) = (world.lodge.home().join("lodge.sock"), vec![b'x'; 8 * 1024 * 1024]);
+    let token = format!("authorization: Bearer {}\r\n", world.lodge.token());
+    for (path, head, status) in [
+        ("/v1/rpc", "content-type: application/json\r\n", "401"),
+        ("/v1/rpc", "authorization: Bearer x\r\n", "401"),
+        ("/v1/images/import", "", "401"),
+        ("/v2/x/blobs/uploads/", "", "401"),
+        ("/nowhere", "", "404"),
+        ("/v1/rpc", "origin: http://evil.example\r\n", "403"),
+        // Over the limit, from somebody who may call.
+        ("/v1/rpc", &format!("{token}content-type: application/json\r\n"), "413"),
+    ] {
+        let length = body.len();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-length: {length}\r\n\r\n");
+        let tcp = connect(&world);
+        let unix = UnixStream::connect(&socket).expect("a connection");
+        unix.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut heard = vec![("TCP", send_all(tcp, &head, &body))];
+        if !head.contains("origin:") {
+            heard.push(("the socket", send_all(unix, &head, &body)));
+        }
+        for (by, heard) in heard {
+            let (first, answer) =
+                heard.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path} by {by}: {heard}"));
+            assert!(first.starts_with(&format!("HTTP/1.1 {status}")), "{path} by {by}: {heard}");
+            serde_json::from_str::<serde_json::Value>(answer).expect("the whole answer");
+        }
+    }
+}
+
+/// Sends a whole request, and only then listens.
+fn send_all<S: Read + Write>(mut stream: S, head: &str, body: &[u8]) -> String {
+    stream.write_all(head.as_bytes()).expect("a head");
+    stream.write_all(body).expect("everything is taken");
+    let mut all = String::new();
+    stream.read_to_string(&mut all).expect("the connection is closed in order");
+    all
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use lodge_proto::ImagesImported;
-use lodge_proto::client::{ClientError, Target};
+use lodge_proto::client::{ClientError, Login, Target};
 use lodge_proto::transfer::{self, TransferError};
 use serde::Serialize;
 use tokio::io::AsyncRead;
@@ -64,17 +64,17 @@ async fn fetch(
     drop(context.daemon().await?);
     let asked: Vec<String> = images.iter().map(|image| format!("image={}", escaped(image))).collect();
     let path = format!("/v1/images/export?{}", asked.join("&"));
-    let (target, token) = (&context.address.target, context.address.token().unwrap_or_default());
+    let (target, login) = (&context.address.target, context.address.login());
     let meter = Meter::new(&context.words, doing);
     meter
         .during(async {
-            let mut body = transfer::get(target, &token, &path).await?;
+            let mut body = transfer::get(target, &login, &path).await?;
             let mut bytes = 0;
             loop {
                 let piece = match body.next().await {
                     Ok(Some(piece)) => piece,
                     Ok(None) => break,
-                    Err(ClientError::Lost) => return Err(why_cut(target, &token, &path).await),
+                    Err(ClientError::Lost) => return Err(why_cut(target, &login, &path).await),
                     Err(other) => return Err(other.into()),
                 };
                 to.write_all(&piece).map_err(Failure::output)?;
@@ -100,8 +100,8 @@ fn cut(error: ClientError) -> Failure {
 
 /// Why an archive came to no end. A daemon that finds something damaged in the middle of it cannot say so there; asked
 /// again, it does before it begins.
-async fn why_cut(target: &Target, token: &str, path: &str) -> Failure {
-    match transfer::get(target, token, path).await {
+async fn why_cut(target: &Target, login: &Login, path: &str) -> Failure {
+    match transfer::get(target, login, path).await {
         Err(refused @ ClientError::Refused(_)) => refused.into(),
         Ok(_) | Err(_) => cut(ClientError::Lost),
     }
@@ -210,10 +210,10 @@ async fn send(
     total_bytes: u64,
 ) -> Result<ImagesImported, Failure> {
     drop(context.daemon().await?);
-    let (target, token) = (&context.address.target, context.address.token().unwrap_or_default());
+    let (target, login) = (&context.address.target, context.address.login());
     let meter = Meter::new(&context.words, format!("importing {from}"));
     let sent = |bytes: u64| meter.set_bytes(bytes, total_bytes.max(bytes * u64::from(total_bytes > 0)));
-    let answer = meter.during(transfer::post(target, &token, "/v1/images/import", body, sent)).await;
+    let answer = meter.during(transfer::post(target, &login, "/v1/images/import", body, sent)).await;
     let answer = answer.map_err(|error| match error {
         TransferError::Client(error) => cut(error),
         TransferError::Source { cause } => {

@@ -50,6 +50,8 @@ async fn info(shell: &Shell) -> Answer {
     let storage = shell.room.view(now());
     warnings.extend(shell.room.warning());
     warnings.extend(shell.config.warnings());
+    let http = shell.http();
+    warnings.extend(http.warning());
     warnings.extend(shell.jobs.warnings());
     warnings.extend(lineages::waiting(shell)?);
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
@@ -59,7 +61,8 @@ async fn info(shell: &Shell) -> Answer {
         log: shell.log.clone(),
         executor: shell.config.text("executor"),
         socket: shell.config.path("socket-path").display().to_string(),
-        http_addr: shell.http_addr(),
+        http_addr: http.addr().map(str::to_owned),
+        http: view::http(&http),
         data_dir: shell.config.data_dir.display().to_string(),
         config_file: shell.config.file().map(|file| file.display().to_string()),
         pid: std::process::id(),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request as HttpRequest, State};
+use axum::extract::{ConnectInfo, Path, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response as HttpResponse};
@@ -29,7 +29,8 @@ use serde_json::json;
 
 use self::page::{Page, paged};
 use self::path::{Asked, Version, is_repository};
-use super::http::Known;
+use super::connections::Connection;
+use super::http::{self, Stays};
 use super::range::{OutOfRange, Range, wanted_range};
 use super::{Api, methods};
 use crate::auth::Who;
@@ -85,18 +86,26 @@ pub(super) fn router(api: &Arc<Api>) -> Router<Arc<Api>> {
 }
 
 /// As everywhere, and with the token as a password, which is what other clients can send.
-async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, next: Next) -> HttpResponse {
+async fn authenticate(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(connection): ConnectInfo<Connection>,
+    mut request: HttpRequest,
+    next: Next,
+) -> HttpResponse {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = header.map(|header| match password(header) {
         Some(token) => format!("Bearer {token}"),
         None => header.to_owned(),
     });
-    let mut answer = match api.gate.check(bearer.as_deref(), &api.shell.access) {
+    let mut answer = match http::enter(&api, &connection, bearer.as_deref()) {
         Ok(who) => {
             request.extensions_mut().insert(who);
             let mut answer = next.run(request).await;
-            answer.extensions_mut().insert(Known);
+            answer.extensions_mut().insert(Stays);
             answer
+        }
+        Err(error) if error.data.code == "daemon.busy" => {
+            Refused::new(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", error.message).into_response()
         }
         Err(error) => {
             let message = format!(

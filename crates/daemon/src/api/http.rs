@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Request as HttpRequest, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::get;
+use lodge_proto::proof::PROOF_PATH;
 use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
 use serde_json::{Value, json};
 
-use super::{Api, archive, distribution, envelope, jobs, methods, socket, sse};
+use super::connections::Connection;
+use super::{Api, archive, distribution, envelope, jobs, methods, proof, socket, sse};
 use crate::auth::{self, Who};
 use crate::images::Unwatched;
 
@@ -34,6 +36,7 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
         .layer(middleware::from_fn_with_state(api.clone(), authenticate));
     Router::new()
         .route("/healthz", get(healthz))
+        .route(&format!("{PROOF_PATH}/{{id}}/{{nonce}}"), get(proof::prove))
         .merge(behind)
         .merge(distribution::router(&api))
         .fallback(not_found)
@@ -45,9 +48,11 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
 /// A browser elsewhere must not reach a loopback listener through a name of its own.
 async fn check_door(
     State((api, door)): State<(Arc<Api>, Door)>,
+    ConnectInfo(connection): ConnectInfo<Connection>,
     request: HttpRequest,
     next: Next,
 ) -> HttpResponse {
+    let has_body = has_body(&request);
     let allowed = auth::check_query(request.uri().query()).and_then(|()| match &door {
         Door::Unix => Ok(()),
         Door::Tcp(bound) => check_headers(&api, &request, bound),
@@ -56,16 +61,30 @@ async fn check_door(
         Ok(()) => next.run(request).await,
         Err(error) => failed(Value::Null, error),
     };
-    if answer.extensions().get::<Known>().is_none() {
+    if answer.extensions().get::<Stays>().is_none() {
         // There are only so many connections: they are kept for those who have a token.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    // Who refuses may not have read everything that was sent.
+    connection.set_lingers(has_body && !answer.status().is_success());
     answer
 }
 
-/// Stands with the answers to those who came with a token.
+fn has_body(request: &HttpRequest) -> bool {
+    let length = request.headers().get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
+    length || request.headers().contains_key(header::TRANSFER_ENCODING)
+}
+
+/// In the extensions of answers after which the connection stays open.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Known;
+pub(super) struct Stays;
+
+/// Who sends this header, on a connection that is counted as theirs from now on.
+pub(super) fn enter(api: &Api, connection: &Connection, header: Option<&str>) -> Result<Who, ErrorBody> {
+    let who = api.gate.check(header, &api.shell.access)?;
+    connection.enter(&who)?;
+    Ok(who)
+}
 
 fn check_headers(api: &Api, request: &HttpRequest, bound: &str) -> Result<(), ErrorBody> {
     let host = auth::only(request.headers(), &header::HOST, "auth.host")?;
@@ -74,13 +93,18 @@ fn check_headers(api: &Api, request: &HttpRequest, bound: &str) -> Result<(), Er
     auth::check_browser(host, origin, bound, &api.shell.config.list("allowed-origins"))
 }
 
-async fn authenticate(State(api): State<Arc<Api>>, mut request: HttpRequest, next: Next) -> HttpResponse {
+async fn authenticate(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(connection): ConnectInfo<Connection>,
+    mut request: HttpRequest,
+    next: Next,
+) -> HttpResponse {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    match api.gate.check(header, &api.shell.access) {
+    match enter(&api, &connection, header) {
         Ok(who) => {
             request.extensions_mut().insert(who);
             let mut answer = next.run(request).await;
-            answer.extensions_mut().insert(Known);
+            answer.extensions_mut().insert(Stays);
             answer
         }
         Err(error) => failed(Value::Null, error),

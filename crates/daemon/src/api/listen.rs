@@ -1,25 +1,33 @@
 //! The doors: a Unix socket and a TCP port, each bounded, both behind the same router.
+//!
+//! The Unix socket must be there. A TCP port that somebody else has is waited for: another port is never taken in its
+//! place, since clients would not look for the daemon there.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use lodge_proto::{ErrorBody, Response};
-use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use axum::extract::connect_info::Connected;
+use axum::serve::IncomingStream;
+use lodge_proto::proof::without_localhost;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 
+use super::connections::{Connection, Connections, Origin};
+use super::stream::Stream;
 use super::{Api, http};
+use crate::shell::Http;
 
-/// Connections at the same time, per door.
-const CONNECTIONS_MAX: usize = 1_024;
 /// Connections that the kernel keeps until they are accepted.
 const ACCEPT_QUEUE: i32 = 1_024;
 /// The kernel's limit on a socket's path.
 const SUN_PATH_MAX: usize = 107;
+/// How often a port that is taken is tried again.
+const TAKEN_RETRY: Duration = Duration::from_secs(3);
+/// What to do when accepting fails: the kernel may be out of descriptors for a moment.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -42,10 +50,12 @@ pub enum ListenError {
 impl ListenError {
     pub fn hint(&self) -> String {
         match self {
-            ListenError::Unix { .. } => "check that the directory exists and that you own it, or choose another with --socket-path".to_owned(),
-            ListenError::NotASocket { path } => format!("move {} away, or choose another --socket-path", path.display()),
-            ListenError::Tcp { cause, .. } if cause.kind() == std::io::ErrorKind::AddrInUse => {
-                "something else listens there: choose another with --http-addr, LODGED_HTTP_ADDR or `http-addr` in lodged.yaml (port 0 picks a free one), or --no-http".to_owned()
+            ListenError::Unix { .. } => {
+                "check that the directory exists and that you own it, or choose another with --socket-path"
+                    .to_owned()
+            }
+            ListenError::NotASocket { path } => {
+                format!("move {} away, or choose another --socket-path", path.display())
             }
             ListenError::Tcp { .. } => "give --http-addr as ADDRESS:PORT, or --no-http".to_owned(),
         }
@@ -56,22 +66,67 @@ impl ListenError {
 #[derive(Debug)]
 pub struct Bound {
     unix: UnixListener,
-    tcp: Option<(TcpListener, String)>,
+    tcp: Tcp,
 }
 
-/// Binds the TCP door, and tells its address.
-pub async fn bind_tcp(addr: &str) -> Result<(TcpListener, String), ListenError> {
-    let failed = |cause| ListenError::Tcp { addr: addr.to_owned(), cause };
-    let tcp = TcpListener::bind(addr).await.map_err(failed)?;
+/// What became of the TCP port.
+#[derive(Debug)]
+pub enum Tcp {
+    Off,
+    Bound {
+        listener: TcpListener,
+        /// With the port that was chosen, where the setting leaves it open.
+        addr: String,
+    },
+    /// Something else listens there.
+    Taken {
+        addr: String,
+        cause: std::io::Error,
+    },
+}
+
+impl Tcp {
+    /// As `info` tells it.
+    pub fn state(&self) -> Http {
+        match self {
+            Tcp::Off => Http::Off,
+            Tcp::Bound { addr, .. } => Http::Listening { addr: addr.clone() },
+            Tcp::Taken { addr, cause } => Http::Taken { addr: addr.clone(), reason: cause.to_string() },
+        }
+    }
+}
+
+/// Binds the TCP port, if one is wanted. One that is taken is no error.
+pub async fn bind_tcp(wanted: Option<String>) -> Result<Tcp, ListenError> {
+    let Some(addr) = wanted else { return Ok(Tcp::Off) };
+    match try_tcp(&addr).await {
+        Ok((listener, addr)) => Ok(Tcp::Bound { listener, addr }),
+        Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse => Ok(Tcp::Taken { addr, cause }),
+        Err(cause) => Err(ListenError::Tcp { addr, cause }),
+    }
+}
+
+async fn try_tcp(addr: &str) -> std::io::Result<(TcpListener, String)> {
+    let tcp = TcpListener::bind(without_localhost(addr).as_ref()).await?;
     // The usual queue of 128 makes clients that come in a crowd wait for a second.
-    rustix::net::listen(&tcp, ACCEPT_QUEUE).map_err(|cause| failed(cause.into()))?;
-    let bound = tcp.local_addr().map_err(failed)?.to_string();
+    rustix::net::listen(&tcp, ACCEPT_QUEUE)?;
+    let bound = tcp.local_addr()?.to_string();
     Ok((tcp, bound))
 }
 
-/// Binds the Unix door, which is what clients wait for. Only the holder of the state directory's lock may call
-/// this: it replaces a stale socket.
-pub fn bind(socket: &Path, tcp: Option<(TcpListener, String)>) -> Result<Bound, ListenError> {
+/// Waits until a port that was taken is free, and takes it.
+async fn take_when_free(addr: &str) -> (TcpListener, String) {
+    loop {
+        tokio::time::sleep(TAKEN_RETRY).await;
+        if let Ok(bound) = try_tcp(addr).await {
+            return bound;
+        }
+    }
+}
+
+/// Binds the Unix socket, which is what clients wait for. Only the holder of the state directory's lock may call this: it
+/// replaces a stale socket.
+pub fn bind(socket: &Path, tcp: Tcp) -> Result<Bound, ListenError> {
     Ok(Bound { unix: bind_unix(socket)?, tcp })
 }
 
@@ -100,24 +155,27 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
 }
 
 impl Bound {
-    /// Serves both doors until the daemon stops; then requests in flight may finish within `shutdown-timeout`.
-    pub async fn serve(self, api: Arc<Api>) {
-        let stop = api.shell.stop.clone();
-        let mut servers = tokio::task::JoinSet::new();
-        let unix = http::router(api.clone(), http::Door::Unix);
-        let listener = Limited::new(self.unix);
-        servers.spawn(async move {
-            axum::serve(listener, unix).with_graceful_shutdown(stop.cancelled_owned()).await
-        });
-        if let Some((tcp, addr)) = self.tcp {
-            let stop = api.shell.stop.clone();
-            let router = http::router(api.clone(), http::Door::Tcp(addr));
-            let listener = Limited::new(tcp);
-            servers.spawn(async move {
-                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
-            });
+    /// Serves both doors until the daemon stops; then requests in flight may finish within `shutdown-timeout`. `listens`
+    /// is called when a TCP port that was taken could be taken back, before anybody is served there.
+    pub async fn serve(self, api: Arc<Api>, listens: impl Fn(&str)) {
+        let stop = &api.shell.stop;
+        let mut servers = JoinSet::new();
+        serve_one(&mut servers, &api, http::Door::Unix, Door::new(self.unix));
+        match self.tcp {
+            Tcp::Off => {}
+            Tcp::Bound { listener, addr } => {
+                serve_one(&mut servers, &api, http::Door::Tcp(addr), Door::new(listener));
+            }
+            Tcp::Taken { addr, .. } => tokio::select! {
+                () = stop.cancelled() => {}
+                (listener, addr) = take_when_free(&addr) => {
+                    api.shell.set_http(Http::Listening { addr: addr.clone() });
+                    listens(&addr);
+                    serve_one(&mut servers, &api, http::Door::Tcp(addr), Door::new(listener));
+                }
+            },
         }
-        api.shell.stop.cancelled().await;
+        stop.cancelled().await;
         let patience = api.shell.config.span("shutdown-timeout");
         // Servers know their requests; WebSockets have left their servers and are counted apart.
         let drained = async {
@@ -131,116 +189,46 @@ impl Bound {
     }
 }
 
-/// A listener with a bounded number of connections at a time; others are told so and let go.
-struct Limited<L> {
+fn serve_one<L>(
+    servers: &mut JoinSet<std::io::Result<()>>,
+    api: &Arc<Api>,
+    door: http::Door,
+    listener: Door<L>,
+) where
+    Door<L>: axum::serve::Listener<Addr = ()>,
+    Connection: for<'a> Connected<IncomingStream<'a, Door<L>>>,
+{
+    let service = http::router(api.clone(), door).into_make_service_with_connect_info::<Connection>();
+    let stop = api.shell.stop.clone();
+    servers.spawn(async move {
+        axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned()).await
+    });
+}
+
+/// A listener and those who are connected through it.
+struct Door<L> {
     listener: L,
-    room: Arc<Semaphore>,
-    /// What those get who find no place.
-    full: Vec<u8>,
-    /// Those who were told and have not gone.
-    leaving: Arc<Semaphore>,
+    connections: Arc<Connections>,
 }
 
-/// Connections without a place that are waited for at the same time.
-const LEAVING_MAX: usize = 64;
-/// How long one may take to go.
-const LEAVING_WITHIN: Duration = Duration::from_secs(1);
-/// What is read of a request that will not be answered.
-const LEAVING_BYTES_MAX: u64 = 64 * 1024;
-
-impl<L> Limited<L> {
+impl<L> Door<L> {
     fn new(listener: L) -> Self {
-        let error = ErrorBody::new("daemon.busy", format!("{CONNECTIONS_MAX} connections are open already"))
-            .hint("close some, or ask again in a moment");
-        let body = serde_json::to_string(&Response::err(Value::Null, error)).unwrap_or_default();
-        let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close";
-        let full = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
-        Limited {
-            listener,
-            room: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-            full,
-            leaving: Arc::new(Semaphore::new(LEAVING_MAX)),
-        }
-    }
-
-    fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        self.room.clone().try_acquire_owned().ok()
-    }
-
-    /// Keeps a connection that was told to go until it has heard: closed over unread bytes, it would lose ours.
-    fn linger<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(&self, mut stream: S) {
-        let Ok(permit) = self.leaving.clone().try_acquire_owned() else { return };
-        // Nobody waits for it: it ends within its time, and a peer that is gone need not hear anything.
-        tokio::spawn(async move {
-            let heard = async {
-                stream.shutdown().await?;
-                tokio::io::copy(&mut stream.take(LEAVING_BYTES_MAX), &mut tokio::io::sink()).await
-            };
-            drop(tokio::time::timeout(LEAVING_WITHIN, heard).await);
-            drop(permit);
-        });
+        Door { listener, connections: Connections::new() }
     }
 }
 
-/// A connection that gives its place back when it ends.
-struct Held<S> {
-    stream: S,
-    head: Option<Head>,
-    _permit: OwnedSemaphorePermit,
-}
-
-/// The first request's head, which is waited for only so long: a place is not for those who say nothing.
-struct Head {
-    until: std::pin::Pin<Box<tokio::time::Sleep>>,
-    /// How much of its end has been seen.
-    matched: usize,
-}
-
-const HEAD_WITHIN: Duration = Duration::from_secs(5);
-const HEAD_END: &[u8] = b"\r\n\r\n";
-
-impl Head {
-    /// Whether the head ends in these bytes.
-    fn ends_in(&mut self, bytes: &[u8]) -> bool {
-        for byte in bytes {
-            self.matched = match *byte {
-                next if next == HEAD_END[self.matched] => self.matched + 1,
-                b'\r' => 1,
-                _ => 0,
-            };
-            if self.matched == HEAD_END.len() {
-                return true;
-            }
-        }
-        false
-    }
-}
-
-impl<S> Held<S> {
-    fn new(stream: S, permit: OwnedSemaphorePermit) -> Self {
-        let head = Head { until: Box::pin(tokio::time::sleep(HEAD_WITHIN)), matched: 0 };
-        Held { stream, head: Some(head), _permit: permit }
-    }
-}
-
-/// What to do when accepting fails: the kernel may be out of descriptors for a moment.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-impl axum::serve::Listener for Limited<UnixListener> {
-    type Io = Held<UnixStream>;
+impl axum::serve::Listener for Door<UnixListener> {
+    type Io = Stream<UnixStream>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             match self.listener.accept().await {
-                Ok((stream, _)) => match self.permit() {
-                    Some(permit) => return (Held::new(stream, permit), ()),
-                    None => {
-                        // It fits into a socket's empty buffer, or the peer is gone.
-                        drop(stream.try_write(&self.full));
-                        self.linger(stream);
-                    }
-                },
+                Ok((stream, _)) => {
+                    // A peer that is gone already is nobody's.
+                    let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                    return (Stream::new(stream, self.connections.admit(Origin::User(uid), None)), ());
+                }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
         }
@@ -251,86 +239,43 @@ impl axum::serve::Listener for Limited<UnixListener> {
     }
 }
 
-impl axum::serve::Listener for Limited<TcpListener> {
-    type Io = Held<TcpStream>;
-    type Addr = std::net::SocketAddr;
+impl axum::serve::Listener for Door<TcpListener> {
+    type Io = Stream<TcpStream>;
+    type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             match self.listener.accept().await {
-                // Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
-                Ok((stream, addr)) if stream.set_nodelay(true).is_ok() => match self.permit() {
-                    Some(permit) => return (Held::new(stream, permit), addr),
-                    None => {
-                        // It fits into a socket's empty buffer, or the peer is gone.
-                        drop(stream.try_write(&self.full));
-                        self.linger(stream);
+                Ok((stream, peer)) => {
+                    if let Ok(local) = prepared(&stream) {
+                        let origin = Origin::of_address(peer.ip());
+                        return (Stream::new(stream, self.connections.admit(origin, Some(local))), ());
                     }
-                },
-                Ok(_) => {}
+                }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
         }
     }
 
     fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        self.listener.local_addr()
+        Ok(())
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
-    fn poll_read(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = std::pin::Pin::new(&mut self.stream).poll_read(cx, buf);
-        let Some(head) = &mut self.head else { return polled };
-        match &polled {
-            Poll::Ready(_) => {
-                if head.ends_in(&buf.filled()[before..]) {
-                    self.head = None;
-                }
-                polled
-            }
-            Poll::Pending => head.until.as_mut().poll(cx).map(|()| Err(std::io::ErrorKind::TimedOut.into())),
-        }
+/// Without TCP_NODELAY every small answer waits for the peer's delayed acknowledgement.
+fn prepared(stream: &TcpStream) -> std::io::Result<SocketAddr> {
+    stream.set_nodelay(true)?;
+    stream.local_addr()
+}
+
+impl Connected<IncomingStream<'_, Door<UnixListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, Door<UnixListener>>) -> Self {
+        stream.io().connection().clone()
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
-    fn poll_write(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        buf: &[u8],
-    ) -> std::task::Poll<std::io::Result<usize>> {
-        std::pin::Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        std::pin::Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        bufs: &[std::io::IoSlice<'_>],
-    ) -> std::task::Poll<std::io::Result<usize>> {
-        std::pin::Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+impl Connected<IncomingStream<'_, Door<TcpListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, Door<TcpListener>>) -> Self {
+        stream.io().connection().clone()
     }
 }

@@ -4,6 +4,7 @@ mod agents;
 mod archive;
 mod attach;
 mod bins;
+mod connections;
 mod create;
 mod daemon;
 mod distribution;
@@ -15,6 +16,7 @@ mod lineages;
 mod listen;
 mod methods;
 mod progress;
+mod proof;
 mod providers;
 mod range;
 mod reload;
@@ -23,6 +25,7 @@ mod sessions;
 mod snapshots;
 mod socket;
 mod sse;
+mod stream;
 mod tokens;
 mod turns;
 mod update;
@@ -110,6 +113,6 @@ fn request_key(who: &Who, method: &str, params: &Value) -> Result<Option<Request
     hash.update([0]);
     // Objects are ordered by key, so the same parameters give the same bytes.
     hash.update(params.to_string().as_bytes());
-    let (caller, request_id) = (who.name.clone(), request_id.to_owned());
+    let (caller, request_id) = (who.caller.clone(), request_id.to_owned());
     Ok(Some(RequestKey { caller, request_id, digest: hash.finalize().into() }))
 }

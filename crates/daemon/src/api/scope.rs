@@ -19,9 +19,15 @@ pub(super) fn narrow(shell: &Shell, who: &Who, method: &str, mut given: Value) -
         Reach::Agent => fill_in(shell, own, &mut given)?,
         Reach::AgentAndSession => {
             fill_in(shell, own, &mut given)?;
-            own_session(shell, own, given.get("session").and_then(Value::as_str))?;
+            name_session(shell, own, &mut given)?;
         }
-        Reach::Session => own_session(shell, own, given.get("session").and_then(Value::as_str))?,
+        Reach::Session => {
+            let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
+            name_session(shell, own, &mut given)?;
+            if let Some(named) = named {
+                known_session(shell, &named, given.get("session").and_then(Value::as_str))?;
+            }
+        }
         Reach::Turn => own_turn(shell, own, given.get("turn").and_then(Value::as_str))?,
         Reach::Job => own_job(shell, own, &mut given)?,
     }
@@ -35,7 +41,9 @@ pub(super) fn attach(shell: &Shell, who: &Who, mut given: AttachParams) -> Resul
     if let Some(agent) = &given.agent {
         given.agent = Some(own_agent(shell, own, agent)?);
     }
-    own_session(shell, own, given.session.as_deref())?;
+    if let Some(session) = &given.session {
+        given.session = Some(own_session(shell, own, session)?);
+    }
     if let Some(job) = &given.job {
         given.job = Some(jobs::find(shell, job, Some(own))?.to_string());
     }
@@ -84,12 +92,44 @@ fn fill_in(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorB
     Ok(())
 }
 
-/// One that is not there, or cannot be, is the method's business.
-fn own_session(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
-    let Some(id) = given.and_then(|given| given.parse::<SessionId>().ok()) else { return Ok(()) };
+/// Puts the whole id in place of what the caller names a session of its agent with.
+fn name_session(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let Some(fields) = given.as_object_mut() else { return Ok(()) };
+    // Without one, or with something else, the method says what is wrong.
+    let Some(session) = fields.get("session").and_then(Value::as_str) else { return Ok(()) };
+    let id = own_session(shell, own, session)?;
+    fields.insert("session".to_owned(), id.into());
+    Ok(())
+}
+
+/// The session that an agent's token means. Ids are the same for all agents, so one that is not its agent's yet is
+/// prefixed with its agent: it cannot find out by trying which ids others have, nor take one that another could want.
+fn own_session(shell: &Shell, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+    // What cannot be an id is the method's business.
+    let Ok(id) = given.parse::<SessionId>() else { return Ok(given.to_owned()) };
+    let prefix = format!("{own}:");
     match shell.reader.session(&id).map_err(internal)? {
-        Some(found) if found.row.agent != *own => Err(crate::view::no_session(&id)),
-        Some(_) | None => Ok(()),
+        Some(found) if found.row.agent == *own => return Ok(given.to_owned()),
+        // An operator gave it to another agent.
+        Some(_) if given.starts_with(&prefix) => return Err(crate::view::no_session(&given)),
+        None if given.starts_with(&prefix) => return Ok(given.to_owned()),
+        Some(_) | None => {}
+    }
+    let whole = format!("{prefix}{given}");
+    if whole.parse::<SessionId>().is_err() {
+        let most = SessionId::LEN_MAX - prefix.len();
+        return Err(ErrorBody::new("session.bad_id", format!("the session id is longer than {most} bytes"))
+            .hint("with a token of an agent an id has that many at most, or is left out"));
+    }
+    Ok(whole)
+}
+
+/// Refuses a session that is not there, by the name it was given.
+fn known_session(shell: &Shell, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
+    let Some(id) = id.and_then(|id| id.parse::<SessionId>().ok()) else { return Ok(()) };
+    match shell.reader.session(&id).map_err(internal)? {
+        Some(_) => Ok(()),
+        None => Err(crate::view::no_session(&named)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lodge_core::token::{Holder, Standing, TokenRow};
+use lodge_core::token::{CREDENTIALS, Holder, Standing, TokenRow};
 use lodge_core::{AgentId, TokenId};
 use tokio_util::sync::CancellationToken;
 
@@ -30,8 +30,11 @@ struct Live {
 /// A caller whose token was good when it came.
 #[derive(Debug, Clone)]
 pub struct Who {
-    /// Under this name its requests are kept: every operator is one caller, and every agent.
-    pub name: String,
+    /// Under this name its requests are kept: every token is a caller of its own. The one in `credentials.json` is the
+    /// same caller when it is replaced, since whoever uses it is.
+    pub caller: String,
+    /// Under this name releases before kept them, for a day: all operators were one caller, and all tokens of an agent.
+    pub caller_before: String,
     pub token: TokenRow,
     revoked: CancellationToken,
 }
@@ -65,11 +68,13 @@ impl Access {
     pub fn enter(&self, id: &TokenId) -> Option<Who> {
         let live = self.live();
         let held = live.get(id)?;
-        let name = match &held.row.holder {
+        let is_credentials = held.row.name.as_deref() == Some(CREDENTIALS);
+        let caller = if is_credentials { CREDENTIALS.to_owned() } else { held.row.id.to_string() };
+        let caller_before = match &held.row.holder {
             Holder::Operator => "operator".to_owned(),
             Holder::Agent(agent) => agent.to_string(),
         };
-        Some(Who { name, token: held.row.clone(), revoked: held.revoked.clone() })
+        Some(Who { caller, caller_before, token: held.row.clone(), revoked: held.revoked.clone() })
     }
 
     fn live(&self) -> MutexGuard<'_, HashMap<TokenId, Live>> {

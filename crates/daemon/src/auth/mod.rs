@@ -136,17 +136,17 @@ fn still_good(who: &Who) -> Result<(), ErrorBody> {
     }
 }
 
-fn not_ours() -> ErrorBody {
+pub fn not_ours() -> ErrorBody {
     ErrorBody::new("auth.invalid", "the token is not one of this daemon's")
         .hint("use the token in this daemon's credentials.json, or unset LODGE_TOKEN")
 }
 
-fn revoked() -> ErrorBody {
+pub fn revoked() -> ErrorBody {
     ErrorBody::new("auth.revoked", "the token was revoked")
         .hint("use another; a daemon that starts writes a new one to credentials.json")
 }
 
-fn expired() -> ErrorBody {
+pub fn expired() -> ErrorBody {
     ErrorBody::new("auth.expired", "the token's time is over").hint(
         "issue another with `lodge token issue`, or restart the daemon to get a new one in credentials.json",
     )
@@ -194,9 +194,11 @@ mod tests {
         let access = Access::of([row.clone()]);
         let good = gate.value(&row).unwrap();
         let check = |gate: &Gate, token: &str| {
-            gate.check(Some(&format!("Bearer {token}")), &access).map(|who| who.name).map_err(|e| e.data.code)
+            gate.check(Some(&format!("Bearer {token}")), &access)
+                .map(|who| who.caller)
+                .map_err(|e| e.data.code)
         };
-        assert_eq!(check(&gate, &good), Ok("operator".into()));
+        assert_eq!(check(&gate, &good), Ok(CREDENTIALS.into()));
         assert_eq!(check(&Gate::new(&[2; 32], "log"), &good), Err("auth.invalid".into()));
         assert_eq!(check(&Gate::new(&[1; 32], "other"), &good), Err("auth.invalid".into()));
         // {"alg":"none"} with the same claims and no signature.
@@ -208,13 +210,13 @@ mod tests {
     #[test]
     fn a_revoked_token_shows_out_who_came_with_it_and_lets_nobody_in() {
         let gate = Gate::new(&[1; 32], "log");
-        let row = row(Holder::Agent("agt_1".parse().unwrap()), later());
+        let row = TokenRow { name: None, ..row(Holder::Agent("agt_1".parse().unwrap()), later()) };
         let access = Access::of([row.clone()]);
         let header = format!("Bearer {}", gate.value(&row).unwrap());
         let who = gate.check(Some(&header), &access).unwrap();
         assert_eq!(
-            (who.name.as_str(), who.agent().map(ToString::to_string)),
-            ("agt_1", Some("agt_1".into()))
+            (who.caller.as_str(), who.agent().map(ToString::to_string)),
+            (row.id.as_str(), Some("agt_1".into()))
         );
         // Told twice it is the same token, and who came with it is not forgotten.
         access.put(row.clone());
@@ -222,6 +224,21 @@ mod tests {
         let wait = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         assert_eq!(wait.block_on(who.over()), Standing::Revoked);
         assert_eq!(gate.check(Some(&header), &access).unwrap_err().data.code, "auth.revoked");
+    }
+
+    /// A daemon makes a token's value again to prove that it knows it: were it another, no client with a token of an
+    /// earlier release would believe this one.
+    #[test]
+    fn the_value_of_a_token_is_the_same_in_every_release() {
+        let row = row(Holder::Operator, Timestamp::from_ms(4_000_000_000_000));
+        let value = Gate::new(&[1; 32], "log").value(&row).unwrap();
+        assert_eq!(lodge_proto::proof::token_id(&value).as_deref(), Some(row.id.as_str()));
+        let parts = [
+            "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9",
+            "eyJpc3MiOiJsb2RnZTpvcGVyYXRvciIsInN1YiI6Im9wZXJhdG9yIiwiaWF0IjowLCJleHAiOjQwMDAwMDAwMDAsImF1ZCI6ImxvZyIsImp0aSI6InRva18wMDAwMDAwMDF3aGNrNDNlcSJ9",
+            "zz2qx-DeUO6oXQK5eMtFFsdAfecbgrXiksaKMIvnK1E",
+        ];
+        assert_eq!(value, parts.join("."));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub const AGENT: &[(&str, Reach)] = &[
     ("session/export", Reach::Session),
     ("session/search", Reach::AgentAndSession),
     ("job/submit", Reach::AgentAndSession),
-    ("job/list", Reach::Agent),
+    ("job/list", Reach::AgentAndSession),
     ("job/get", Reach::Job),
     ("job/wait", Reach::Job),
     ("job/cancel", Reach::Job),

@@ -36,7 +36,7 @@ pub fn session(summary: &SessionSummary) -> SessionView {
 }
 
 /// The refusal of a session that nobody has.
-pub fn no_session(id: &SessionId) -> ErrorBody {
+pub fn no_session(id: &impl std::fmt::Display) -> ErrorBody {
     ErrorBody::new("session.not_found", format!("no session `{id}`"))
         .hint("`lodge session ls` lists all sessions")
 }

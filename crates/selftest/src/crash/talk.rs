@@ -195,6 +195,6 @@ pub fn is_absence(error: &ClientError) -> bool {
     match error {
         ClientError::Lost | ClientError::NoDaemon { .. } | ClientError::Handshake { .. } => true,
         ClientError::Refused(_) => error.code() == Some("daemon.shutting_down"),
-        ClientError::Garbled { .. } => false,
+        ClientError::Unverified { .. } | ClientError::Garbled { .. } => false,
     }
 }

@@ -1,0 +1,264 @@
+//! Opening a connection on which a token may be sent: the daemon is verified first.
+//!
+//! Owns: what a client shows and to whom, addresses, peer credentials, asking for a proof. Never: calls.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::client::{ClientError, Io, Target};
+use crate::post;
+use crate::proof::{self, NONCE_LEN, Nonce, Proof};
+use crate::rpc::Response;
+
+/// The longest answer that is read from somebody who has proved nothing.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+
+/// A token, and what is known of the daemon that it is for.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    token: String,
+    /// The owner of the file that the token was read from.
+    owner: Option<u32>,
+    /// The address on which the daemon listens, where that is not the one that is dialled.
+    listens_at: Option<SocketAddr>,
+}
+
+impl Login {
+    pub fn new(token: impl Into<String>) -> Login {
+        Login { token: token.into(), owner: None, listens_at: None }
+    }
+
+    /// The token was read from a file of this user, and is sent through Unix sockets of that user or root only.
+    #[must_use]
+    pub fn owned_by(self, uid: u32) -> Login {
+        Login { owner: Some(uid), ..self }
+    }
+
+    /// The daemon is dialled through something that forwards connections to this address.
+    #[must_use]
+    pub fn listening_at(self, addr: Option<SocketAddr>) -> Login {
+        Login { listens_at: addr.map(proof::canonical), ..self }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.token.is_empty()
+    }
+
+    /// Where the token goes into a request: it must be there in one piece.
+    pub(crate) fn bearer(&self, target: &Target) -> Result<String, ClientError> {
+        // A line's end in it would begin another header.
+        if self.token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Ok(format!("Bearer {}", self.token));
+        }
+        let (target, detail) = (target.clone(), "the token cannot be sent".to_owned());
+        Err(ClientError::Handshake { target, status: None, body: None, detail })
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("token", &"[secret]").finish_non_exhaustive()
+    }
+}
+
+impl From<&str> for Login {
+    fn from(token: &str) -> Login {
+        Login::new(token)
+    }
+}
+
+impl From<&String> for Login {
+    fn from(token: &String) -> Login {
+        Login::new(token)
+    }
+}
+
+impl From<&Login> for Login {
+    fn from(login: &Login) -> Login {
+        login.clone()
+    }
+}
+
+/// Why a token was not sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unverified {
+    #[error("what listens there runs as uid {uid}; the daemon would run as uid {expected} or as root")]
+    Peer { uid: u32, expected: String },
+    #[error("what was given is not a token of Lodge")]
+    NotAToken,
+    #[error("it did not prove that it knows the token: {detail}")]
+    NoProof { detail: String },
+    #[error("its proof is wrong")]
+    WrongProof,
+    #[error("the daemon listens on {told}, and what was dialled is {dialled}")]
+    OtherAddress { told: SocketAddr, dialled: SocketAddr },
+}
+
+impl Unverified {
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Unverified::Peer { .. } => "check the path of the socket, and who owns the directory it lies in",
+            Unverified::NotAToken => "set LODGE_TOKEN to what `lodge token issue` printed, or unset it",
+            Unverified::NoProof { .. } => {
+                "another program listens there, or a daemon of an older release: check the address, or use the \
+                 daemon's Unix socket"
+            }
+            Unverified::WrongProof => {
+                "another program or another daemon listens there: check the address, and that the token was issued \
+                 by that daemon"
+            }
+            Unverified::OtherAddress { .. } => {
+                "dial the daemon's own address; if a tunnel that you trust leads there, set LODGE_DAEMON_ADDR to it"
+            }
+        }
+    }
+}
+
+/// Opens a connection on which this token may be sent, and tells the host's name that goes with it.
+pub(crate) async fn dial<'t>(
+    target: &'t Target,
+    login: &Login,
+) -> Result<(Box<dyn Io>, &'t str), ClientError> {
+    let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
+    let unverified = |why| ClientError::Unverified { target: target.clone(), why };
+    match target {
+        Target::Unix(path) => {
+            let stream = connect_unix(path).await.map_err(no_daemon)?;
+            // Without a token there is nothing to protect.
+            if !login.is_empty() {
+                let uid = stream.peer_cred().map_err(no_daemon)?.uid();
+                check_peer(uid, path, login).map_err(unverified)?;
+            }
+            Ok((Box::new(stream), "localhost"))
+        }
+        Target::Tcp(addr) => {
+            let mut stream =
+                TcpStream::connect(proof::without_localhost(addr).as_ref()).await.map_err(no_daemon)?;
+            stream.set_nodelay(true).map_err(no_daemon)?;
+            if !login.is_empty() {
+                verify(&mut stream, target, addr, login).await?;
+            }
+            Ok((Box::new(stream), addr))
+        }
+    }
+}
+
+/// A token of a file goes to the file's owner. One that was given otherwise goes to the user who gave it, or to the owner
+/// of the directory that has the socket. Root may read every token anyway.
+fn check_peer(uid: u32, socket: &Path, login: &Login) -> Result<(), Unverified> {
+    let expected = match login.owner {
+        Some(owner) => vec![owner],
+        None => {
+            let dir = socket.parent().and_then(|dir| std::fs::metadata(dir).ok()).map(|dir| dir.uid());
+            let own = rustix::process::geteuid().as_raw();
+            [Some(own), dir.filter(|dir| *dir != own)].into_iter().flatten().collect()
+        }
+    };
+    if uid == 0 || expected.contains(&uid) {
+        return Ok(());
+    }
+    let expected: Vec<String> = expected.iter().map(u32::to_string).collect();
+    Err(Unverified::Peer { uid, expected: expected.join(" or ") })
+}
+
+/// Has whoever listens prove that it is the daemon of this token, on the connection that the token is sent on.
+async fn verify(
+    stream: &mut TcpStream,
+    target: &Target,
+    host: &str,
+    login: &Login,
+) -> Result<(), ClientError> {
+    let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
+    let unverified = |why| ClientError::Unverified { target: target.clone(), why };
+    let id = proof::token_id(&login.token).ok_or_else(|| unverified(Unverified::NotAToken))?;
+    let nonce = fresh_nonce().map_err(no_daemon)?;
+    let dialled = match login.listens_at {
+        Some(addr) => addr,
+        None => proof::canonical(stream.peer_addr().map_err(no_daemon)?),
+    };
+    let asked = format!("GET {} HTTP/1.1\r\nhost: {host}\r\n\r\n", proof::path(&id, &nonce));
+    stream.write_all(asked.as_bytes()).await.map_err(no_daemon)?;
+    let no_proof = |detail: &str| unverified(Unverified::NoProof { detail: detail.to_owned() });
+    let Some((status, body)) = post::answer(stream, ANSWER_BYTES_MAX).await else {
+        return Err(no_proof("it gave no answer, or not one of a daemon's"));
+    };
+    if status != 200 {
+        return Err(refused(target, status, &body));
+    }
+    let proof: Proof = serde_json::from_slice(&body).map_err(|_| no_proof("its answer is not a proof"))?;
+    if !proof.is_right(&login.token, &nonce) {
+        return Err(unverified(Unverified::WrongProof));
+    }
+    if proof.addr != dialled {
+        return Err(unverified(Unverified::OtherAddress { told: proof.addr, dialled }));
+    }
+    Ok(())
+}
+
+/// What a daemon says in place of a proof. Nothing of it can be relied on, and nothing was told to whoever said it.
+fn refused(target: &Target, status: u16, body: &[u8]) -> ClientError {
+    let said = serde_json::from_slice::<Response>(body).ok().and_then(|answer| answer.error);
+    match said {
+        Some(error) if ["auth.", "daemon."].iter().any(|kind| error.data.code.starts_with(kind)) => {
+            let (target, detail) = (target.clone(), String::new());
+            ClientError::Handshake { target, status: Some(status), body: Some(Box::new(error)), detail }
+        }
+        _ => {
+            let why = Unverified::NoProof { detail: format!("it answered with HTTP status {status}") };
+            ClientError::Unverified { target: target.clone(), why }
+        }
+    }
+}
+
+fn fresh_nonce() -> io::Result<Nonce> {
+    let mut nonce = [0; NONCE_LEN];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+    Ok(nonce)
+}
+
+/// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's
+/// descriptor.
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    const SUN_PATH_MAX: usize = 107;
+    if path.as_os_str().len() <= SUN_PATH_MAX {
+        return UnixStream::connect(path).await;
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    };
+    let dir = std::fs::File::open(dir)?;
+    let short = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&dir).to_string()).join(name);
+    UnixStream::connect(short).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_of_a_file_goes_to_the_files_owner_or_root() {
+        let login = Login::new("t").owned_by(1_001);
+        let check = |uid| check_peer(uid, Path::new("/tmp/x.sock"), &login);
+        assert_eq!((check(1_001), check(0)), (Ok(()), Ok(())));
+        assert!(matches!(check(1_002), Err(Unverified::Peer { uid: 1_002, .. })));
+    }
+
+    #[test]
+    fn a_token_that_was_given_goes_to_its_user_the_directorys_owner_or_root() {
+        let own = rustix::process::geteuid().as_raw();
+        let check = |uid| check_peer(uid, Path::new("/tmp/x.sock"), &Login::new("t"));
+        assert_eq!((check(own), check(0)), (Ok(()), Ok(())));
+        assert!(check(own + 54_321).is_err());
+    }
+
+    #[test]
+    fn a_login_never_prints_its_token() {
+        assert!(!format!("{:?}", Login::new("secret-value")).contains("secret-value"));
+    }
+}
