@@ -231,3 +231,39 @@ fn keepers_and_runtimes_of_the_previous_release_are_adopted_and_finish_what_they
     assert!(notes.contains("in the old sandbox") && notes.contains("in the new one"), "{notes}");
     assert!(keepers.iter().all(|keeper| !is_alive(*keeper)), "an old keeper is still there");
 }
+
+#[test]
+fn tokens_and_requests_of_the_previous_release_count_in_this_one_and_its_daemon_gets_no_token_over_tcp() {
+    let mut lodge = furnished(bin("lodged"));
+    let previous = previous_lodged(lodge.dir());
+    let newer = lodge.replace_program(previous);
+    lodge.start();
+    // Its Unix socket is used as ever.
+    assert!(lodge.cli_ok(["info"]).contains(&lodge.http_addr()));
+    let issued = [&["token", "issue"][..], &["token", "issue", "--agent", "guest"]];
+    let tokens: Vec<String> = issued.iter().map(|args| lodge.cli_ok(*args).trim().to_owned()).collect();
+    let request = json!({"name": "once", "request_id": "from before"});
+    let first = call(&lodge, "token/issue", &request);
+    let by_tcp = |lodge: &Lodge, token: &str| {
+        let url = format!("http://{}", lodge.http_addr());
+        let mut command = lodge.cli_command(["--daemon", url.as_str(), "-q", "ps", "-a"]);
+        let output = command.env("LODGE_TOKEN", token).output().expect("lodge runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for token in &tokens {
+        let (code, err) = by_tcp(&lodge, token);
+        assert!(code == Some(1) && err.contains("the token was not sent"), "{code:?}: {err}");
+    }
+    lodge.kill9();
+
+    lodge.replace_program(newer);
+    lodge.start();
+    for token in tokens.iter().chain([&lodge.token()]) {
+        assert_eq!(by_tcp(&lodge, token), (Some(0), String::new()));
+    }
+    assert_eq!(
+        call(&lodge, "token/issue", &request),
+        first,
+        "one token, although the caller has another name now"
+    );
+}

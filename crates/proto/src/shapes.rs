@@ -758,6 +758,7 @@ shapes! {
         socket: String,
         /// Where the TCP listener is; none when there is none.
         http_addr: Option<String>,
+        #[serde(default = "HttpView::unknown")]
         http: HttpView,
         data_dir: String,
         config_file: Option<String>,
@@ -789,5 +790,12 @@ shapes! {
         error: Value,
         event_kinds: Vec<String>,
         error_codes: BTreeMap<String, String>,
+    }
+}
+
+impl HttpView {
+    /// A daemon of an earlier release does not tell.
+    fn unknown() -> HttpView {
+        HttpView { state: "unknown".to_owned(), addr: None, reason: None }
     }
 }

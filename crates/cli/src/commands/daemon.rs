@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lodge_proto::{
-    Done, Empty, HttpView, Info, Overridden, ReapParams, Reaped, ReloadParams, Reloaded, SettingChange,
-    ShutdownParams, StorageView,
+    Done, Empty, Info, Overridden, ReapParams, Reaped, ReloadParams, Reloaded, SettingChange, ShutdownParams,
+    StorageView,
 };
 use serde_json::Value;
 use tokio::time::timeout;
@@ -35,7 +35,7 @@ fn info_text(info: &Info) -> String {
         ("epoch", info.epoch.to_string()),
         ("executor", info.executor.clone()),
         ("socket", info.socket.clone()),
-        ("http", http_text(&info.http)),
+        ("http", http_text(info)),
         ("state", info.data_dir.clone()),
         ("config file", or_dash(info.config_file.as_deref())),
         ("agents", counts),
@@ -62,13 +62,11 @@ fn info_text(info: &Info) -> String {
     text
 }
 
-fn http_text(http: &HttpView) -> String {
-    let addr = or_dash(http.addr.as_deref());
-    match (http.state.as_str(), &http.reason) {
-        ("listening", _) => addr,
-        ("off", _) => "off".to_owned(),
-        (state, Some(reason)) => format!("{addr} is {state}: {reason}"),
-        (state, None) => format!("{addr} is {state}"),
+fn http_text(info: &Info) -> String {
+    let Info { http, http_addr, .. } = info;
+    match (&http.addr, http.reason.as_deref()) {
+        (Some(addr), Some(reason)) => format!("{addr} is {}: {reason}", http.state),
+        (Some(_) | None, _) => or_dash(http_addr.as_deref()),
     }
 }
 

@@ -24,8 +24,10 @@ use crate::shell::Http;
 const ACCEPT_QUEUE: i32 = 1_024;
 /// The kernel's limit on a socket's path.
 const SUN_PATH_MAX: usize = 107;
-/// How often a port that is taken is tried again.
-const TAKEN_RETRY: Duration = Duration::from_secs(3);
+/// How soon a port that is taken is tried again. The children of a daemon that was killed a moment ago may still have it;
+/// anybody else keeps it longer.
+const TAKEN_RETRY_MIN: Duration = Duration::from_millis(50);
+const TAKEN_RETRY_MAX: Duration = Duration::from_secs(3);
 /// What to do when accepting fails: the kernel may be out of descriptors for a moment.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -116,11 +118,13 @@ async fn try_tcp(addr: &str) -> std::io::Result<(TcpListener, String)> {
 
 /// Waits until a port that was taken is free, and takes it.
 async fn take_when_free(addr: &str) -> (TcpListener, String) {
+    let mut pause = TAKEN_RETRY_MIN;
     loop {
-        tokio::time::sleep(TAKEN_RETRY).await;
+        tokio::time::sleep(pause).await;
         if let Ok(bound) = try_tcp(addr).await {
             return bound;
         }
+        pause = (pause * 2).min(TAKEN_RETRY_MAX);
     }
 }
 
