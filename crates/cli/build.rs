@@ -1,5 +1,7 @@
 //! Links the unwinder into the program, so that no command has to load it.
 
+#![allow(clippy::disallowed_macros, reason = "this is how a build script speaks to cargo")]
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|found| found == value);

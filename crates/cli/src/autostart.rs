@@ -4,12 +4,14 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError};
+use lodge_proto::state_dir::check_program;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -89,9 +91,10 @@ impl Started {
             let log = state_dir.join("logs/lodged.log");
             could_not_start(format!("no log can be written at {}", log.display())).because(io_words(&cause))
         })?;
-        let program = find_lodged();
+        let program = on_path(find_lodged(), std::env::var_os("PATH").as_deref());
         let spawned = file.metadata().and_then(|meta| {
-            let child = detached(&program, state_dir, file)?.spawn()?;
+            let (_open, runs) = open_program(&program)?;
+            let child = detached(&runs, &program, state_dir, file)?.spawn()?;
             Ok((child, meta.len()))
         });
         let (child, log_start) = spawned.map_err(|cause| {
@@ -152,6 +155,32 @@ pub(crate) fn find_lodged() -> PathBuf {
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
 }
 
+/// A bare name as the PATH has it.
+pub(crate) fn on_path(program: PathBuf, path: Option<&std::ffi::OsStr>) -> PathBuf {
+    if program.components().count() > 1 {
+        return program;
+    }
+    let dirs = path.into_iter().flat_map(std::env::split_paths).filter(|dir| dir.is_absolute());
+    let mut found = dirs.map(|dir| dir.join(&program));
+    found.find(|path| path.is_file()).unwrap_or(program)
+}
+
+/// Opens a program that no other user can change, and says by which path exactly that file is run. It must stay open until then.
+///
+/// The owner of this program may own it as well: we run what is his already.
+fn open_program(program: &Path) -> io::Result<(File, PathBuf)> {
+    let mut file = File::open(program)?;
+    let own = std::env::current_exe().and_then(|exe| exe.metadata()).map(|meta| meta.uid());
+    check_program(&file, own.ok()).map_err(io::Error::other)?;
+    let mut start = [0; 2];
+    // A script is read again by its interpreter, by its name.
+    if file.read(&mut start)? == 2 && &start == b"#!" {
+        return Ok((file, program.to_owned()));
+    }
+    let runs = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    Ok((file, runs))
+}
+
 fn open_log(state_dir: &Path) -> io::Result<(PathBuf, File)> {
     let dir = state_dir.join("logs");
     DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
@@ -160,9 +189,10 @@ fn open_log(state_dir: &Path) -> io::Result<(PathBuf, File)> {
     Ok((path, file))
 }
 
-fn detached(program: &Path, state_dir: &Path, log: File) -> io::Result<Command> {
-    let mut command = Command::new(program);
+fn detached(runs: &Path, program: &Path, state_dir: &Path, log: File) -> io::Result<Command> {
+    let mut command = Command::new(runs);
     command
+        .arg0(program)
         .arg("serve")
         // The daemon must keep its state where we look for its socket, whatever else the environment says.
         .env_remove("LODGED_DATA_DIR")

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use lodge_proto::client::{Client, ClientError, Login, Target};
 use lodge_proto::post::post;
 use lodge_proto::proof::without_localhost;
+use lodge_proto::state_dir::check_state_dir;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -72,6 +73,28 @@ impl Address {
         Ok(Address { target, state_dir, autostart, listens_at })
     }
 
+    /// Refuses a state directory that another user could change, when its socket or its token is to be used.
+    pub(crate) fn check_state_dir(&self) -> Result<(), Failure> {
+        if !self.uses_state_dir() {
+            return Ok(());
+        }
+        check_state_dir(&self.state_dir).map(drop).map_err(|error| {
+            let failure = Failure::refused(error.to_string()).with_code(error.code()).hint(error.hint());
+            match std::error::Error::source(&error) {
+                Some(cause) => failure.because(cause),
+                None => failure,
+            }
+        })
+    }
+
+    fn uses_state_dir(&self) -> bool {
+        match &self.target {
+            Target::Unix(path) if path.parent() == Some(&self.state_dir) => true,
+            Target::Unix(path) => given_token().is_none() && path.parent().and_then(credentials).is_none(),
+            Target::Tcp(_) => given_token().is_none(),
+        }
+    }
+
     /// Whether the daemon sees the same files as we do.
     pub(crate) fn is_this_machine(&self) -> bool {
         match &self.target {
@@ -106,9 +129,7 @@ impl Address {
     /// The file's token goes to no other machine, unless the file itself names that address. Wherever it goes, the
     /// daemon is verified first.
     pub(crate) fn login(&self) -> Login {
-        if let Ok(token) = std::env::var("LODGE_TOKEN")
-            && !token.is_empty()
-        {
+        if let Some(token) = given_token() {
             return Login::new(token).listening_at(self.listens_at);
         }
         let beside_socket = match &self.target {
@@ -128,6 +149,11 @@ impl Address {
         }
         Login::new(found.token).owned_by(owner).listening_at(self.listens_at)
     }
+}
+
+/// The token of the environment, which goes before any file.
+fn given_token() -> Option<String> {
+    std::env::var("LODGE_TOKEN").ok().filter(|token| !token.is_empty())
 }
 
 /// Whether nobody serves there (any more, or yet), as opposed to somebody who does not want us or is too slow.

@@ -17,6 +17,7 @@ mod needs;
 mod parse;
 mod progress;
 mod render;
+mod screen;
 mod words;
 
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
@@ -25,6 +26,7 @@ use crate::args::Cli;
 use crate::commands::Context;
 use crate::connect::Address;
 use crate::failure::{Exit, Failure};
+use crate::screen::Stream;
 use crate::words::Words;
 
 fn main() {
@@ -38,12 +40,21 @@ fn main() {
     let exit = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => conclude(run(cli)),
         Err(error) => {
-            drop(error.print());
+            drop(show_usage(&error));
             if error.exit_code() == 0 { Exit::Done } else { Exit::Usage }
         }
     };
     // A thread may still wait for a line on stdin; nobody waits for it.
     std::process::exit(exit.code());
+}
+
+/// Help goes to stdout in its colours. What is wrong with arguments goes to stderr, and repeats them.
+fn show_usage(error: &clap::Error) -> std::io::Result<()> {
+    let text = error.render();
+    if error.use_stderr() {
+        return screen::write(Stream::Stderr, &text.to_string());
+    }
+    screen::write_help(&text.to_string(), &text.ansi().to_string(), words::colours())
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
@@ -55,6 +66,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         _ => {}
     }
     let address = Address::resolve(&cli.global, |name| std::env::var(name).ok())?;
+    address.check_state_dir()?;
     let context = Context::new(address, words);
     let runtime = runtime()?;
     let ended = runtime.block_on(async {

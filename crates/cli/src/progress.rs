@@ -3,7 +3,6 @@
 //! Owns: bars on a terminal, plain lines elsewhere, and that nothing of them is left. Never: the transfer itself.
 
 use std::future::Future;
-use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use unicode_width::UnicodeWidthStr;
 
 use crate::render::{one_line, within};
+use crate::screen::{Ink, Piece, Stream, draw, painted};
 use crate::words::{Canvas, Room, Words, tell};
 
 /// Between two pictures on a terminal.
@@ -144,23 +144,23 @@ impl Meter {
         let rate = state.look(now);
         let frame = frame(&self.doing, &state.parts, rate, Room::of_stderr());
         let dim = |text: &String| match look {
-            Look::Coloured => format!("\x1b[2m{text}\x1b[0m"),
+            Look::Coloured => painted(Ink::Dim, text),
             Look::Plain => text.clone(),
         };
         let lines: Vec<String> = match frame.split_last() {
             Some((total, bars)) => bars.iter().cloned().chain([dim(total)]).collect(),
             None => Vec::new(),
         };
-        let wiped = wiping(state.drawn);
-        state.drawn = lines.len();
-        put(&format!("{wiped}{}\n", lines.join("\n")));
+        let before = std::mem::replace(&mut state.drawn, lines.len());
+        let text = format!("{}\n", lines.join("\n"));
+        draw(Stream::Stderr, &[Piece::Up(before), Piece::Return, Piece::ClearBelow, Piece::Text(&text)]);
     }
 
     /// Takes the picture away, for something else to be said.
     pub(crate) fn wipe(&self) {
         let drawn = std::mem::take(&mut self.state().drawn);
         if drawn > 0 {
-            put(&wiping(drawn));
+            draw(Stream::Stderr, &[Piece::Up(drawn), Piece::Return, Piece::ClearBelow]);
         }
     }
 
@@ -189,17 +189,6 @@ impl Drop for Wiped<'_> {
     fn drop(&mut self) {
         self.0.wipe();
     }
-}
-
-/// Whoever stopped reading stderr is no reason to stop.
-fn put(text: &str) {
-    let mut stderr = io::stderr().lock();
-    drop(stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush()));
-}
-
-/// Goes back over so many lines and clears them.
-fn wiping(lines: usize) -> String {
-    if lines == 0 { String::new() } else { format!("\x1b[{lines}A\r\x1b[J") }
 }
 
 /// How fast it goes, from what was seen lately.

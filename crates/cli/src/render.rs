@@ -4,11 +4,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use lodge_proto::visible::{visible, visible_line};
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::failure::Report;
-use crate::words::{printable, tell};
+use crate::words::tell;
 
 /// Columns are this far apart.
 const COLUMN_GAP: usize = 3;
@@ -27,14 +28,19 @@ pub(crate) fn error(report: &Report) {
 }
 
 fn error_text(report: &Report) -> String {
-    let mut text = format!("error: {}", printable(&report.what));
+    let mut text = format!("error: {}", set_back(&report.what));
     for cause in &report.because {
-        text.push_str(&format!("\n  because: {}", printable(cause)));
+        text.push_str(&format!("\n  because: {}", visible_line(cause)));
     }
     if let Some(hint) = &report.hint {
-        text.push_str(&format!("\n\nhint: {}", printable(hint)));
+        text.push_str(&format!("\n\nhint: {}", set_back(hint)));
     }
     text
+}
+
+/// With all lines but the first set back, so that none looks like one of ours.
+fn set_back(text: &str) -> String {
+    visible(text).trim_end().replace('\n', "\n  ")
 }
 
 /// How a decision about a lineage is made.
@@ -131,10 +137,9 @@ pub(crate) fn or_dash(text: Option<&str>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or("-").to_owned()
 }
 
-/// On one line, without control characters.
+/// On one line, with hidden characters written out, also where it goes to no terminal.
 pub(crate) fn one_line(text: &str) -> String {
-    let flat = if text.contains(['\n', '\t']) { text.replace(['\n', '\t'], " ") } else { text.to_owned() };
-    printable(&flat).into_owned()
+    visible_line(text).into_owned()
 }
 
 /// At most `chars_max` letters, with a mark where it was cut.

@@ -1,14 +1,15 @@
 //! The two outputs: data on stdout, words on stderr.
 //!
-//! Owns: colour, quietness, what a terminal may be shown. Never: what is said.
+//! Owns: colour, quietness, what belongs on which. Never: what is said, or how a terminal is kept safe (see `screen`).
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::io::{self, IsTerminal, Write};
 
+use lodge_proto::visible::Colours;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::screen::{self, Ink, Stream, painted};
 
 /// How to speak on stderr, and how to print on stdout.
 #[derive(Debug)]
@@ -25,14 +26,13 @@ pub(crate) struct Words {
 
 impl Words {
     pub(crate) fn new(quiet: bool, json: bool) -> Self {
-        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Words {
             quiet,
             json,
-            stdout_is_terminal: io::stdout().is_terminal(),
-            stderr_is_terminal: io::stderr().is_terminal(),
-            colour: !set("NO_COLOR") && !dumb,
+            stdout_is_terminal: Stream::Stdout.is_terminal(),
+            stderr_is_terminal: Stream::Stderr.is_terminal(),
+            colour: colours() == Colours::Pass,
             dumb,
             line_open: Cell::new(false),
         }
@@ -79,41 +79,28 @@ impl Words {
     }
 
     fn dim<'a>(&self, line: &'a str) -> Cow<'a, str> {
-        if self.stderr_is_terminal && self.colour {
-            format!("\x1b[2m{line}\x1b[0m").into()
-        } else {
-            line.into()
-        }
+        if self.stderr_is_terminal && self.colour { painted(Ink::Dim, line).into() } else { line.into() }
     }
 
     /// A heading on stdout.
     pub(crate) fn bold<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.stdout_is_terminal && self.colour {
-            format!("\x1b[1m{text}\x1b[0m").into()
-        } else {
-            text.into()
-        }
+        if self.stdout_is_terminal && self.colour { painted(Ink::Bold, text).into() } else { text.into() }
     }
 
     /// A line on stdout about what is there, gone or other than before.
     pub(crate) fn marked(&self, mark: Mark, text: &str) -> String {
-        let (sign, colour) = match mark {
-            Mark::New => ('+', 32),
-            Mark::Gone => ('-', 31),
-            Mark::Changed => ('~', 33),
+        let (sign, ink) = match mark {
+            Mark::New => ('+', Ink::Green),
+            Mark::Gone => ('-', Ink::Red),
+            Mark::Changed => ('~', Ink::Yellow),
         };
         let line = format!("{sign} {text}");
         let line = line.trim_end();
-        if self.stdout_is_terminal && self.colour {
-            format!("\x1b[{colour}m{line}\x1b[0m")
-        } else {
-            line.to_owned()
-        }
+        if self.stdout_is_terminal && self.colour { painted(ink, line) } else { line.to_owned() }
     }
 
-    /// Text of unknown origin as stdout may show it: a terminal gets no control characters.
-    pub(crate) fn shown<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.stdout_is_terminal { printable(text) } else { text.into() }
+    pub(crate) fn colours(&self) -> Colours {
+        if self.colour { Colours::Pass } else { Colours::Drop }
     }
 
     pub(crate) fn stdout_is_terminal(&self) -> bool {
@@ -130,11 +117,7 @@ impl Words {
         if let Some(last) = bytes.last() {
             self.line_open.set(*last != b'\n');
         }
-        if self.stdout_is_terminal {
-            put(&printable(&String::from_utf8_lossy(bytes)))
-        } else {
-            put_bytes(bytes)
-        }
+        screen::write_bytes(Stream::Stdout, bytes).map_err(Failure::output)
     }
 
     /// Ends the current line of the answer, when something stands on it.
@@ -145,13 +128,13 @@ impl Words {
     /// Prints one thing as JSON.
     pub(crate) fn json<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(thing).map_err(unencodable)?;
-        put(&format!("{text}\n"))
+        put_json(&format!("{text}\n"))
     }
 
     /// Prints one line of JSON Lines.
     pub(crate) fn json_line<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
         let text = serde_json::to_string(thing).map_err(unencodable)?;
-        put(&format!("{text}\n"))
+        put_json(&format!("{text}\n"))
     }
 }
 
@@ -161,23 +144,29 @@ fn unencodable(cause: serde_json::Error) -> Failure {
 
 /// Writes to stdout at once.
 pub(crate) fn put(text: &str) -> Result<(), Failure> {
-    put_bytes(text.as_bytes())
+    screen::write(Stream::Stdout, text).map_err(Failure::output)
 }
 
-fn put_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(Failure::output)
+/// Writes JSON, or a part of it, to stdout at once.
+pub(crate) fn put_json(text: &str) -> Result<(), Failure> {
+    screen::write_json(text).map_err(Failure::output)
+}
+
+/// Whether people want colours.
+pub(crate) fn colours() -> Colours {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    if unwanted || dumb { Colours::Drop } else { Colours::Pass }
 }
 
 /// One line on stderr. A closed stderr is no reason to stop.
 pub(crate) fn tell(line: &str) {
-    drop(writeln!(io::stderr().lock(), "{line}"));
+    drop(screen::write(Stream::Stderr, &format!("{line}\n")));
 }
 
 /// Words that wait for something to be typed behind them.
 pub(crate) fn tell_part(words: &str) {
-    let mut stderr = io::stderr().lock();
-    drop(write!(stderr, "{words}").and_then(|()| stderr.flush()));
+    drop(screen::write(Stream::Stderr, words));
 }
 
 /// What became of something.
@@ -256,44 +245,5 @@ impl Drop for HiddenInput {
             // SAFETY: gives back the settings that `tcgetattr` told.
             unsafe { libc::tcsetattr(0, libc::TCSANOW, &raw const before) };
         }
-    }
-}
-
-/// Without control characters, except line ends and tabs: text from a model or a stranger's image must not steer a terminal,
-/// nor show itself in another order than it has.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    let turns = |letter: char| matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let steers = |letter: char| turns(letter) || letter.is_control() && letter != '\n' && letter != '\t';
-    if text.chars().any(steers) {
-        text.chars().filter(|letter| !steers(*letter)).collect()
-    } else {
-        text.into()
-    }
-}
-
-/// The same for what a program writes, which goes back to the beginning of a line to write it anew.
-pub(crate) fn printable_output(text: &str) -> Cow<'_, str> {
-    let steers = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t' | '\r');
-    if text.chars().any(steers) {
-        text.chars().filter(|letter| !steers(*letter)).collect()
-    } else {
-        text.into()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_taken_out_and_lines_and_letters_stay() {
-        assert_eq!(printable("a\x1b[31mb\tc\nd\u{9b}é\r"), "a[31mb\tc\ndé");
-        assert_eq!(printable("plain é\n"), "plain é\n");
-    }
-
-    #[test]
-    fn no_text_shows_itself_in_another_order_and_what_joins_letters_stays() {
-        assert_eq!(printable("host:\u{202e}hs\u{202c} \u{2066}x\u{2069}"), "host:hs x");
-        assert_eq!(printable("\u{1f469}\u{200d}\u{1f4bb} שלום"), "\u{1f469}\u{200d}\u{1f4bb} שלום");
     }
 }

@@ -17,6 +17,7 @@ use lodge_core::lineage::Policy;
 use lodge_core::liveness::Thresholds;
 use lodge_core::retry::Backoff;
 use lodge_proto::ConfigValue;
+use lodge_proto::state_dir::{StateDirError, check_state_dir};
 use serde_json::Value;
 
 use crate::engine::Settings;
@@ -96,6 +97,9 @@ pub enum ConfigError {
     BadValue { name: &'static str, given: String, wanted: String, from: String },
     #[error("no home directory: neither --data-dir, LODGED_DATA_DIR, LODGE_HOME nor HOME is set")]
     NoHome,
+    /// Nothing in the state directory is read, the configuration file included.
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
     /// Each with its own way out.
     #[error("{}", listed(mistakes))]
     Several { mistakes: Vec<ConfigError> },
@@ -107,6 +111,11 @@ impl ConfigError {
             0 | 1 => mistakes.pop(),
             _ => Some(ConfigError::Several { mistakes }),
         }
+    }
+
+    /// A wrong setting is bad usage; a directory that is not trusted is a refusal.
+    pub fn exit_code(&self) -> u8 {
+        if matches!(self, ConfigError::StateDir(_)) { 1 } else { 2 }
     }
 
     pub fn hint(&self) -> String {
@@ -121,6 +130,7 @@ impl ConfigError {
             ConfigError::Unreadable { .. } => "check the path given with --config".to_owned(),
             ConfigError::BadYaml { detail, .. } => (*detail).to_owned(),
             ConfigError::BadValue { wanted, .. } => format!("expected {wanted}"),
+            ConfigError::StateDir(error) => error.hint(),
             ConfigError::NoHome => "set LODGE_HOME to a directory for Lodge's state".to_owned(),
         }
     }
@@ -150,6 +160,16 @@ impl Given {
         let flag = self.flag("data-dir").map(|dir| (PathBuf::from(dir), Source::Flag));
         let env = || self.place("LODGED_DATA_DIR").or_else(|| self.place("LODGE_HOME"));
         flag.or_else(|| env().map(|dir| (dir, Source::Env)))
+    }
+
+    /// Checks the directory where the configuration file is looked for, before one in it is read.
+    fn check_place(&self) -> Result<(), ConfigError> {
+        let named = self.flag("config").or_else(|| self.env.get("LODGED_CONFIG"));
+        let searched = self.data_dir().map(|(dir, _)| dir).or_else(|| self.default_home());
+        if let (None, Some(dir)) = (named, searched) {
+            check_state_dir(&dir)?;
+        }
+        Ok(())
     }
 
     fn default_home(&self) -> Option<PathBuf> {
@@ -221,6 +241,7 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigError> {
         let given = Given::new(flags, env);
+        given.check_place()?;
         let (file, yaml, mistakes) = given.file()?;
         let (data_dir, data_dir_source) =
             match (given.data_dir(), yaml.get("data-dir").map(|written| &written.value)) {

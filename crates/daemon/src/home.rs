@@ -2,9 +2,11 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use lodge_proto::state_dir::{StateDir, StateDirError, check_state_dir};
 
 use crate::room;
 
@@ -22,8 +24,8 @@ pub enum HomeError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("{} is writable for others", dir.display())]
-    Open { dir: PathBuf },
+    #[error(transparent)]
+    Untrusted(#[from] StateDirError),
 }
 
 impl HomeError {
@@ -36,7 +38,7 @@ impl HomeError {
             HomeError::Make { .. } => {
                 "check that the state directory exists or can be made, and that you own it".to_owned()
             }
-            HomeError::Open { dir } => format!("run `chmod go-w {}`", dir.display()),
+            HomeError::Untrusted(error) => error.hint(),
         }
     }
 }
@@ -46,7 +48,7 @@ impl HomeError {
     pub fn is_full(&self) -> bool {
         match self {
             HomeError::Make { cause, .. } => room::is_full(cause),
-            HomeError::Taken { .. } | HomeError::Open { .. } => false,
+            HomeError::Taken { .. } | HomeError::Untrusted(_) => false,
         }
     }
 }
@@ -59,7 +61,8 @@ pub struct Home {
 }
 
 impl Home {
-    /// Makes the layout and takes the lock. Nothing else is touched by a daemon that loses.
+    /// Makes the layout and takes the lock. Nothing else is touched by a daemon that loses, and nothing at all in a directory
+    /// that another user could change.
     pub fn take(dir: &Path) -> Result<Home, HomeError> {
         let make = |path: &Path| {
             std::fs::DirBuilder::new()
@@ -68,13 +71,15 @@ impl Home {
                 .create(path)
                 .map_err(|cause| HomeError::Make { path: path.to_owned(), cause })
         };
+        let found = check_state_dir(dir)?;
         let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
         make(dir)?;
         keep_names(&missing).map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;
-        let mode = std::fs::metadata(dir).map_or(0, |meta| meta.permissions().mode());
-        if mode & 0o022 != 0 {
-            return Err(HomeError::Open { dir: dir.to_owned() });
-        }
+        let found = if found == StateDir::Absent { check_state_dir(dir)? } else { found };
+        let StateDir::Present(dir) = found else {
+            let cause = std::io::ErrorKind::NotFound.into();
+            return Err(HomeError::Make { path: dir.to_owned(), cause });
+        };
         let path = dir.join("anchor.lock");
         let mut lock = OpenOptions::new()
             .read(true)
@@ -84,12 +89,11 @@ impl Home {
             .mode(0o600)
             .open(&path)
             .map_err(|cause| HomeError::Make { path: path.clone(), cause })?;
-        take_lock(&mut lock, dir, || std::thread::sleep(REMAINS_PAUSE))?;
+        take_lock(&mut lock, &dir, || std::thread::sleep(REMAINS_PAUSE))?;
         for part in ["agents", "logs", "run", "bin"] {
             make(&dir.join(part))?;
         }
-        let real = dir.canonicalize().map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;
-        Ok(Home { dir: real, lock })
+        Ok(Home { dir, lock })
     }
 
     /// Writes who holds the lock, for those who lose it.
@@ -172,6 +176,7 @@ fn keep_names(made: &[&Path]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_second_daemon_is_told_who_has_the_directory() {
@@ -214,6 +219,8 @@ mod tests {
         let home = dir.path().join("home");
         std::fs::create_dir(&home).unwrap();
         std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(Home::take(&home), Err(HomeError::Open { .. })));
+        let refused = Home::take(&home).unwrap_err();
+        assert!(matches!(refused, HomeError::Untrusted(StateDirError::Writable { .. })), "{refused}");
+        assert_eq!(std::fs::read_dir(&home).unwrap().count(), 0);
     }
 }

@@ -1,5 +1,8 @@
 //! The daemon's own log. Its level may be another while the daemon runs; its form may not.
 
+use std::io::{self, IsTerminal, Write};
+
+use lodge_proto::visible::{Coloured, Colours};
 use tracing_subscriber::Registry;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -24,16 +27,41 @@ impl LogLevel {
 /// Starts the log, once in a process.
 pub fn start(config: &Config) -> LogLevel {
     let (filter, handle) = Layer::new(targets(&config.text("log-level")));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let is_terminal = io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt::layer().with_writer(move || Stderr { is_terminal }).with_target(false);
     let wanted = tracing_subscriber::registry().with(filter);
     if config.text("log-format") == "json" {
         wanted.with(log.json().flatten_event(true)).init();
     } else {
-        wanted.with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))).init();
+        wanted.with(log.with_ansi(is_terminal)).init();
     }
     LogLevel(handle)
 }
 
 fn targets(filter: &str) -> Targets {
     filter.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO))
+}
+
+/// Where the log goes. What strangers said may be in it, so a terminal gets its colours and nothing else that steers it.
+struct Stderr {
+    is_terminal: bool,
+}
+
+impl Write for Stderr {
+    /// Takes all of it: an event comes whole.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut stderr = io::stderr().lock();
+        if self.is_terminal {
+            let mut shown = Coloured::new(Colours::Pass);
+            let text = shown.feed(&String::from_utf8_lossy(bytes)) + &shown.finish();
+            stderr.write_all(text.as_bytes())?;
+        } else {
+            stderr.write_all(bytes)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }

@@ -23,12 +23,15 @@ fn main() -> ExitCode {
     let flags = matches.subcommand().map_or(&matches, |(_, flags)| flags);
     let config = match Config::resolve(flags, &|name| std::env::var(name).ok()) {
         Ok(config) => config,
-        Err(error) => return fail(&error, Some(error.hint()), 2),
+        Err(error) => return fail(&error, Some(error.hint()), error.exit_code()),
     };
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown = config::unknown_variables(names);
     // Everything in the state directory is the owner's alone, unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    // `lodge` starts this program by a descriptor, which would be its name.
+    // Without it only `ps` shows a number.
+    let _named = rustix::thread::set_name(c"lodged");
     hide_memory();
     keep_heap_small();
     end_on_panic();
@@ -95,6 +98,6 @@ fn fail(error: &dyn std::error::Error, hint: Option<String>, code: u8) -> ExitCo
         text.push_str(&format!("\nhint: {hint}\n"));
     }
     // Whoever reads this may have no room for it either; the code still tells.
-    drop(std::io::stderr().write_all(text.as_bytes()));
+    drop(std::io::stderr().write_all(lodge_proto::visible::visible(&text).as_bytes()));
     ExitCode::from(code)
 }

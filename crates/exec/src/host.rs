@@ -63,8 +63,8 @@ impl Host {
     /// Tries each layer of the fence. Layers that could not even be tried are one that is missing.
     pub async fn probe(&self) -> Vec<Layer> {
         let failed = |why: String| vec![Layer { name: "probe".to_owned(), missing: Some(why) }];
-        let mut command = match self.keeper.path() {
-            Ok(path) => tokio::process::Command::new(path),
+        let mut command = match self.keeper.verified() {
+            Ok(keeper) => keeper.command(),
             Err(error) => return failed(error.to_string()),
         };
         let (grouping, mut made) = start::grouping(&self.cgroups, "probe");

@@ -30,5 +30,5 @@ pub use lodge_link::{
     Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, InForce,
     KnownExec, Layer, Limits, Network, Resource, Runs, Secret, Speaker, Start, Usage, Welcome, limits,
 };
-pub use programs::{Program, Stored};
+pub use programs::{Program, Stored, Verified};
 pub use start::SandboxSpec;

@@ -1,25 +1,30 @@
-//! Programs in `bin/`: written once under the name of their content, never overwritten.
+//! Programs in `bin/`: written once under the name of their content, never overwritten, and run from a descriptor of a file that
+//! was checked.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
+use tokio::process::Command;
 
 use crate::error::HostError;
+use crate::start::out_of_the_way;
 
 /// Bytes of the digest that go into a name: enough that no two programs ever share one.
 const DIGEST_BYTES: usize = 12;
+/// What is read of a program at a time while it is checked.
+const PIECE: usize = 64 * 1024;
 
 /// A program's bytes, and the digest that names them.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     bytes: &'static [u8],
-    digest: [u8; DIGEST_BYTES],
+    sha256: [u8; 32],
     carried: bool,
 }
 
@@ -30,23 +35,13 @@ impl Program {
     /// # Safety
     /// `bytes` must come from `include_bytes!`: their pages are given back, and read again from this program's file.
     pub const unsafe fn carried(bytes: &'static [u8], sha256: &[u8; 32]) -> Program {
-        Program { carried: true, ..Program::known(bytes, sha256) }
-    }
-
-    const fn known(bytes: &'static [u8], sha256: &[u8; 32]) -> Program {
-        let mut digest = [0; DIGEST_BYTES];
-        let mut at = 0;
-        while at < DIGEST_BYTES {
-            digest[at] = sha256[at];
-            at += 1;
-        }
-        Program { bytes, digest, carried: false }
+        Program { bytes, sha256: *sha256, carried: true }
     }
 }
 
 impl From<&'static [u8]> for Program {
     fn from(bytes: &'static [u8]) -> Program {
-        Program::known(bytes, &Sha256::digest(bytes).into())
+        Program { bytes, sha256: Sha256::digest(bytes).into(), carried: false }
     }
 }
 
@@ -55,8 +50,28 @@ impl From<&'static [u8]> for Program {
 pub struct Stored {
     path: PathBuf,
     program: Program,
-    /// Held while it is written, so that it is written once.
-    is_there: Mutex<bool>,
+    /// Its file, once it was checked. Locked while it is written, so that it is written once.
+    checked: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+/// A file in `bin` that has exactly the bytes of its program, and that no other user can change.
+#[derive(Debug, Clone)]
+pub struct Verified<'s> {
+    path: &'s Path,
+    file: Arc<OwnedFd>,
+}
+
+impl Verified<'_> {
+    /// A command that runs this very file, also when its name leads to another by then. It is listed under its path.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        command.arg0(self.path);
+        command
+    }
+
+    pub fn path(&self) -> &Path {
+        self.path
+    }
 }
 
 impl Stored {
@@ -64,27 +79,71 @@ impl Stored {
         if !lodge_link::is_valid_id(name) {
             return Err(HostError::BadName { name: name.to_owned() });
         }
-        let hex: String = program.digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = program.sha256[..DIGEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = bin.join(format!("{name}-{hex}"));
-        Ok(Stored { path, program, is_there: Mutex::new(false) })
+        Ok(Stored { path, program, checked: Mutex::new(None) })
     }
 
-    /// Its path, once it is there.
+    /// Its file, checked. What another program was put in place of is written again.
+    pub fn verified(&self) -> Result<Verified<'_>, HostError> {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = checked.as_ref().filter(|file| is_at(file, &self.path)).cloned();
+        let file = match known {
+            Some(file) => file,
+            None => Arc::new(self.check_or_write()?),
+        };
+        *checked = Some(file.clone());
+        Ok(Verified { path: &self.path, file })
+    }
+
+    /// Its path, which leads to a file that was checked.
     pub fn path(&self) -> Result<&Path, HostError> {
-        let mut is_there = self.is_there.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = || self.path.symlink_metadata();
-        if !*is_there
-            && !found().is_ok_and(|meta| meta.is_file() && meta.len() == self.program.bytes.len() as u64)
-        {
-            let bin = self.path.parent().unwrap_or(Path::new("/"));
-            write(bin, &self.path, self.program.bytes)
-                .map_err(|cause| HostError::StoreProgram { path: self.path.clone(), cause })?;
-            if self.program.carried {
-                give_back(self.program.bytes);
-            }
+        Ok(self.verified()?.path)
+    }
+
+    fn check_or_write(&self) -> Result<OwnedFd, HostError> {
+        let not_stored = |cause| HostError::StoreProgram { path: self.path.clone(), cause };
+        // One that is not there, not ours or not what it should be is replaced: its name says what has to be in it.
+        if let Ok(file) = self.open() {
+            return Ok(file);
         }
-        *is_there = true;
-        Ok(&self.path)
+        let bin = self.path.parent().unwrap_or(Path::new("/"));
+        write(bin, &self.path, self.program.bytes).map_err(not_stored)?;
+        if self.program.carried {
+            give_back(self.program.bytes);
+        }
+        self.open().map_err(not_stored)
+    }
+
+    /// Opens the file and checks that it is this program and nobody else's to change.
+    fn open(&self) -> io::Result<OwnedFd> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let mut file = File::options().read(true).custom_flags(flags).open(&self.path)?;
+        let meta = file.metadata()?;
+        let is_ours = meta.is_file()
+            && meta.uid() == rustix::process::geteuid().as_raw()
+            && meta.mode() & 0o022 == 0
+            && meta.len() == self.program.bytes.len() as u64;
+        if !is_ours || sha256_of(&mut file)? != self.program.sha256 {
+            return Err(io::Error::other("it is not the program that was stored"));
+        }
+        out_of_the_way(file.into())
+    }
+}
+
+/// Whether the path still leads to that file.
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (rustix::fs::fstat(file), rustix::fs::lstat(path)) else { return false };
+    (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)
+}
+
+fn sha256_of(file: &mut File) -> io::Result<[u8; 32]> {
+    let (mut hasher, mut piece) = (Sha256::new(), vec![0; PIECE]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hasher.finalize().into()),
+            read => hasher.update(&piece[..read]),
+        }
     }
 }
 
@@ -142,6 +201,64 @@ mod tests {
         let second = put(b"two");
         assert_ne!(first, second);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_a_program_is_replaced_before_anything_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let program: Program = b"one".as_slice().into();
+        let stored = || Stored::new(dir.path(), "keeper", program).unwrap();
+        let path = stored().path().unwrap().to_owned();
+        let is_whole = |stored: &Stored| {
+            let verified = stored.verified().unwrap();
+            let meta = path.symlink_metadata().unwrap();
+            let open = rustix::fs::fstat(&verified.file).unwrap();
+            assert!(meta.is_file() && meta.mode() & 0o777 == 0o755 && open.st_ino == meta.ino());
+            assert_eq!(fs::read(&path).unwrap(), b"one");
+        };
+        // Of the same length, also after this daemon has used it; a link; writable; a directory's place is an error.
+        let used = stored();
+        is_whole(&used);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, b"two").unwrap();
+        is_whole(&stored());
+        is_whole(&used);
+        fs::remove_file(&path).unwrap();
+        fs::write(dir.path().join("other"), b"one").unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        is_whole(&stored());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        is_whole(&stored());
+        fs::remove_file(&path).unwrap();
+        is_whole(&used);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_eq!(stored().verified().unwrap_err().code(), "host.program_not_stored");
+    }
+
+    #[test]
+    fn a_program_of_another_user_is_replaced() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let stored = || Stored::new(dir.path(), "keeper", b"one".as_slice().into()).unwrap();
+        let path = stored().path().unwrap().to_owned();
+        std::os::unix::fs::chown(&path, Some(54_321), None).unwrap();
+        stored().verified().unwrap();
+        assert_eq!(path.metadata().unwrap().uid(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_program_runs_from_its_descriptor_and_not_from_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let echo: &'static [u8] = Box::leak(fs::read("/bin/echo").unwrap().into_boxed_slice());
+        let stored = Stored::new(dir.path(), "echo", echo.into()).unwrap();
+        let verified = stored.verified().unwrap();
+        fs::write(dir.path().join("new"), b"swapped").unwrap();
+        fs::rename(dir.path().join("new"), verified.path()).unwrap();
+        let output = verified.command().arg("ran").output().await.unwrap();
+        assert_eq!(output.stdout, b"ran\n");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::process::Command;
 use crate::cgroup::{Cgroups, Ending, Made};
 use crate::error::StartError;
 use crate::host::Host;
+use crate::programs::Verified;
 
 /// How long a keeper may take until it can be dialled. It may have to wait for the tree of a dead one.
 const READY_WITHIN: Duration = Duration::from_secs(20);
@@ -126,9 +127,9 @@ impl Host {
         for fd in given {
             moved.push(out_of_the_way(fd).map_err(prepare)?);
         }
-        let keeper = self.keeper.path().map_err(|cause| StartError::NotStored { cause })?;
-        let no_keeper = |cause| StartError::NoKeeper { path: keeper.to_owned(), cause };
-        let mut child = run_keeper(keeper, &moved).await.map_err(no_keeper)?;
+        let keeper = self.keeper.verified().map_err(|cause| StartError::NotStored { cause })?;
+        let no_keeper = |cause| StartError::NoKeeper { path: keeper.path().to_owned(), cause };
+        let mut child = run_keeper(&keeper, &moved).await.map_err(no_keeper)?;
         drop(moved);
         let mut message = Vec::new();
         let mut reader = pipe::Receiver::from_owned_fd(announced).map_err(prepare)?.take(4096);
@@ -217,7 +218,7 @@ pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<Ma
     }
 }
 
-async fn run_keeper(keeper: &Path, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
+async fn run_keeper(keeper: &Verified<'_>, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
     let expected = [
         descriptors::DIR,
         descriptors::SPEC,
@@ -226,7 +227,7 @@ async fn run_keeper(keeper: &Path, given: &[OwnedFd]) -> io::Result<tokio::proce
         // Not every sandbox has one.
         descriptors::CGROUP,
     ];
-    let mut command = Command::new(keeper);
+    let mut command = keeper.command();
     command.arg("keep").env_clear().current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     give(&mut command, given, &expected);
@@ -274,7 +275,7 @@ fn arrange(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
     Ok(())
 }
 
-fn out_of_the_way(fd: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn out_of_the_way(fd: OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed; the result is a new descriptor that nothing else owns.
     unsafe {
         let moved = libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);

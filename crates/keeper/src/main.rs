@@ -54,7 +54,9 @@ use std::process::ExitCode;
 use lodge_link::{Controllers, Grouping};
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os().skip(1);
+    let mut args = std::env::args_os();
+    // It was started by a descriptor, whose number would be its name.
+    sys::set_name(args.next().as_deref());
     let verb = args.next();
     match verb.as_ref().and_then(|verb| verb.to_str()) {
         Some("keep") => launch::keep(),

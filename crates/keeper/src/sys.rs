@@ -374,6 +374,15 @@ pub(crate) fn names(dir: RawFd) -> io::Result<Vec<CString>> {
     }
 }
 
+/// Names this process after the program that `path` leads to. The kernel keeps the first 15 bytes.
+pub(crate) fn set_name(path: Option<&OsStr>) {
+    let name = path.and_then(|path| std::path::Path::new(path).file_name());
+    if let Some(Ok(name)) = name.map(c_string) {
+        // SAFETY: `name` is a valid C string for the whole call. It cannot fail with one.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
+    }
+}
+
 pub(crate) fn is_root() -> bool {
     // SAFETY: cannot fail and touches no memory.
     unsafe { libc::geteuid() == 0 }

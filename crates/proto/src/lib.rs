@@ -18,8 +18,10 @@ mod rpc;
 mod sessions;
 mod shapes;
 mod snapshot;
+pub mod state_dir;
 mod tokens;
 pub mod transfer;
+pub mod visible;
 
 pub use bins::*;
 pub use codes::{CODES, CodeDoc, http_status};

@@ -235,10 +235,11 @@ async fn logs_are_the_bytes_that_were_written_each_where_it_belongs() {
     command.stdout(file.try_clone().expect("a file")).stderr(file);
     assert!(command.status().expect("lodge").success());
     assert_eq!(fs::read(&path).expect("a file"), merged);
-    // A terminal is not steered, and other letters come whole.
-    let job = submit(&world, &[], "printf '\\033[31m€uro\\033[0m\\n'");
+    // A terminal gets colours, if they are wanted, and is not steered; other letters come whole.
+    let job = submit(&world, &[], "printf '\\033[31m€uro\\033[0m\\033[2J\\n'");
     world.lodge.cli(["jobs", "wait", &job]);
-    assert_eq!(shown(&world, &["jobs", "logs", &job], None), "[31m€uro[0m\r\n");
+    assert_eq!(shown(&world, &["jobs", "logs", &job], None), "\u{1b}[31m€uro\u{1b}[0m\\x1b[2J\r\n");
+    assert_eq!(shown(&world, &["jobs", "logs", &job], Some("1")), "€uro\\x1b[2J\r\n");
     let lines = world.lodge.cli_ok(["--json", "jobs", "logs", &job, "--merged"]);
     let line: Value = serde_json::from_str(lines.lines().next().expect("a line")).expect("JSON Lines");
     assert_eq!((&line["stream"], &line["offset"]), (&json!("merged"), &json!(0)));

@@ -140,7 +140,7 @@ fn a_state_directory_that_cannot_be_one_is_refused() {
     let lodge = Lodge::new();
     fs::create_dir(lodge.home()).expect("a directory");
     fs::set_permissions(lodge.home(), fs::Permissions::from_mode(0o777)).expect("a mode");
-    refuses(&lodge, &[], 1, "is writable for others", "chmod go-w");
+    refuses(&lodge, &[], 1, "other users can write", "chmod go-w");
     assert_eq!(picture(&lodge.home()).len(), 1, "something was made");
     if !is_root() {
         let lodge = Lodge::new();

@@ -130,8 +130,8 @@ impl Chat<'_> {
         for message in &messages.messages {
             let text = message.text.trim_end();
             match message.role.as_str() {
-                "user" => put(&format!("{} {}\n", words.bold("›"), words.shown(text)))?,
-                "assistant" if !text.is_empty() => put(&format!("{}\n", words.shown(text)))?,
+                "user" => put(&format!("{} {}\n", words.bold("›"), text))?,
+                "assistant" if !text.is_empty() => put(&format!("{}\n", text))?,
                 _ => {}
             }
         }

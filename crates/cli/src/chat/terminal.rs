@@ -2,14 +2,16 @@
 //!
 //! Owns: what is drawn of the line that is typed, and how to take it away again. Never: what is typed (see `editor`).
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::Read;
 use std::time::Duration;
 
+use lodge_proto::visible::visible;
 use tokio::sync::mpsc;
 use unicode_width::UnicodeWidthChar;
 
 use super::editor::Editor;
 use super::keys::{Decoder, Key};
+use crate::screen::{Piece, Stream, draw};
 use crate::words::columns;
 
 const PROMPT: &str = "› ";
@@ -17,8 +19,6 @@ const PROMPT: &str = "› ";
 const KEYS_MAX: usize = 256;
 /// How long the rest of a sequence may be on its way before an Escape counts as the key.
 const ESCAPE_PAUSE: Duration = Duration::from_millis(40);
-const BRACKETED_PASTE_ON: &str = "\x1b[?2004h";
-const BRACKETED_PASTE_OFF: &str = "\x1b[?2004l";
 
 /// While it lives, keys come one by one and are not echoed; output is as ever, and Ctrl-Z stops the program.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Terminal {
 impl Terminal {
     /// Nothing when stdin is no terminal, or stdout is none: what is drawn is not data.
     pub(super) fn open() -> Option<Terminal> {
-        let before = attributes().filter(|_| std::io::stdout().is_terminal())?;
+        let before = attributes().filter(|_| Stream::Stdout.is_terminal())?;
         let (sender, bytes) = mpsc::channel(KEYS_MAX);
         // A thread, because reading a terminal cannot be called off. It ends with the program.
         std::thread::spawn(move || read_keys(&sender));
@@ -53,7 +53,7 @@ impl Terminal {
         mode.c_cc[libc::VMIN] = 1;
         mode.c_cc[libc::VTIME] = 0;
         set(&mode);
-        write(BRACKETED_PASTE_ON);
+        draw(Stream::Stdout, &[Piece::PasteMarks(true)]);
     }
 
     /// The next key; nothing when the terminal is gone.
@@ -80,58 +80,54 @@ impl Terminal {
     /// Draws the line in place of what was drawn of it before.
     pub(super) fn draw(&mut self, editor: &Editor) {
         let width = columns();
-        let before = format!("{PROMPT}{}", editor.before_cursor());
-        let whole = format!("{PROMPT}{}", editor.text());
+        // What was pasted may have anything in it; places are counted in what is shown of it.
+        let before = format!("{PROMPT}{}", visible(&editor.before_cursor()));
+        let whole = format!("{PROMPT}{}", visible(&editor.text()));
         let (cursor, end) = (place(&before, width), place(&whole, width));
-        let mut out = self.back();
-        out.push_str(&whole);
+        let mut pieces = self.back().to_vec();
+        pieces.push(Piece::Text(&whole));
         // At the right edge the terminal waits with the next row; it is drawn, so that rows can be counted.
         if end.column == 0 && end.row > 0 && !whole.ends_with('\n') {
-            out.push_str(" \r");
+            pieces.push(Piece::Wrap);
         }
-        if end.row > cursor.row {
-            out.push_str(&format!("\x1b[{}A", end.row - cursor.row));
-        }
-        out.push('\r');
-        if cursor.column > 0 {
-            out.push_str(&format!("\x1b[{}C", cursor.column));
-        }
+        pieces.extend([
+            Piece::Up(end.row.saturating_sub(cursor.row)),
+            Piece::Return,
+            Piece::Right(cursor.column),
+        ]);
         self.row = cursor.row;
-        write(&out);
+        draw(Stream::Stdout, &pieces);
     }
 
     /// Leaves the line as it stands and goes below it.
     pub(super) fn leave_line(&mut self, text: &str) {
-        let whole = format!("{PROMPT}{text}");
-        let mut out = self.back();
-        out.push_str(&whole);
-        out.push('\n');
+        let whole = format!("{PROMPT}{text}\n");
+        let mut pieces = self.back().to_vec();
+        pieces.push(Piece::Text(&whole));
         self.row = 0;
-        write(&out);
+        draw(Stream::Stdout, &pieces);
     }
 
     /// Takes away what was drawn of the line.
     pub(super) fn erase(&mut self) {
-        let out = self.back();
+        draw(Stream::Stdout, &self.back());
         self.row = 0;
-        write(&out);
     }
 
     pub(super) fn clear(&mut self) {
         self.row = 0;
-        write("\x1b[2J\x1b[H");
+        draw(Stream::Stdout, &[Piece::ClearScreen]);
     }
 
     /// To the first row of what was drawn, and everything from there on cleared.
-    fn back(&self) -> String {
-        let up = if self.row > 0 { format!("\x1b[{}A", self.row) } else { String::new() };
-        format!("{up}\r\x1b[J")
+    fn back(&self) -> [Piece<'static>; 3] {
+        [Piece::Up(self.row), Piece::Return, Piece::ClearBelow]
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        write(BRACKETED_PASTE_OFF);
+        draw(Stream::Stdout, &[Piece::PasteMarks(false)]);
         set(&self.before);
     }
 }
@@ -178,12 +174,6 @@ fn read_keys(sender: &mpsc::Sender<Vec<u8>>) {
             Err(_) => return,
         }
     }
-}
-
-/// To the terminal, around what is data. A terminal that is gone is noticed by reading it.
-fn write(text: &str) {
-    let mut out = std::io::stdout().lock();
-    drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
 fn attributes() -> Option<libc::termios> {

@@ -148,7 +148,7 @@ async fn inspect(context: &Context, bins: Vec<String>) -> Result<(), Failure> {
     for bin in bins {
         let params = BinRef { bin, request_id: None };
         match daemon.call::<_, BinDetail>("bin/inspect", params).await {
-            Ok(detail) => batch.done(&detail, || context.words.shown(&detail_text(&detail)).into_owned())?,
+            Ok(detail) => batch.done(&detail, || detail_text(&detail))?,
             Err(failure) => batch.failed(failure)?,
         }
     }

@@ -6,7 +6,7 @@ use lodge_proto::{SessionBoundary, Snapshot, SnapshotHead, SnapshotMessage, Toke
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::words::put;
+use crate::words::put_json;
 
 /// A document that is being written.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Document {
         ];
         let lines: Vec<String> =
             fields.iter().map(|(key, value)| format!("  \"{key}\": {value},\n")).collect();
-        put(&format!("{{\n{}  \"sessions\": [", lines.concat()))?;
+        put_json(&format!("{{\n{}  \"sessions\": [", lines.concat()))?;
         Ok(Document { sessions: 0, messages: 0 })
     }
 
@@ -39,7 +39,7 @@ impl Document {
         (self.sessions, self.messages) = (self.sessions + 1, 0);
         let SessionBoundary { id, sender, turns } = session;
         let (id, sender) = (json(id)?, json(sender)?);
-        put(&format!(
+        put_json(&format!(
             "{comma}\n    {{\"id\": {id}, \"sender\": {sender}, \"turns\": {turns}, \"messages\": ["
         ))
     }
@@ -51,16 +51,16 @@ impl Document {
             self.messages += 1;
             text.push_str(&format!("{comma}\n      {}", json(message)?));
         }
-        put(&text)
+        put_json(&text)
     }
 
     pub(super) fn end_session(&mut self) -> Result<(), Failure> {
-        put(if self.messages == 0 { "]}" } else { "\n    ]}" })
+        put_json(if self.messages == 0 { "]}" } else { "\n    ]}" })
     }
 
     pub(super) fn end(self, usage: TokenUsage) -> Result<(), Failure> {
         let close = if self.sessions == 0 { "]" } else { "\n  ]" };
-        put(&format!("{close},\n  \"usage\": {}\n}}\n", json(&usage)?))
+        put_json(&format!("{close},\n  \"usage\": {}\n}}\n", json(&usage)?))
     }
 
     /// A snapshot that is in memory.

@@ -2,18 +2,14 @@
 //!
 //! Owns: where in a stream one is, and which stream goes where.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-
 use lodge_proto::{JobOutput, JobOutputParams, JobView, base64};
 
 use super::{Context, jobs};
 use crate::args::JobLogsArgs;
 use crate::failure::Failure;
 use crate::follow::Daemon;
-use crate::words::{Words, printable_output};
+use crate::screen::{self, ProgramOutput};
+use crate::words::Words;
 
 /// Most bytes that are asked for at once.
 const READ_BYTES: u64 = 1024 * 1024;
@@ -97,13 +93,15 @@ pub(super) async fn follow(context: &Context, job: &str, shown: Shown) -> Result
 }
 
 async fn show(context: &Context, job: &str, shown: Shown, from: From, until: Until) -> Result<(), Failure> {
-    let stdout = |stream| Pump { context, job, stream, to: Outlet::Stdout };
+    let stdout = |stream| Pump { context, job, stream, to: screen::Stream::Stdout };
     match shown {
         Shown::Only(stream) => stdout(stream).run(from, until).await,
         // Where both go to one place they come in the order in which they were written.
-        Shown::Both if !context.words.json && one_place() => stdout(Stream::Merged).run(from, until).await,
+        Shown::Both if !context.words.json && screen::is_one_place() => {
+            stdout(Stream::Merged).run(from, until).await
+        }
         Shown::Both => {
-            let stderr = Pump { context, job, stream: Stream::Stderr, to: Outlet::Stderr };
+            let stderr = Pump { context, job, stream: Stream::Stderr, to: screen::Stream::Stderr };
             let stdout = stdout(Stream::Stdout);
             tokio::try_join!(stdout.run(from, until), stderr.run(from, until)).map(drop)
         }
@@ -115,7 +113,7 @@ struct Pump<'a> {
     context: &'a Context,
     job: &'a str,
     stream: Stream,
-    to: Outlet,
+    to: screen::Stream,
 }
 
 impl Pump<'_> {
@@ -123,28 +121,28 @@ impl Pump<'_> {
         // Of two connections one tells that the daemon went away.
         let silent = Words::new(true, self.context.words.json);
         let words = match self.to {
-            Outlet::Stdout => &self.context.words,
-            Outlet::Stderr => &silent,
+            screen::Stream::Stdout => &self.context.words,
+            screen::Stream::Stderr => &silent,
         };
         let mut daemon = Daemon::open(&self.context.address, words).await?;
         let mut offset = match from {
             From::Byte(offset) => offset,
             From::LastLines(lines) => self.last_lines(&mut daemon, lines).await?,
         };
-        let mut writer = Writer::new(self.to);
+        let mut output = ProgramOutput::new(self.to, self.context.words.colours());
         loop {
             let part = self.read(&mut daemon, offset, READ_BYTES, until).await?;
             if part.dropped > 0 {
-                writer.finish()?;
+                output.finish().map_err(Failure::output)?;
                 self.tell_dropped(&part, offset);
             }
             if self.context.words.json {
                 self.context.words.json_line(&part)?;
             } else {
-                writer.write(&bytes_of(&part)?)?;
+                output.write(&bytes_of(&part)?).map_err(Failure::output)?;
             }
             if part.end || (until == Until::Now && part.next == offset) {
-                return writer.finish();
+                return output.finish().map_err(Failure::output);
             }
             offset = part.next;
         }
@@ -230,7 +228,7 @@ pub(crate) async fn last_lines(
     stream: Stream,
     lines: u64,
 ) -> Result<Vec<String>, Failure> {
-    let pump = Pump { context, job: &job.id, stream, to: Outlet::Stdout };
+    let pump = Pump { context, job: &job.id, stream, to: screen::Stream::Stdout };
     let mut daemon = context.daemon().await?;
     let offset = pump.last_lines(&mut daemon, lines).await?;
     let part = pump.read(&mut daemon, offset, LOOK_BACK_BYTES, Until::Now).await?;
@@ -244,99 +242,5 @@ fn bytes_of(part: &JobOutput) -> Result<Vec<u8>, Failure> {
         "utf8" => Ok(part.data.clone().into_bytes()),
         "base64" => base64::decode(&part.data).ok_or_else(unreadable),
         _ => Err(unreadable()),
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outlet {
-    Stdout,
-    Stderr,
-}
-
-/// Bytes as they are, except that they do not steer a terminal.
-struct Writer {
-    to: Outlet,
-    is_terminal: bool,
-    /// The beginning of a letter whose rest is in the next part.
-    begun: Vec<u8>,
-}
-
-impl Writer {
-    fn new(to: Outlet) -> Writer {
-        let is_terminal = match to {
-            Outlet::Stdout => io::stdout().is_terminal(),
-            Outlet::Stderr => io::stderr().is_terminal(),
-        };
-        Writer { to, is_terminal, begun: Vec::new() }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        if !self.is_terminal {
-            return self.put(bytes);
-        }
-        self.begun.extend_from_slice(bytes);
-        let whole = whole_letters(&self.begun);
-        let rest = self.begun.split_off(whole);
-        let text = String::from_utf8_lossy(&std::mem::replace(&mut self.begun, rest)).into_owned();
-        self.put(printable_output(&text).as_bytes())
-    }
-
-    /// Writes what is left of a letter that will not be whole.
-    fn finish(&mut self) -> Result<(), Failure> {
-        let rest = std::mem::take(&mut self.begun);
-        self.put(String::from_utf8_lossy(&rest).as_bytes())
-    }
-
-    fn put(&self, bytes: &[u8]) -> Result<(), Failure> {
-        let written = match self.to {
-            Outlet::Stdout => {
-                let mut out = io::stdout().lock();
-                out.write_all(bytes).and_then(|()| out.flush())
-            }
-            Outlet::Stderr => io::stderr().lock().write_all(bytes),
-        };
-        written.map_err(Failure::output)
-    }
-}
-
-/// How many bytes are there without a letter at the end that is only begun.
-fn whole_letters(bytes: &[u8]) -> usize {
-    const LETTER_BYTES_MAX: usize = 4;
-    let from = bytes.len().saturating_sub(LETTER_BYTES_MAX);
-    let begins = (from..bytes.len()).rev().find(|at| bytes[*at] & 0b1100_0000 != 0b1000_0000);
-    let is_cut =
-        |at: &usize| std::str::from_utf8(&bytes[*at..]).is_err_and(|error| error.error_len().is_none());
-    begins.filter(is_cut).unwrap_or(bytes.len())
-}
-
-/// Whether stdout and stderr are the same terminal, file or pipe.
-fn one_place() -> bool {
-    let place = |descriptor: &dyn AsFd| {
-        let file = File::from(descriptor.as_fd().try_clone_to_owned()?);
-        file.metadata().map(|meta| (meta.dev(), meta.ino()))
-    };
-    match (place(&io::stdout()), place(&io::stderr())) {
-        (Ok(stdout), Ok(stderr)) => stdout == stderr,
-        (Ok(_) | Err(_), _) => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_letter_that_is_cut_waits_for_its_rest() {
-        let check = |bytes: &[u8], whole: usize| assert_eq!(whole_letters(bytes), whole, "{bytes:?}");
-        check(b"", 0);
-        check(b"abc", 3);
-        check("é".as_bytes(), 2);
-        check(&"aé".as_bytes()[..2], 1);
-        check(&"€€".as_bytes()[..5], 3);
-        check(&"a😀".as_bytes()[..4], 1);
-        check("a😀".as_bytes(), 5);
-        // What is no text is not waited with.
-        check(&[0xff, 0xfe], 2);
-        check(&[b'a', 0x80, 0x80, 0x80], 4);
     }
 }

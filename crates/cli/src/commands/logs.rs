@@ -18,18 +18,14 @@ pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failur
     let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
     let mut part: AgentLogs = daemon.call("agent/logs", params).await?;
     if !args.follow {
-        return if context.words.json {
-            context.words.json(&part)
-        } else {
-            put(&context.words.shown(&part.text))
-        };
+        return if context.words.json { context.words.json(&part) } else { put(&part.text) };
     }
     loop {
         if !part.text.is_empty() {
             if context.words.json {
                 context.words.json_line(&part)?;
             } else {
-                put(&context.words.shown(&part.text))?;
+                put(&part.text)?;
             }
         } else {
             sleep(LOOK_PAUSE).await;

@@ -11,7 +11,7 @@ use super::agents::Batch;
 use super::{Context, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::Failure;
-use crate::render::or_dash;
+use crate::render::{one_line, or_dash};
 use crate::words::{HiddenInput, put, tell, tell_part};
 
 pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Result<(), Failure> {
@@ -124,5 +124,5 @@ async fn test(context: &Context, name: String, model: Option<String>) -> Result<
             context.words.say(&format!("to try one: lodge provider test {name} --model MODEL"));
         }
     }
-    put(&tested.models.iter().map(|model| format!("{model}\n")).collect::<String>())
+    put(&tested.models.iter().map(|model| format!("{}\n", one_line(model))).collect::<String>())
 }

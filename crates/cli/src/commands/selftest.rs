@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lodge_selftest::crash::{Broken, Model, Progress, Report, Setup, rounds};
@@ -13,10 +13,11 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SelftestArgs;
-use crate::autostart::find_lodged;
+use crate::autostart::{find_lodged, on_path};
 use crate::failure::{Exit, Failure};
 use crate::render::{cut, pairs};
-use crate::words::{Words, put, tell, tell_part};
+use crate::screen::{Piece, Stream, draw};
+use crate::words::{Words, put, tell};
 
 /// Between two looks at the progress, for a person who watches and for a log.
 const WATCHED_EVERY: Duration = Duration::from_millis(200);
@@ -63,7 +64,7 @@ async fn watched(words: &Words, setup: &Setup, kills: u64) -> Result<Report, Fai
         _ = hang_up.recv() => None,
     };
     if words.watched() {
-        tell_part("\r\x1b[2K");
+        draw(Stream::Stderr, &[Piece::Return, Piece::ClearLine]);
     }
     match ended {
         Some(Ok(report)) => Ok(report),
@@ -95,7 +96,7 @@ async fn tell_progress(words: &Words, progress: &Progress, kills: u64) -> std::c
         let line =
             format!("{done} of {kills} kills, {acknowledged} messages, {} s", began.elapsed().as_secs());
         if words.watched() {
-            tell_part(&format!("\r\x1b[2K{line}"));
+            draw(Stream::Stderr, &[Piece::Return, Piece::ClearLine, Piece::Text(&line)]);
         } else {
             words.say(&line);
         }
@@ -266,15 +267,6 @@ fn new_seed() -> io::Result<u64> {
     let mut bytes = [0_u8; 4];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     Ok(u32::from_le_bytes(bytes).into())
-}
-
-/// A bare name as the PATH has it: daemons of a run get no PATH of the user's.
-fn on_path(program: PathBuf, path: Option<&std::ffi::OsStr>) -> PathBuf {
-    if program.components().count() > 1 {
-        return program;
-    }
-    let found = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join(&program));
-    found.into_iter().find(|path| path.is_file()).unwrap_or(program)
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ async fn show(context: &Context, session: String, wanted: u32, all: bool) -> Res
             // What there is of an answer is a message, unless the turn still runs or ended before that was so.
             let told = message.role == "assistant" && message.text == turn.text;
             let turn = if told { &TurnView { text: String::new(), ..turn.clone() } } else { turn };
-            blocks.extend(ending(turn, &turns, &context.words));
+            blocks.extend(ending(turn, &turns));
         }
     }
     put(&blocks.join("\n"))
@@ -147,15 +147,17 @@ fn head(view: &SessionDetail, words: &Words) -> String {
 }
 
 /// What stands behind a turn: what there is of an answer that broke off, how it ended, and its other branches.
-fn ending(turn: &TurnView, turns: &[TurnView], words: &Words) -> Option<String> {
+fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
     let mut text = String::new();
     if turn.status != "done" {
         if !turn.text.is_empty() {
             text.push_str("  (what there is of the answer)\n");
-            text.push_str(&indented(&words.shown(&turn.text), usize::MAX));
+            text.push_str(&indented(&turn.text, usize::MAX));
         }
         text.push_str(&match &turn.error {
-            Some(error) => format!("{}: {} ({})\n", turn.status, error.message, error.code),
+            Some(error) => {
+                format!("{}: {} ({})\n", turn.status, render::one_line(&error.message), error.code)
+            }
             None => format!("{}\n", turn.status),
         });
     }
@@ -223,10 +225,10 @@ fn block(message: &MessageView, words: &Words) -> String {
     }
     text.push('\n');
     if let Some(note) = &message.note {
-        text.push_str(&indented(&words.shown(note), usize::MAX));
+        text.push_str(&indented(note, usize::MAX));
     }
     let lines_max = if message.role == "tool" { TOOL_LINES_SHOWN } else { usize::MAX };
-    text.push_str(&indented(&words.shown(&message.text), lines_max));
+    text.push_str(&indented(&message.text, lines_max));
     for call in &message.calls {
         let call = render::tool_call(&call.name, &Value::String(call.arguments.clone()));
         text.push_str(&format!("  ⚙ {call}\n"));
@@ -316,10 +318,10 @@ mod tests {
     #[test]
     fn a_turn_that_broke_off_shows_what_there_is_and_how_it_ended() {
         let broken = turn("trn_1", "interrupted", "half an ans");
-        let text = ending(&broken, std::slice::from_ref(&broken), &plain()).unwrap();
+        let text = ending(&broken, std::slice::from_ref(&broken)).unwrap();
         assert_eq!(text, "  (what there is of the answer)\n  half an ans\ninterrupted\n");
         let done = turn("trn_1", "done", "whole");
-        assert_eq!(ending(&done, std::slice::from_ref(&done), &plain()), None);
+        assert_eq!(ending(&done, std::slice::from_ref(&done)), None);
     }
 
     #[test]
@@ -327,8 +329,8 @@ mod tests {
         let (path, mut other) = (turn("trn_2", "done", "new"), turn("trn_1", "done", "old"));
         other.active = false;
         let both = [other.clone(), path.clone()];
-        assert_eq!(ending(&path, &both, &plain()).unwrap(), "  turn 2 has other branches: trn_1\n");
-        assert_eq!(ending(&other, &both, &plain()).unwrap(), "  turn 2 (trn_1) is not on the path\n");
+        assert_eq!(ending(&path, &both).unwrap(), "  turn 2 has other branches: trn_1\n");
+        assert_eq!(ending(&other, &both).unwrap(), "  turn 2 (trn_1) is not on the path\n");
     }
 
     #[test]
