@@ -23,7 +23,7 @@ build:
 run: build
 	@mkdir -p $(LODGE_HOME) && chmod 700 $(LODGE_HOME)
 	@test -e $(LODGE_HOME)/lodged.yaml || printf 'serve:\n  http-addr: 127.0.0.1:0\n' > $(LODGE_HOME)/lodged.yaml
-	@test ! -e target/stock/stock.tar || $(BIN)/lodge -q image import target/stock/stock.tar >/dev/null
+	@test ! -e target/stock/stock.tar || $(BIN)/lodge -q image import --yes --move target/stock/stock.tar >/dev/null
 	@if $(BIN)/lodge agent inspect hello >/dev/null 2>&1; then \
 		$(BIN)/lodge -q start hello >/dev/null; \
 		echo '$$ lodge prompt hello "good morning"'; $(BIN)/lodge prompt hello "good morning"; \

@@ -17,7 +17,7 @@ pub(crate) fn run(peers: &Peers, table: &mut Table) {
         Ok(archive) => archive,
         Err(why) => return table.not_run("the memory that images take", &why),
     };
-    let import = ["-q".as_ref(), "image".as_ref(), "import".as_ref(), archive.as_os_str()];
+    let import = ["-q".as_ref(), "image".as_ref(), "import".as_ref(), "--yes".as_ref(), archive.as_os_str()];
     let lodge = store::daemon();
     let Some(before) = memory(&lodge) else {
         return table.note("the memory that images take: the kernel does not tell it");

@@ -40,7 +40,8 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     for _ in 0..sizes.stock_daemons {
         let world = World::start().await;
         plain::flushed();
-        let args = ["-q".as_ref(), "image".as_ref(), "import".as_ref(), archive.as_os_str()];
+        let args =
+            ["-q".as_ref(), "image".as_ref(), "import".as_ref(), "--yes".as_ref(), archive.as_os_str()];
         samples.import.push(store::timed(&world.lodge, args));
         let mut client = world.lodge.client().await;
         for (name, bins) in [("stock", STOCK), ("host", HOST)] {

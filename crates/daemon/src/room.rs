@@ -44,6 +44,7 @@ impl Needs {
         match command {
             Command::CreateAgent(_)
             | Command::AddImage(_)
+            | Command::AddImageBesides(_)
             | Command::StartAgent { .. }
             | Command::RestartAgent { .. }
             | Command::UpdateAgent(_)

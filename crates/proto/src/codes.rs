@@ -83,6 +83,17 @@ pub const CODES: &[CodeDoc] = &[
     code("image.damaged", 500, "contents of the image are missing in the store, or are not what they were"),
     code("image.no_room", 507, "there is too little room on the disk for the image"),
     code("image.invalid", 400, "the image or the archive is malformed, or says what none may"),
+    code("image.mismatch", 400, "the image's config says something else than its Agentfile"),
+    code(
+        "image.name_moves",
+        409,
+        "the archive gives names that exist to other images, and the request does not allow it",
+    ),
+    code(
+        "image.name_claimed",
+        409,
+        "the archive names stock tools or registries, and the request does not allow it",
+    ),
     code("image.not_an_agent", 409, "the image is no agent's"),
     code("registry.unreachable", 502, "the registry could not be reached"),
     code("registry.stalled", 502, "the registry said nothing for too long"),

@@ -68,7 +68,7 @@ impl World {
     /// A request brings contents with it, and whoever made it holds them until it is answered.
     pub fn hold_contents(&mut self, ticket: Ticket, command: &Command) {
         let new = match command {
-            Command::AddImage(new) => Some(new.as_ref()),
+            Command::AddImage(new) | Command::AddImageBesides(new) => Some(new.as_ref()),
             Command::CreateAgent(new) => Some(&new.image),
             Command::UpdateAgent(update) => update.image.as_ref(),
             _ => None,

@@ -49,6 +49,7 @@ fn command(command: &Command) -> String {
         | Command::InterruptTurn { .. }
         | Command::IssueToken(_)
         | Command::AddImage(_)
+        | Command::AddImageBesides(_)
         | Command::TagImage { .. }
         | Command::RemoveImage(_)
         | Command::SubmitJob(_)

@@ -239,6 +239,34 @@ async fn an_archive_carries_images_and_tools_and_is_there_whole_or_not_at_all() 
 }
 
 #[tokio::test]
+async fn an_archive_takes_names_from_nobody_without_a_word() {
+    let (here, there) = (World::new(), World::new());
+    let file = here.lodge.dir().join("tools.tar");
+    let path = file.to_str().expect("UTF-8");
+    let program = format!("{}:/bin/cat", crate::bins::platform());
+    here.lodge.cli_ok(["bin", "build", "rg", &program, "-t", "stock/rg", "-t", "mine"]);
+    here.lodge.cli_ok(["image", "export", "stock/rg", "mine", "-o", path]);
+    let (code, out, words) = there.cli(&["image", "import", path]);
+    assert_eq!((code, out.as_str()), (1, ""), "{words}");
+    assert!(words.contains("names of stock tools") && words.contains("`stock/rg:latest`"), "{words}");
+    assert!(words.contains("hint: nothing was imported") && words.contains("--yes"), "{words}");
+    // At a terminal there is a question, and no answer is a no.
+    for (answer, code) in [("\n", 1), ("maybe\n", 1), ("y\n", 0)] {
+        assert!(there.lodge.cli_ok(["bin", "ls", "-q"]).is_empty());
+        let mut typing = Typing::at(there.lodge.cli_command(["image", "import", path]));
+        typing.see("take these names? [y]es or [N]o: ");
+        typing.type_in(answer);
+        assert_eq!(typing.end(), code, "{answer:?}");
+    }
+    assert!(there.lodge.cli_ok(["bin", "ls"]).contains("stock/rg:latest"));
+    let program = format!("{}:/bin/ls", crate::bins::platform());
+    there.lodge.cli_ok(["bin", "build", "rg", &program, "-t", "mine"]);
+    let (code, _, words) = there.cli(&["image", "import", "--yes", path]);
+    assert!(code == 1 && words.contains("`mine:latest`") && words.contains("--move"), "{words}");
+    assert_eq!(there.cli(&["image", "import", "--move", path]).0, 0);
+}
+
+#[tokio::test]
 async fn what_is_no_archive_is_refused_and_none_is_shown_to_a_terminal() {
     let world = World::new();
     built(&world);

@@ -252,7 +252,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
     let stock = json!({"content": format!("{AGENTFILE}BIN rg stock/rg:latest\n")});
     let error = api.refused("image/build", stock, "agentfile.invalid").await;
     assert!(
-        error.to_string().contains("`lodge image import target/stock/stock.tar` brings them in"),
+        error.to_string().contains("`lodge image import --yes target/stock/stock.tar` brings them in"),
         "{error:#}"
     );
 }

@@ -85,10 +85,16 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
     let turn =
         api.say("one", "s", &format!("[[tool:show|{}]] [[reply:done]]", json!(["etc/agent.yaml"]))).await;
     assert_eq!(turn["status"], "done", "{turn:#}");
-    // The same again changes nothing, and a name that is taken moves.
+    // The same again changes nothing, and a name that is taken moves only if that is asked for.
     assert_eq!(import(&other.lodge, &archive)["images"][0]["digest"], built["digest"]);
-    api.ok("image/build", json!({"content": AGENTFILE, "tags": ["reader:v1"]})).await;
-    import(&other.lodge, &archive);
+    let own = api.ok("image/build", json!({"content": AGENTFILE, "tags": ["reader:v1"]})).await;
+    for path in ["/v1/images/import", "/v1/images/import?move=false&claim=true"] {
+        assert_eq!(refused(&other.lodge, "POST", path, &archive), (409, "image.name_moves".to_owned()));
+    }
+    assert_eq!(api.ok("image/inspect", json!({"image": "reader:v1"})).await["digest"], own["digest"]);
+    let (status, _) =
+        exchange(&other.lodge, &other.lodge.token(), "POST", "/v1/images/import?move=true", &archive);
+    assert_eq!(status, 200);
     assert_eq!(api.ok("image/inspect", json!({"image": "reader:v1"})).await["digest"], built["digest"]);
     let tools = export(&world.lodge, &format!("image={}", bin["digest"].as_str().expect("a digest")));
     let third = World::new();
@@ -183,6 +189,29 @@ async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
     assert_eq!(api.ok("image/list", json!({})).await["images"], json!([]));
     api.ok("bin/remove", json!({"bin": "two"})).await;
     assert_eq!(import(&other.lodge, &good)["images"].as_array().map(Vec::len), Some(2));
+}
+
+#[tokio::test]
+async fn names_of_stock_tools_and_registries_are_taken_only_if_that_is_asked_for() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    for name in ["stock/rg", "rg:v1", "registry.example/team/show:v1"] {
+        tool(&mut api, "show", "/bin/cat", &[name]).await;
+        let archive = export(&world.lodge, &format!("image={name}"));
+        let other = World::new();
+        let claimed = refused(&other.lodge, "POST", "/v1/images/import", &archive);
+        assert_eq!(claimed, (409, "image.name_claimed".to_owned()), "{name}");
+        let claimed = refused(&other.lodge, "POST", "/v1/images/import?move=true", &archive);
+        assert_eq!(claimed.0, 409, "{name}");
+        let mut there = other.checked().await;
+        assert_eq!(there.ok("bin/list", json!({})).await["bins"], json!([]), "{name}");
+        let path = "/v1/images/import?claim=true";
+        assert_eq!(exchange(&other.lodge, &other.lodge.token(), "POST", path, &archive).0, 200, "{name}");
+        // The same again claims nothing.
+        import(&other.lodge, &archive);
+        let wrong = refused(&other.lodge, "POST", "/v1/images/import?claim=yes", &archive);
+        assert_eq!(wrong, (400, "params.invalid".to_owned()));
+    }
 }
 
 #[tokio::test]

@@ -77,7 +77,7 @@ fn an_archive_carries_an_example_with_its_tools() {
         "-o".as_ref(),
         archive.as_os_str(),
     ]);
-    there.cli_ok(["image".as_ref(), "import".as_ref(), archive.as_os_str()]);
+    there.cli_ok(["image".as_ref(), "import".as_ref(), "--yes".as_ref(), archive.as_os_str()]);
     let answer = there.cli_ok(["run", "researcher", "agreement"]);
     assert!(answer.contains("by: Lamport"), "{answer}");
 }

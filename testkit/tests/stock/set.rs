@@ -53,7 +53,7 @@ pub fn example(name: &str) -> String {
 /// A daemon that has the set.
 pub fn stocked() -> Lodge {
     let lodge = Lodge::started();
-    lodge.cli_ok(["image".as_ref(), "import".as_ref(), archive().as_os_str()]);
+    lodge.cli_ok(["image".as_ref(), "import".as_ref(), "--yes".as_ref(), archive().as_os_str()]);
     lodge
 }
 

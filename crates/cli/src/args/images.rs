@@ -47,11 +47,7 @@ pub(crate) enum ImageCommand {
     #[command(
         after_help = "Examples:\n  lodge image import otter.tar\n  ssh elsewhere lodge image export otter | lodge image import -"
     )]
-    Import {
-        /// An archive of `lodge image export`, a tar of any OCI layout, or - for stdin
-        #[arg(default_value = "-", hide_default_value = true)]
-        file: PathBuf,
-    },
+    Import(ImageImportArgs),
 }
 
 const PUSH_HELP: &str = "Examples:\n  lodge image push registry.example/team/otter:v1\n  lodge image push otter registry.example/team/otter:v1\n\nThe login is that of Docker: `docker login registry.example`, as the user of the daemon.";
@@ -106,4 +102,17 @@ pub(crate) struct ImageExportArgs {
     /// The file to write; it appears when it is whole. Without one the archive goes to stdout
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageImportArgs {
+    /// An archive of `lodge image export`, a tar of any OCI layout, or - for stdin
+    #[arg(default_value = "-", hide_default_value = true)]
+    pub path: PathBuf,
+    /// Let names that mean other images here mean those of the archive; without it nothing is imported then
+    #[arg(long = "move")]
+    pub moves: bool,
+    /// Do not ask before the archive takes names of stock tools or of registries
+    #[arg(short, long)]
+    pub yes: bool,
 }

@@ -159,11 +159,11 @@ fn a_tool_has_a_program_for_each_platform_and_paths_keep_their_colons() {
 #[test]
 fn an_archive_is_read_from_stdin_when_no_file_is_named() {
     for line in ["lodge image import", "lodge image import -"] {
-        let Ok(Cli { command: Command::Image { command: ImageCommand::Import { file } }, .. }) = parse(line)
+        let Ok(Cli { command: Command::Image { command: ImageCommand::Import(import) }, .. }) = parse(line)
         else {
             panic!("not image import")
         };
-        assert_eq!(file.to_str(), Some("-"), "{line}");
+        assert_eq!((import.path.to_str(), import.moves, import.yes), (Some("-"), false, false), "{line}");
     }
 }
 

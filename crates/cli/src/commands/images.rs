@@ -32,7 +32,7 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
             remove(context, "image/remove", refs.images, params).await
         }
         ImageCommand::Export(args) => images_archive::export(context, args).await,
-        ImageCommand::Import { file } => images_archive::import(context, file).await,
+        ImageCommand::Import(args) => images_archive::import(context, args).await,
     }
 }
 

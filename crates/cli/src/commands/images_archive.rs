@@ -11,11 +11,22 @@ use serde::Serialize;
 use tokio::io::AsyncRead;
 
 use super::{Context, request_id};
-use crate::args::ImageExportArgs;
-use crate::failure::{Exit, Failure, io_words};
+use crate::args::{ImageExportArgs, ImageImportArgs};
+use crate::failure::{Exit, Failure, Report, io_words};
 use crate::progress::{Meter, bytes_text};
 use crate::render::counted;
-use crate::words::put;
+use crate::screen;
+use crate::words::{Words, put, tell_part};
+
+/// The daemon's refusal of names that nobody agreed to.
+const NAME_CLAIMED: &str = "image.name_claimed";
+
+/// What an import may do with names.
+#[derive(Debug, Clone, Copy)]
+struct Allowed {
+    moves: bool,
+    claims: bool,
+}
 
 /// A file that was written.
 #[derive(Debug, Serialize)]
@@ -28,13 +39,12 @@ pub(super) async fn export(context: &Context, args: ImageExportArgs) -> Result<(
     let words = &context.words;
     let to_file = "write it to a file: `-o FILE`";
     let Some(path) = args.output else {
-        if words.stdout_is_terminal() {
+        let Some(mut stdout) = screen::binary() else {
             return Err(Failure::usage("an archive is nothing to look at").hint(to_file));
-        }
+        };
         if words.json {
             return Err(Failure::usage("the archive and JSON cannot both go to stdout").hint(to_file));
         }
-        let mut stdout = std::io::stdout().lock();
         let bytes = fetch(context, &args.refs.images, "exporting", &mut stdout).await?;
         words.say(&format!("exported {}: {}", args.refs.images.join(", "), bytes_text(bytes)));
         return Ok(());
@@ -171,7 +181,9 @@ impl Write for Outlet {
     }
 }
 
-pub(super) async fn import(context: &Context, path: PathBuf) -> Result<(), Failure> {
+pub(super) async fn import(context: &Context, args: ImageImportArgs) -> Result<(), Failure> {
+    let ImageImportArgs { path, moves, yes } = args;
+    let allowed = Allowed { moves, claims: yes };
     let imported = if path.as_os_str() == "-" {
         if std::io::stdin().is_terminal() {
             return Err(Failure::usage("there is no archive to read")
@@ -180,19 +192,17 @@ pub(super) async fn import(context: &Context, path: PathBuf) -> Result<(), Failu
         let stdin = std::io::stdin().as_fd().try_clone_to_owned();
         let stdin =
             stdin.map_err(|cause| Failure::usage("could not read stdin").because(io_words(&cause)))?;
-        send(context, "stdin", &mut tokio::fs::File::from_std(stdin.into()), 0).await?
+        send(context, "stdin", &mut tokio::fs::File::from_std(stdin.into()), 0, allowed).await?
     } else {
-        let shown = path.display().to_string();
-        let cannot = |cause: std::io::Error| {
-            Failure::usage(format!("could not read `{shown}`")).because(io_words(&cause))
-        };
-        let mut file = tokio::fs::File::open(&path).await.map_err(cannot)?;
-        let meta = file.metadata().await.map_err(cannot)?;
-        if meta.is_dir() {
-            return Err(Failure::usage(format!("`{shown}` is a directory"))
-                .hint(format!("pack it: `tar -C {shown} -c . | lodge image import -`")));
+        match send_file(context, &path, allowed).await {
+            Err(Failure::Told(report))
+                if report.code.as_deref() == Some(NAME_CLAIMED) && super::can_ask(&context.words) =>
+            {
+                agree(&context.words, &report).await?;
+                send_file(context, &path, Allowed { claims: true, ..allowed }).await?
+            }
+            sent => sent?,
         }
-        send(context, &shown, &mut file, meta.len()).await?
     };
     if context.words.json {
         return context.words.json(&imported);
@@ -203,17 +213,47 @@ pub(super) async fn import(context: &Context, path: PathBuf) -> Result<(), Failu
     put(&digests.map(|digest| format!("{digest}\n")).collect::<String>())
 }
 
+/// Asks whether names that were refused may be taken.
+async fn agree(words: &Words, refused: &Report) -> Result<(), Failure> {
+    words.tell(&refused.what);
+    refused.because.iter().for_each(|cause| words.tell(&format!("  {cause}")));
+    tell_part("take these names? [y]es or [N]o: ");
+    match super::read_line().await?.as_deref().map(str::trim) {
+        Some("y" | "Y" | "yes") => Ok(()),
+        Some(_) => Err(Failure::refused("nothing was imported")),
+        None => {
+            words.tell("");
+            Err(Failure::refused("nothing was imported"))
+        }
+    }
+}
+
+async fn send_file(context: &Context, path: &Path, allowed: Allowed) -> Result<ImagesImported, Failure> {
+    let shown = path.display().to_string();
+    let cannot =
+        |cause: std::io::Error| Failure::usage(format!("could not read `{shown}`")).because(io_words(&cause));
+    let mut file = tokio::fs::File::open(path).await.map_err(cannot)?;
+    let meta = file.metadata().await.map_err(cannot)?;
+    if meta.is_dir() {
+        return Err(Failure::usage(format!("`{shown}` is a directory"))
+            .hint(format!("pack it: `tar -C {shown} -c . | lodge image import -`")));
+    }
+    send(context, &shown, &mut file, meta.len(), allowed).await
+}
+
 async fn send(
     context: &Context,
     from: &str,
     body: &mut (impl AsyncRead + Unpin),
     total_bytes: u64,
+    allowed: Allowed,
 ) -> Result<ImagesImported, Failure> {
     drop(context.daemon().await?);
     let (target, login) = (&context.address.target, context.address.login());
     let meter = Meter::new(&context.words, format!("importing {from}"));
     let sent = |bytes: u64| meter.set_bytes(bytes, total_bytes.max(bytes * u64::from(total_bytes > 0)));
-    let answer = meter.during(transfer::post(target, &login, "/v1/images/import", body, sent)).await;
+    let path = format!("/v1/images/import?move={}&claim={}", allowed.moves, allowed.claims);
+    let answer = meter.during(transfer::post(target, &login, &path, body, sent)).await;
     let answer = answer.map_err(|error| match error {
         TransferError::Client(error) => cut(error),
         TransferError::Source { cause } => {

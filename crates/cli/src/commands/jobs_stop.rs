@@ -1,7 +1,5 @@
 //! `stop` and `restart` of an agent that has jobs: they are cancelled, waited for, or a reason to do nothing.
 
-use std::io::{BufRead, IsTerminal};
-
 use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView};
 
 use super::{Context, jobs, request_id};
@@ -68,7 +66,7 @@ impl<'a> Stopping<'a> {
         }
         let fate = match fate {
             Some(fate) => fate,
-            None if self.jobs.is_empty() || !self.can_ask() => JobsFate::Cancel,
+            None if self.jobs.is_empty() || !super::can_ask(&self.context.words) => JobsFate::Cancel,
             None => self.ask().await?,
         };
         match fate {
@@ -123,11 +121,6 @@ impl<'a> Stopping<'a> {
         Ok(())
     }
 
-    fn can_ask(&self) -> bool {
-        let words = &self.context.words;
-        words.watched() && !words.json && std::io::stdin().is_terminal()
-    }
-
     async fn ask(&self) -> Result<JobsFate, Failure> {
         let words = &self.context.words;
         words.tell(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
@@ -139,7 +132,7 @@ impl<'a> Stopping<'a> {
         }
         loop {
             tell_part("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
-            let answer = read_line().await?;
+            let answer = super::read_line().await?;
             match answer.as_deref().map(str::trim) {
                 Some("c" | "C" | "cancel") => return Ok(JobsFate::Cancel),
                 Some("w" | "W" | "wait") => return Ok(JobsFate::Wait),
@@ -174,14 +167,4 @@ impl<'a> Stopping<'a> {
 
 fn phrase(job: &JobView) -> String {
     format!("{} ({})", job.id, job::command(job))
-}
-
-/// A line that was typed; nothing at the end. On its own thread, so that Ctrl-C is heard meanwhile.
-async fn read_line() -> Result<Option<String>, Failure> {
-    let could_not = |cause: String| Failure::refused("could not read your answer").because(cause);
-    let read = tokio::task::spawn_blocking(|| {
-        let mut line = String::new();
-        std::io::stdin().lock().read_line(&mut line).map(|read| (read > 0).then_some(line))
-    });
-    read.await.map_err(|cause| could_not(cause.to_string()))?.map_err(|cause| could_not(cause.to_string()))
 }

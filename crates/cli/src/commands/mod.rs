@@ -30,7 +30,7 @@ mod update;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{BufRead, IsTerminal, Read};
 
 use clap::CommandFactory;
 use lodge_proto::{AgentRemoveParams, AgentView, REQUEST_BYTES_MAX};
@@ -217,4 +217,19 @@ async fn read_bytes<R: Read>(
 
 fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
     pairs.into_iter().collect()
+}
+
+/// Whether somebody is there who can be asked.
+fn can_ask(words: &Words) -> bool {
+    words.watched() && !words.json && std::io::stdin().is_terminal()
+}
+
+/// A line that was typed; nothing at the end. On its own thread, so that Ctrl-C is heard meanwhile.
+async fn read_line() -> Result<Option<String>, Failure> {
+    let could_not = |cause: String| Failure::refused("could not read your answer").because(cause);
+    let read = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line).map(|read| (read > 0).then_some(line))
+    });
+    read.await.map_err(|cause| could_not(cause.to_string()))?.map_err(|cause| could_not(cause.to_string()))
 }

@@ -18,18 +18,18 @@ use axum::response::{IntoResponse, Response as HttpResponse};
 use futures_util::StreamExt;
 use lodge_core::record::{ImageContents, ImageState};
 use lodge_image::Pins;
-use lodge_image::oci::{BadImage, Descriptor, StreamError, read_archive, write_archive};
+use lodge_image::oci::{Descriptor, StreamError, read_archive, write_archive};
 use lodge_proto::{ErrorBody, ImagesImported};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use self::pipe::{Arriving, Cut, Leaving, PIECES_MAX, STALLED_AFTER};
-use self::taken::Taken;
+use self::taken::{Allowed, Taken};
 use super::methods::{Prepared, detached, internal, record};
 use super::{Api, http, images};
 use crate::auth::{Who, rights};
-use crate::engine::Command;
 use crate::engine::images::no_image;
+use crate::engine::{Command, NewImage};
 use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
 
@@ -145,10 +145,11 @@ fn sent(api: &Arc<Api>, who: Who, chosen: Chosen, slot: OwnedSemaphorePermit) ->
 pub(super) async fn import(
     State(api): State<Arc<Api>>,
     axum::Extension(who): axum::Extension<Who>,
+    asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
 ) -> HttpResponse {
-    match import_of(api, who, &headers, body).await {
+    match import_of(api, who, asked, &headers, body).await {
         Ok(imported) => axum::Json(imported).into_response(),
         Err(error) => http::failed(Value::Null, error),
     }
@@ -157,10 +158,12 @@ pub(super) async fn import(
 async fn import_of(
     api: Arc<Api>,
     who: Who,
+    asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<ImagesImported, ErrorBody> {
     rights::admit(&who, "image/pull")?;
+    let allowed = Allowed::read(asked)?;
     let shell = &api.shell;
     shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -185,7 +188,7 @@ async fn import_of(
                 return Err(cut.told());
             }
             let archive = read.map_err(|error| not_read(&error))?;
-            Taken::of(&shell, pins, archive)
+            Taken::of(&shell, pins, archive, allowed)
         })
     };
     let fed = feed(body, pieces).await;
@@ -200,7 +203,7 @@ async fn import_of(
     let begun = shell.clone();
     detached(shell, async move {
         let imported = match taken {
-            Ok(taken) => recorded(&begun, taken).await,
+            Ok(taken) => recorded(&begun, taken, allowed).await,
             Err(error) => Err(error),
         };
         if imported.is_err() {
@@ -215,7 +218,7 @@ async fn import_of(
 fn not_read(error: &StreamError) -> ErrorBody {
     match error {
         StreamError::Bad(error) => ErrorBody::new(
-            BadImage::CODE,
+            error.code(),
             format!("this archive cannot be used: {error}"),
         )
         .hint(
@@ -244,16 +247,20 @@ async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), Cut> {
 }
 
 /// Each image is recorded with its names and its tools at once, or not at all.
-async fn recorded(shell: &Shell, taken: Taken) -> Result<ImagesImported, ErrorBody> {
+async fn recorded(shell: &Shell, taken: Taken, allowed: Allowed) -> Result<ImagesImported, ErrorBody> {
     let mut imported = ImagesImported { images: Vec::new(), bins: Vec::new(), tools: taken.tools };
     let Taken { agents, bins, pins, .. } = taken;
     let shape = |error: serde_json::Error| ErrorBody::new("daemon.internal", error.to_string());
+    let add = |new: NewImage| match allowed.moves {
+        true => Prepared::of(Command::AddImage(Box::new(new))),
+        false => Prepared::of(Command::AddImageBesides(Box::new(new))),
+    };
     for new in bins {
-        let command = Prepared::of(Command::AddImage(Box::new(new)));
+        let command = add(new);
         imported.bins.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
     }
     for new in agents {
-        let command = Prepared::of(Command::AddImage(Box::new(new)));
+        let command = add(new);
         imported.images.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
     }
     drop(pins);

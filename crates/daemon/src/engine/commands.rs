@@ -53,6 +53,8 @@ pub enum Command {
     },
     /// Records an image that is in the store, and gives it names.
     AddImage(Box<NewImage>),
+    /// As [`Command::AddImage`], unless one of its names means another image.
+    AddImageBesides(Box<NewImage>),
     /// Gives an image that there is more names.
     TagImage {
         digest: String,

@@ -51,6 +51,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Records an image and gives it names, none of which may mean another image.
+    pub(super) fn add_image_besides(
+        &mut self,
+        batch: &mut Batch,
+        caller: Caller,
+        new: NewImage,
+        now: Timestamp,
+    ) -> Result<(), Refusal> {
+        let named = new.tags.iter().filter_map(|tag| self.image_refs.get(tag));
+        let moves: Vec<String> =
+            named.filter(|row| row.digest != new.row.digest).map(|row| row.reference.clone()).collect();
+        if !moves.is_empty() {
+            return Err(Box::new(names_move(&moves)));
+        }
+        self.add_image(batch, caller, new, now)
+    }
+
     /// Gives an image that is recorded more names.
     pub(super) fn tag_image(
         &mut self,
@@ -255,6 +272,25 @@ fn listed(mut names: Vec<&str>) -> String {
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let shown: Vec<String> = names.iter().take(USERS_SHOWN).map(|name| format!("`{name}`")).collect();
     format!("{}{more}", shown.join(", "))
+}
+
+/// Names of an archive that mean other images here.
+pub(crate) fn names_move(names: &[String]) -> ErrorBody {
+    let them = if names.len() == 1 { "a name that means" } else { "names that mean" };
+    ErrorBody::new(
+        "image.name_moves",
+        format!("the archive has {them} another image here: {}", quoted(names)),
+    )
+    .hint("nothing was imported; `lodge image import --move` lets the names mean the images of the archive")
+}
+
+/// Names, as many as a refusal shows.
+pub(crate) fn quoted(names: &[String]) -> String {
+    let shown: Vec<String> = names.iter().take(USERS_SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(USERS_SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }
 
 /// A name does not move from one kind to the other: whoever uses it means a tool, or an agent.

@@ -254,6 +254,7 @@ impl Engine {
             Command::ChangeSession(change) => self.change_session(batch, caller, *change, now),
             Command::IssueToken(new) => self.issue_token(batch, caller, *new, now),
             Command::AddImage(new) => self.add_image(batch, caller, *new, now),
+            Command::AddImageBesides(new) => self.add_image_besides(batch, caller, *new, now),
             Command::TagImage { digest, tags } => self.tag_image(batch, caller, &digest, tags, now),
             Command::RemoveImage(given) => self.remove_image(batch, caller, given, now),
             Command::SubmitJob(new) => self.submit_job(batch, caller, *new, now),
@@ -300,6 +301,7 @@ impl Engine {
             | Command::ChangeSession(_)
             | Command::IssueToken(_)
             | Command::AddImage(_)
+            | Command::AddImageBesides(_)
             | Command::TagImage { .. }
             | Command::RemoveImage(_)
             | Command::RevokeToken { .. }

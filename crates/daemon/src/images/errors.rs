@@ -6,7 +6,7 @@ use lodge_image::{BlobError, NO_ROOM_HINT};
 use lodge_proto::ErrorBody;
 
 pub(crate) fn bad_image(error: &BadImage) -> ErrorBody {
-    ErrorBody::new(BadImage::CODE, format!("this image cannot be used: {error}")).hint(BadImage::HINT)
+    ErrorBody::new(error.code(), format!("this image cannot be used: {error}")).hint(BadImage::HINT)
 }
 
 pub(crate) fn blob(error: &BlobError) -> ErrorBody {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::manifest::{Descriptor, Dialect, Document, Manifest, TITLE};
-use super::{BadImage, Blob, LAYERS_MAX, Packed, config, foreign};
+use super::{BadImage, Blob, LAYERS_MAX, Packed, agree, config, foreign};
 use crate::agentfile::{
     ADD_MAX, AddedFile, CONTEXT_MAX, Context, ContextSource, ContextText, FILE_MAX, LOAD_TOTAL_MAX, Loaded,
     shown,
@@ -113,6 +113,8 @@ pub fn read_agent_head(manifest: &Manifest, config: &[u8]) -> Result<Head, BadIm
 
 /// Reads a whole image of an agent. `blob` gives contents that were checked against their descriptor.
 ///
+/// One whose config says something else than its Agentfile is refused.
+///
 /// A foreign one is refused: it has to be unpacked and loaded, because its parents are not in it.
 pub fn read_agent(
     manifest: &Manifest,
@@ -138,6 +140,7 @@ pub fn read_agent(
         file.bytes = contents(layer, blob)?;
     }
     config::check_loaded(&loaded)?;
+    agree::check(&loaded)?;
     Ok(loaded)
 }
 

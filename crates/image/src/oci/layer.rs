@@ -199,7 +199,7 @@ fn look(
     checked.drain()?;
     match walked {
         Ok(()) => Ok(found),
-        Err(StreamError::Bad(BadImage { why })) => Err(in_layer(layer, &why)),
+        Err(StreamError::Bad(BadImage { why, .. })) => Err(in_layer(layer, &why)),
         Err(error) => Err(error),
     }
 }

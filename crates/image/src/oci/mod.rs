@@ -3,6 +3,7 @@
 //! Owns: the formats of agents and tools. Never: talks to a network or knows where blobs lie.
 
 mod agent;
+mod agree;
 mod archive;
 mod bin;
 mod config;
@@ -43,6 +44,7 @@ pub const PROGRAM_MAX: u64 = 1 << 30;
 #[error("{why}")]
 pub struct BadImage {
     pub why: String,
+    code: &'static str,
 }
 
 impl BadImage {
@@ -50,7 +52,17 @@ impl BadImage {
     pub const HINT: &'static str = "ask whoever made it; nothing of it was run";
 
     pub fn new(why: impl Into<String>) -> BadImage {
-        BadImage { why: why.into() }
+        BadImage { why: why.into(), code: BadImage::CODE }
+    }
+
+    /// Of an image whose config and Agentfile differ.
+    pub fn mismatch(why: impl Into<String>) -> BadImage {
+        BadImage { why: why.into(), code: "image.mismatch" }
+    }
+
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        self.code
     }
 }
 

@@ -42,7 +42,7 @@ impl RegistryError {
             RegistryError::Login { .. } => "registry.login",
             RegistryError::Lies { .. } => "registry.lies",
             RegistryError::Refused { .. } => "registry.refused",
-            RegistryError::Image(_) => BadImage::CODE,
+            RegistryError::Image(error) => error.code(),
             RegistryError::Blob(error) => error.code(),
         }
     }

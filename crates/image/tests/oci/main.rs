@@ -3,6 +3,7 @@
 //! Owns: the helpers every test uses. Never: reaches into the crate.
 
 mod agents;
+mod agreement;
 mod diffs;
 mod documents;
 mod foreign;

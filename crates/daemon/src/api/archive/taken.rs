@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use lodge_core::record::{ImageContents, ImageKind, ImageRow};
+use lodge_image::agentfile::shown;
 use lodge_image::oci::Archive;
 use lodge_image::{Pins, Tagged};
 use lodge_proto::ErrorBody;
@@ -11,12 +14,43 @@ use crate::api::create::NAME_DEFAULT;
 use crate::api::images;
 use crate::api::methods::internal;
 use crate::engine::NewImage;
-use crate::engine::images::name_taken;
+use crate::engine::images::{name_taken, names_move, quoted};
 use crate::images::errors;
 use crate::shell::Shell;
 
 /// Where a tool goes that cannot be called by its own name alone.
 const UNNAMED_DIR: &str = "imported";
+/// The tools that come with Lodge, and what they are called for short.
+const STOCK_DIR: &str = "stock/";
+const STOCK_TOOLS: [&str; 7] = ["busybox", "sh", "rg", "fd", "jaq", "jq", "xh"];
+
+/// What an import may do with names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Allowed {
+    /// Names that mean other images here may move.
+    pub moves: bool,
+    /// Names of stock tools and of registries may be taken.
+    pub claims: bool,
+}
+
+impl Allowed {
+    pub fn read(asked: Result<Query<Vec<(String, String)>>, QueryRejection>) -> Result<Allowed, ErrorBody> {
+        let invalid = |what: String| {
+            ErrorBody::new("params.invalid", what).hint("`move` and `claim` are `true` or `false`")
+        };
+        let Query(asked) = asked.map_err(|error| invalid(error.body_text()))?;
+        let mut allowed = Allowed::default();
+        for (key, value) in asked {
+            let to = match key.as_str() {
+                "move" => &mut allowed.moves,
+                "claim" => &mut allowed.claims,
+                _unknown => return Err(invalid(format!("`{}` is not known here", shown(&key)))),
+            };
+            *to = value.parse().map_err(|_| invalid(format!("`{}` is neither", shown(&value))))?;
+        }
+        Ok(allowed)
+    }
+}
 
 /// Images of an archive, all of them checked.
 #[derive(Debug)]
@@ -30,7 +64,7 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    pub fn of(shell: &Shell, pins: Pins, archive: Archive) -> Result<Taken, ErrorBody> {
+    pub fn of(shell: &Shell, pins: Pins, archive: Archive, allowed: Allowed) -> Result<Taken, ErrorBody> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (descriptor, name) in &archive.images {
             let names = names.entry(descriptor.digest.to_string()).or_default();
@@ -40,7 +74,7 @@ impl Taken {
             return Err(invalid("there is no image in the archive"));
         }
         let mut given = BTreeSet::new();
-        if let Some(twice) = names.values().flatten().find(|name| !given.insert(*name)) {
+        if let Some(twice) = names.values().flatten().find(|name| !given.insert((*name).clone())) {
             return Err(invalid(&format!("two images of the archive are called `{twice}`")));
         }
         let mut rows: BTreeMap<String, ImageRow> = BTreeMap::new();
@@ -68,11 +102,46 @@ impl Taken {
                 }
             }
         }
+        let (mut moves, mut claims) = (Vec::new(), Vec::new());
         for new in agents.iter().chain(&bins) {
             refuse_taken(shell, new)?;
+            for tag in &new.tags {
+                let row = shell.reader.image_ref(tag).map_err(internal)?;
+                let known = row.map(|row| row.digest);
+                if known.as_ref().is_some_and(|digest| *digest != new.row.digest) {
+                    moves.push(tag.clone());
+                }
+                // A name that means this image already is no news, and one that we made up is nobody's.
+                if given.contains(tag) && known.as_ref() != Some(&new.row.digest) && is_reserved(tag) {
+                    claims.push(tag.clone());
+                }
+            }
+        }
+        if !allowed.moves && !moves.is_empty() {
+            return Err(names_move(&moves));
+        }
+        if !allowed.claims && !claims.is_empty() {
+            return Err(names_claimed(&claims));
         }
         Ok(Taken { agents, bins, tools, pins })
     }
+}
+
+/// Whether people take a name for that of a tool that comes with Lodge, or of an image in a registry.
+fn is_reserved(tag: &str) -> bool {
+    let name = tag.rsplit_once(':').map_or(tag, |(name, _)| name);
+    name.starts_with(STOCK_DIR)
+        || STOCK_TOOLS.contains(&name)
+        || !matches!(lodge_image::Remote::read(tag), Ok(None))
+}
+
+fn names_claimed(names: &[String]) -> ErrorBody {
+    ErrorBody::new(
+        "image.name_claimed",
+        format!("the archive has names of stock tools or of registries: {}", quoted(names)),
+    )
+    .because("agents that name them would run what is in this archive")
+    .hint("nothing was imported; if you trust the archive, `lodge image import --yes` takes the names")
 }
 
 /// Refuses names that images of the other kind have, before anything of the archive is recorded.
@@ -110,4 +179,38 @@ fn tagged(name: &str) -> Result<String, ErrorBody> {
 
 fn invalid(why: &str) -> ErrorBody {
     errors::bad_image(&lodge_image::oci::BadImage::new(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_stock_tools_and_registries_are_reserved() {
+        for name in
+            ["stock/rg:latest", "stock/own:v1", "rg:latest", "sh:v9", "r.example/a:v1", "localhost:5000/a:v1"]
+        {
+            assert!(is_reserved(name), "{name}");
+        }
+        for name in ["otter:latest", "team/rg:latest", "rgx:latest", "stocks/rg:v1"] {
+            assert!(!is_reserved(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_import_allows_nothing_unless_it_says_so() {
+        let read = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            Allowed::read(Ok(Query(pairs)))
+        };
+        assert_eq!(read(&[]).unwrap(), Allowed::default());
+        assert_eq!(read(&[("move", "true")]).unwrap(), Allowed { moves: true, claims: false });
+        assert_eq!(
+            read(&[("claim", "true"), ("move", "false")]).unwrap(),
+            Allowed { moves: false, claims: true }
+        );
+        for wrong in [("move", "1"), ("force", "true")] {
+            assert_eq!(read(&[wrong]).unwrap_err().data.code, "params.invalid");
+        }
+    }
 }
