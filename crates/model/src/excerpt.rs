@@ -1,5 +1,6 @@
 //! Short, printable, key-free pieces of what a stranger sent.
 
+use crate::redact::Redactor;
 use crate::secret::Secret;
 
 const EXCERPT_CHARS_MAX: usize = 300;
@@ -8,10 +9,7 @@ const EXCERPT_CHARS_MAX: usize = 300;
 pub(crate) fn excerpt(bytes: &[u8], key: Option<&Secret>) -> String {
     let text = String::from_utf8_lossy(bytes);
     // Replaced before shortening: half a key is still a leak.
-    let clean = match key.map(Secret::expose) {
-        Some(key) if !key.is_empty() => text.replace(key, "[secret]"),
-        Some(_) | None => text.into_owned(),
-    };
+    let clean = Redactor::new(key.map(Secret::expose)).redact(text.into_owned());
     let mut line: String =
         clean.chars().map(|c| if c.is_control() { ' ' } else { c }).take(EXCERPT_CHARS_MAX).collect();
     if clean.chars().nth(EXCERPT_CHARS_MAX).is_some() {

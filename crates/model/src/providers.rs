@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::file::{Entry, Seen};
 use crate::provider::{Kind, Provider, ProviderProblem, Written, is_variable_name};
+use crate::redact::Redactor;
 use crate::secret::Secret;
 
 pub use self::file::FileError;
@@ -35,6 +36,16 @@ struct State {
     seen: Option<Seen>,
     good: Option<Vec<Loaded>>,
     error: Option<Arc<FileError>>,
+    /// For the keys of the last good copy.
+    redactor: Arc<Redactor>,
+}
+
+impl State {
+    fn of(seen: Option<Seen>, loaded: Vec<Loaded>) -> State {
+        let providers = loaded.iter().filter_map(|loaded| loaded.provider.as_ref().ok());
+        let keys = providers.filter_map(|provider| provider.api_key.as_ref()).map(Secret::expose);
+        State { seen, redactor: Arc::new(Redactor::new(keys)), good: Some(loaded), error: None }
+    }
 }
 
 #[derive(Clone)]
@@ -188,6 +199,11 @@ impl Providers {
         self.refreshed().error.clone()
     }
 
+    /// Finds the keys of all providers in texts.
+    pub fn redactor(&self) -> Arc<Redactor> {
+        self.refreshed().redactor.clone()
+    }
+
     /// Writes a provider to the file; it is on disk when this returns.
     pub fn add(&self, new: &NewProvider) -> Result<(), ProvidersError> {
         if !file::is_provider_name(&new.name) {
@@ -256,11 +272,11 @@ impl Providers {
         match file::read(&self.path) {
             Ok(None) => {
                 let loaded = self.load(&[]);
-                *state = State { seen: None, good: Some(loaded), error: None };
+                *state = State::of(None, loaded);
             }
             Ok(Some(read)) => {
                 let loaded = self.load(&read.entries);
-                *state = State { seen: read.seen, good: Some(loaded), error: None };
+                *state = State::of(read.seen, loaded);
             }
             // The last good copy stays, and the next use looks again.
             Err(error) => {

@@ -266,7 +266,8 @@ async fn a_providers_key_and_the_operators_token_never_leave_the_daemon() {
     let script =
         "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; cat \"$LODGE_AGENT_ROOT\"/etc/* 2>/dev/null";
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
-    api.answer(&agent, "s", &text).await;
+    let answer = api.answer(&agent, "s", &text).await;
+    assert!(!answer.contains("[secret]"), "a tool found a key, which was taken out of its answer: {answer}");
     for fault in ["[[status:401]]", "[[status:400]]"] {
         assert_eq!(api.say(&agent, "s", fault).await["status"], "failed");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
 use lodge_model::schema::Schema;
-use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, Request, ToolCall};
+use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Request, ToolCall};
 use lodge_proto::Delta;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -59,10 +59,9 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
     let data = shell.config.data_dir.join("agents").join(order.agent.as_str()).join("etc/data");
     let context = shell.calls.at(data);
     let shown: Arc<Mutex<Shown>> = Arc::default();
-    let mut on_text = {
-        let (shell, shown, order) = (shell.clone(), shown.clone(), order.clone());
-        move |text: &str| show(&shell, &order, &shown, text)
-    };
+    let redactor = shell.providers.redactor();
+    let mut redacted = RedactedStream::default();
+    let mut on_text = |part: &str| show(shell, order, &shown, &redacted.push(&redactor, part));
     let called = {
         let call = lodge_model::call(&resolved.provider, &request, &context, &mut on_text);
         tokio::pin!(call);
@@ -74,12 +73,17 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
             }
         }
     };
+    show(shell, order, &shown, &redacted.finish(&redactor));
     match called {
         Ok(answer) => Seen::ModelAnswered {
             turn: order.turn.clone(),
             step: order.step,
             attempt: order.attempt,
-            answer: told(&resolved.provider, &request, answer),
+            answer: {
+                // What the model thought is signed, and what it asks of tools is theirs to judge: both stay as they are.
+                let answer = Answer { text: redactor.redact(answer.text), ..answer };
+                told(&resolved.provider, &request, answer)
+            },
         },
         Err(error) => {
             // What people saw of a call that broke off stays readable.
@@ -128,6 +132,10 @@ struct Shown {
 }
 
 fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
+    // All of it may be the beginning of a key, which waits.
+    if text.is_empty() {
+        return;
+    }
     match order.purpose {
         Purpose::Step => {}
         // It is written for the model, and nobody asked for it.

@@ -149,6 +149,8 @@ impl Actor {
     }
 
     async fn tell_end(&self, exec: &str, end: ExecEnd) {
+        // A model does not need the key that it is called with, nor does who reads what it saw.
+        let end = ExecEnd { text: self.shell.providers.redactor().redact(end.text), ..end };
         match exec.parse() {
             Ok(exec) => self.shell.tell(Seen::ExecEnded { exec, end }).await,
             Err(error) => tracing::warn!(event = "exec.unknown", %error),

@@ -26,7 +26,11 @@ pub struct Whose {
 
 /// Answers a wish to read. Others' jobs are not there for it.
 pub async fn answer(shell: Arc<Shell>, whose: Whose, wish: JobWish) -> Read {
-    let read = tokio::task::spawn_blocking(move || read(&shell, &whose, &wish)).await;
+    let read = tokio::task::spawn_blocking(move || {
+        let read = read(&shell, &whose, &wish);
+        Read { text: shell.providers.redactor().redact(read.text), ..read }
+    })
+    .await;
     read.unwrap_or_else(|error| failed(error.to_string()))
 }
 

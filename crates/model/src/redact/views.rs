@@ -1,0 +1,160 @@
+//! A text as one who looks for a key in one form sees it: character by character, without what may stand between them.
+
+use std::ops::Range;
+
+/// In which form a key is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum View {
+    /// As it is or percent-encoded.
+    Plain,
+    Hex,
+    Base64,
+}
+
+/// A character that no key has in this form.
+pub(super) const OTHER: u8 = 0xff;
+
+/// One character of a view, and where it stands in the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub byte: u8,
+    pub place: Range<usize>,
+}
+
+/// The characters of a text in one view.
+pub(super) struct Viewed<'t> {
+    view: View,
+    bytes: &'t [u8],
+    at: usize,
+    ending: Ending,
+    /// Where something begins whose meaning depends on what follows the text.
+    undecided: usize,
+}
+
+/// What comes behind a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    Nothing,
+    /// Perhaps more: what it would decide is not seen yet.
+    More,
+}
+
+impl<'t> Viewed<'t> {
+    pub(super) fn of(view: View, text: &'t str, ending: Ending) -> Viewed<'t> {
+        Viewed { view, bytes: text.as_bytes(), at: 0, ending, undecided: text.len() }
+    }
+
+    /// Whether what stands here has to wait for more.
+    fn waits(&self) -> bool {
+        self.ending == Ending::More && self.undecided < self.bytes.len()
+    }
+
+    /// Where the text ends, or something that may go on.
+    pub(super) fn undecided(&self) -> usize {
+        self.undecided
+    }
+
+    fn ahead(&self, by: usize) -> Option<u8> {
+        self.bytes.get(self.at + by).copied()
+    }
+
+    /// Notes that so many more bytes would be needed to know what stands here.
+    fn look(&mut self, by: usize) -> Option<u8> {
+        let found = self.ahead(by);
+        if found.is_none() {
+            self.undecided = self.undecided.min(self.at);
+        }
+        found
+    }
+
+    /// How many bytes stand here that may stand between two characters of a key.
+    fn between(&mut self) -> usize {
+        let Some(byte) = self.ahead(0) else { return 0 };
+        match byte {
+            b'\\' => match self.look(1) {
+                Some(b'n' | b'r' | b't') => 2,
+                Some(b'x') if self.view == View::Hex => 2,
+                Some(_) | None => 1,
+            },
+            b'0' if self.view == View::Hex => match self.look(1) {
+                Some(b'x' | b'X') => 2,
+                Some(_) | None => 0,
+            },
+            b':' | b'-' if self.view == View::Hex => 1,
+            b'+' if self.view == View::Base64 => 0,
+            b' ' | b'\t' | b'\r' | b'\n' | b'"' | b'\'' | b'`' | b'+' | b',' | b'(' | b')' | b'[' | b']' => 1,
+            // Zero-width space and joiners, word joiner, byte order mark. Text is UTF-8, so they are whole.
+            0xe2 => match (self.ahead(1), self.ahead(2)) {
+                (Some(0x80), Some(0x8b..=0x8d)) | (Some(0x81), Some(0xa0)) => 3,
+                _other => 0,
+            },
+            0xef => match (self.ahead(1), self.ahead(2)) {
+                (Some(0xbb), Some(0xbf)) => 3,
+                _other => 0,
+            },
+            _other => 0,
+        }
+    }
+
+    /// The byte that a percent sign and two digits stand for.
+    fn percent(&mut self) -> Option<u8> {
+        let (high, low) = (self.look(1)?, self.look(2)?);
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        u8::try_from(digit(high)? << 4 | digit(low)?).ok()
+    }
+
+    fn as_seen(&self, byte: u8) -> u8 {
+        match self.view {
+            View::Plain => byte,
+            View::Hex if byte.is_ascii_hexdigit() => byte.to_ascii_lowercase(),
+            View::Base64 if byte.is_ascii_alphanumeric() => byte,
+            View::Base64 if matches!(byte, b'+' | b'-') => b'+',
+            View::Base64 if matches!(byte, b'/' | b'_') => b'/',
+            View::Hex | View::Base64 => OTHER,
+        }
+    }
+}
+
+impl Iterator for Viewed<'_> {
+    type Item = Seen;
+
+    fn next(&mut self) -> Option<Seen> {
+        loop {
+            let between = self.between();
+            if self.waits() {
+                return None;
+            }
+            if between == 0 {
+                break;
+            }
+            self.at += between;
+        }
+        let start = self.at;
+        let byte = self.ahead(0)?;
+        let decoded = if byte == b'%' && self.view != View::Hex { self.percent() } else { None };
+        if self.waits() {
+            return None;
+        }
+        let (byte, len) = decoded.map_or((byte, 1), |decoded| (decoded, 3));
+        // A character of several bytes is no part of a key; its bytes are not told apart, so that no place is inside of it.
+        let len = if byte < 0x80 || decoded.is_some() { len } else { char_len(byte) };
+        self.at += len;
+        let seen = if byte < 0x80 { self.as_seen(byte) } else { self.wide(byte) };
+        Some(Seen { byte: seen, place: start..self.at.min(self.bytes.len()) })
+    }
+}
+
+impl Viewed<'_> {
+    fn wide(&self, byte: u8) -> u8 {
+        if self.view == View::Plain { byte } else { OTHER }
+    }
+}
+
+/// How many bytes a character has that begins with this one.
+fn char_len(first: u8) -> usize {
+    match first {
+        0xf0.. => 4,
+        0xe0..0xf0 => 3,
+        _other => 2,
+    }
+}
