@@ -10,6 +10,7 @@ mod act;
 mod api;
 mod auth;
 mod commit;
+mod compute;
 pub mod config;
 pub mod context;
 pub mod crash;

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::act::Actors;
 use crate::auth::Access;
+use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::hub::Hub;
@@ -50,6 +51,8 @@ pub struct Shell {
     pub preparing: Semaphore,
     /// Archives that come or go now, each on a thread that waits for its client.
     pub archives: Arc<Semaphore>,
+    /// Threads for work that needs a processor for a while.
+    pub compute: Arc<Compute>,
     /// Who may come in.
     pub access: Access,
     pub providers: Providers,
@@ -153,6 +156,7 @@ impl Shell {
             images: Images::of(&parts.config.data_dir, reader.clone(), room.clone()),
             preparing: Semaphore::new(PREPARING_MAX),
             archives: Arc::new(Semaphore::new(ARCHIVES_MAX)),
+            compute: Arc::default(),
             calls: CallContext::new(parts.config.data_dir.clone()),
             jobs: Jobs::new(&parts.config.data_dir),
             searching: Arc::new(tokio::sync::Mutex::new(Search::new(

@@ -4,6 +4,7 @@
 //! answer passes unchecked. `format` describes and does not check, as the standard has it.
 
 mod check;
+mod expansion;
 mod shape;
 
 use std::fmt;
@@ -13,6 +14,12 @@ use serde_json::Value;
 pub const SCHEMA_BYTES_MAX: usize = 256 << 10;
 /// How deep a schema may be nested.
 const DEPTH_MAX: usize = 64;
+/// Subschemas that may apply to one value, each reference followed: nested `allOf` and `$ref` multiply them.
+const SUBSCHEMAS_MAX: usize = 10_000;
+/// How far references and combinations may lead from one subschema to the next before they reach another value.
+const CHAIN_MAX: usize = 64;
+/// Bytes that are kept of the place of a mistake.
+const PLACE_BYTES_MAX: usize = 1024;
 /// Reasons that are told; beyond these an answer is wrong all over.
 const REASONS_MAX: usize = 8;
 
@@ -37,6 +44,12 @@ pub enum SchemaError {
     Unsupported { place: Pointer, keyword: String },
     #[error("{place} of the schema: `{target}` is not in it")]
     Dangling { place: Pointer, target: String },
+    #[error("{place} of the schema: more than {SUBSCHEMAS_MAX} subschemas apply to one value")]
+    TooManySubschemas { place: Pointer },
+    #[error(
+        "{place} of the schema: references and combinations lead in a circle or more than {CHAIN_MAX} steps far"
+    )]
+    TooLongChain { place: Pointer },
 }
 
 impl SchemaError {
@@ -44,6 +57,9 @@ impl SchemaError {
         match self {
             Self::Unsupported { .. } => Some(format!("supported are: {}", shape::KEYWORDS.join(", "))),
             Self::Dangling { .. } => Some("write `#/$defs/NAME`".to_owned()),
+            Self::TooManySubschemas { .. } | Self::TooLongChain { .. } => {
+                Some("use fewer `allOf`, `anyOf`, `oneOf` and `$ref` inside each other".to_owned())
+            }
             Self::NotJson { .. } | Self::TooLarge | Self::TooDeep { .. } | Self::Malformed { .. } => None,
         }
     }
@@ -53,6 +69,8 @@ impl SchemaError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Misfit {
     pub reasons: Vec<String>,
+    /// The check took too long and was given up: another answer would not help.
+    pub gave_up: bool,
 }
 
 impl fmt::Display for Misfit {
@@ -66,9 +84,17 @@ impl fmt::Display for Misfit {
 pub struct Pointer(String);
 
 impl Pointer {
-    fn then(&self, step: impl fmt::Display) -> Self {
-        let step = step.to_string().replace('~', "~0").replace('/', "~1");
-        Self(format!("{}/{step}", self.0))
+    /// A place that is long already is not made longer: its end is not worth a copy for every value in it.
+    fn then(&self, step: &str) -> Self {
+        if self.0.len() >= PLACE_BYTES_MAX {
+            return self.clone();
+        }
+        let step = &step[..step.floor_char_boundary(PLACE_BYTES_MAX)];
+        Self(format!("{}/{}", self.0, step.replace('~', "~0").replace('/', "~1")))
+    }
+
+    fn at(&self, index: usize) -> Self {
+        self.then(&index.to_string())
     }
 }
 
@@ -95,6 +121,7 @@ impl Schema {
             return Err(SchemaError::TooLarge);
         }
         shape::check(&root)?;
+        expansion::check(&root)?;
         Ok(Self { root })
     }
 
@@ -106,9 +133,12 @@ impl Schema {
     pub fn check(&self, answer: &str) -> Result<Value, Misfit> {
         let value = serde_json::from_str(answer).map_err(|error| Misfit {
             reasons: vec![format!("it is not JSON, or not JSON alone ({error})")],
+            gave_up: false,
         })?;
-        let reasons = check::reasons(&self.root, &value);
-        if reasons.is_empty() { Ok(value) } else { Err(Misfit { reasons }) }
+        match check::misfit(&self.root, &value) {
+            None => Ok(value),
+            Some(misfit) => Err(misfit),
+        }
     }
 }
 

@@ -3,20 +3,24 @@
 //! It keeps no state. Which reply comes is decided by the request alone, so a call repeated after a crash is
 //! answered as it was the first time.
 
+mod compose;
 mod file;
 mod template;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use self::compose::{Composed, Moment, Reply};
 use self::file::{Fail, FailKind, Script, Step};
-use self::template::Template;
 use crate::context::CallContext;
 use crate::error::{CallError, Cut, Nonsense, Oversize, Silence};
 use crate::provider::Provider;
 use crate::reach::Unreached;
 use crate::request::{Answer, Message, Request, Stop, ToolCall, Usage};
 use crate::yaml::YamlProblem;
+
+/// Pieces in which one reply is spoken.
+const PIECES_MAX: usize = 100_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
@@ -40,6 +44,12 @@ pub enum ScriptError {
     NoTurn { path: PathBuf },
     #[error("{}:{line}: the turn has {steps} steps, and step {asked} was asked for", path.display())]
     PastEnd { path: PathBuf, line: u64, steps: usize, asked: usize },
+    #[error(
+        "finding the turn of the script {} for this message would compare more than {} bytes",
+        path.display(),
+        compose::COMPARED_BYTES_MAX
+    )]
+    TooMuchToCompare { path: PathBuf },
 }
 
 impl ScriptError {
@@ -53,6 +63,7 @@ impl ScriptError {
             Self::NoUserMessage { .. } => "script.no_user_message",
             Self::NoTurn { .. } => "script.no_turn",
             Self::PastEnd { .. } => "script.past_end",
+            Self::TooMuchToCompare { .. } => "script.too_much_to_compare",
         }
     }
 
@@ -62,6 +73,9 @@ impl ScriptError {
             Self::NoTurn { .. } => Some("a turn without `when` at the end matches everything".to_owned()),
             Self::PastEnd { .. } => {
                 Some("each step answers one model call; the last one must make no tool calls".to_owned())
+            }
+            Self::TooMuchToCompare { .. } => {
+                Some("use fewer turns with `when`, or send a shorter message".to_owned())
             }
             Self::NotRegular { .. }
             | Self::TooLarge { .. }
@@ -81,13 +95,11 @@ pub(crate) async fn call(
     let place = file::place(provider.base_url.as_deref(), &context.data_dir, &request.model)?;
     let script = file::load(place).await?;
     let moment = Moment::of(&script, &request.messages)?;
-    let step = moment.step(&script)?;
+    let play = Play { provider, request, context };
+    let Composed { step, reply } = play.compose(script, moment).await?;
     if let Some(delay) = step.delay {
         tokio::time::sleep(delay.0).await;
     }
-    let play = Play { provider, request, context };
-    let template = moment.template();
-    let text = template.fill(&step.text);
     let cut_after = match &step.fail {
         None => None,
         Some(Fail::CutAfter(chunks)) => Some(*chunks),
@@ -97,18 +109,8 @@ pub(crate) async fn call(
         Some(Fail::Kind(FailKind::Length)) => None,
         Some(Fail::Kind(kind)) => return Err(play.failed(*kind).await),
     };
-    let calls: Vec<ToolCall> = step
-        .calls
-        .iter()
-        .enumerate()
-        .map(|(place, call)| ToolCall {
-            id: format!("call_{}_{}_{place}", moment.user_messages, moment.step),
-            name: call.name.clone(),
-            arguments: call.arguments(&template),
-        })
-        .collect();
-    play.check_size(&text, &calls)?;
-    play.speak(step, &text, cut_after, on_text).await?;
+    let Reply { text, calls } = reply.map_err(|what| play.too_large(what))?;
+    play.speak(&step, &text, cut_after, on_text).await?;
     let usage = step.usage.map_or_else(|| estimate(request, &text, &calls), |usage| usage.counted());
     let stop = match (&step.fail, calls.is_empty()) {
         (Some(Fail::Kind(FailKind::Length)), _) => Stop::Length,
@@ -123,53 +125,6 @@ pub(crate) fn probe(provider: &Provider) -> Result<Vec<String>, CallError> {
     match provider.base_url.as_deref() {
         None => Ok(provider.models.clone()),
         Some(url) => Ok(file::scripts_at(url)?),
-    }
-}
-
-/// Where in the conversation, and so in the script, a request stands.
-struct Moment<'a> {
-    /// The latest.
-    user_text: &'a str,
-    user_messages: usize,
-    /// Assistant messages since the user's latest.
-    step: usize,
-    /// Texts since the user's latest.
-    tool_results: Vec<&'a str>,
-}
-
-impl<'a> Moment<'a> {
-    fn of(script: &Script, messages: &'a [Message]) -> Result<Self, ScriptError> {
-        let mut moment: Option<Self> = None;
-        for message in messages {
-            match (message, &mut moment) {
-                (Message::User { text }, before) => {
-                    let user_messages = 1 + before.as_ref().map_or(0, |before| before.user_messages);
-                    moment = Some(Self { user_text: text, user_messages, step: 0, tool_results: Vec::new() });
-                }
-                (Message::Assistant { .. }, Some(moment)) => moment.step += 1,
-                (Message::ToolResult { text, .. }, Some(moment)) => moment.tool_results.push(text),
-                (Message::Assistant { .. } | Message::ToolResult { .. }, None) => {}
-            }
-        }
-        moment.ok_or_else(|| ScriptError::NoUserMessage { path: script.path.clone() })
-    }
-
-    fn step<'s>(&self, script: &'s Script) -> Result<&'s Step, ScriptError> {
-        let turn = script
-            .turns
-            .iter()
-            .find(|turn| turn.when.as_ref().is_none_or(|when| self.user_text.contains(when.as_str())))
-            .ok_or_else(|| ScriptError::NoTurn { path: script.path.clone() })?;
-        turn.steps.get(self.step).ok_or_else(|| ScriptError::PastEnd {
-            path: script.path.clone(),
-            line: turn.line,
-            steps: turn.steps.len(),
-            asked: self.step + 1,
-        })
-    }
-
-    fn template(&self) -> Template<'_> {
-        Template { input: self.user_text, turn: self.user_messages, tool_results: &self.tool_results }
     }
 }
 
@@ -252,28 +207,46 @@ impl Play<'_> {
         }
     }
 
-    /// A template can repeat a large input many times.
-    fn check_size(&self, text: &str, calls: &[ToolCall]) -> Result<(), CallError> {
-        let limit = self.context.limits.answer_bytes_max;
-        let size = text.len() + calls.iter().map(|call| call.arguments.len()).sum::<usize>();
-        if size > limit {
-            return Err(CallError::TooLarge { provider: self.name(), what: Oversize::Answer, limit });
+    /// Off the async workers: a script of a mebibyte and a long message take a while.
+    async fn compose(&self, script: Script, moment: Moment) -> Result<Composed, ScriptError> {
+        let (path, limits) = (script.path.clone(), self.context.limits);
+        match tokio::task::spawn_blocking(move || moment.compose(script, &limits)).await {
+            Ok(composed) => composed,
+            Err(cause) => Err(ScriptError::Read { path, cause: std::io::Error::other(cause) }),
         }
-        Ok(())
+    }
+
+    fn too_large(&self, what: Oversize) -> CallError {
+        let limits = self.context.limits;
+        let limit = match what {
+            Oversize::Calls => limits.calls_max,
+            Oversize::Line | Oversize::Received | Oversize::Answer | Oversize::Call => {
+                limits.answer_bytes_max
+            }
+        };
+        CallError::TooLarge { provider: self.name(), what, limit }
     }
 }
 
-/// The text in the pieces it is spoken in: as many as asked for, else words if it is to be slow or cut.
+/// The text in the pieces it is spoken in: as many as asked for, else words if it is to be slow or cut. The last piece has
+/// all that is left.
 fn pieces<'a>(step: &Step, text: &'a str, is_cut: bool) -> Vec<&'a str> {
     match step.chunks {
         Some(count) => {
-            let starts: Vec<usize> = text.char_indices().map(|(start, _)| start).collect();
-            let each = starts.len().div_ceil(count.get()).max(1);
-            let starts: Vec<usize> = starts.into_iter().step_by(each).collect();
+            let count = count.get().min(PIECES_MAX);
+            let each = text.chars().count().div_ceil(count).max(1);
+            let starts: Vec<usize> = text.char_indices().map(|(start, _)| start).step_by(each).collect();
             let ends = starts.iter().skip(1).copied().chain([text.len()]);
             starts.iter().zip(ends).map(|(start, end)| &text[*start..end]).collect()
         }
-        None if is_cut || step.chunk_delay.is_some() => text.split_inclusive(' ').collect(),
+        None if is_cut || step.chunk_delay.is_some() => {
+            let mut words: Vec<&str> = text.split_inclusive(' ').take(PIECES_MAX).collect();
+            let spoken: usize = words.iter().map(|word| word.len()).sum();
+            if spoken < text.len() {
+                words.push(&text[spoken..]);
+            }
+            words
+        }
         None => Some(text).filter(|text| !text.is_empty()).into_iter().collect(),
     }
 }

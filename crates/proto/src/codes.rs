@@ -149,6 +149,11 @@ pub const CODES: &[CodeDoc] = &[
     code("script.no_user_message", 400, "there is nothing to answer"),
     code("script.no_turn", 400, "no turn of the script fits the message"),
     code("script.past_end", 400, "the script has no more steps for this turn"),
+    code(
+        "script.too_much_to_compare",
+        400,
+        "the message and the turns of the script are too long to be compared",
+    ),
     code("session.not_found", 404, "there is no such session"),
     code("session.bad_id", 400, "a session id has 1 to 128 of A-Z a-z 0-9 . _ : -"),
     code("session.other_agent", 409, "that session belongs to another agent"),

@@ -104,6 +104,80 @@ async fn schemas_that_cannot_be_checked_are_refused_before_anything_is_sent() {
     assert_eq!(world.mock.requests().expect("its journal").len(), 0);
 }
 
+/// Each definition applies the one before it twice: six kilobytes that ask for billions of checks.
+fn multiplying_schema() -> Value {
+    let apply = |name: &str| json!({"allOf": [{"$ref": format!("#/$defs/{name}")}, {"$ref": format!("#/$defs/{name}")}]});
+    let mut defs = serde_json::Map::new();
+    defs.insert("d0".into(), json!({"type": "object"}));
+    for at in 1..=40 {
+        defs.insert(format!("d{at}"), apply(&format!("d{}", at - 1)));
+    }
+    json!({"$ref": "#/$defs/d40", "$defs": defs})
+}
+
+#[tokio::test]
+async fn a_small_schema_that_multiplies_is_refused_while_others_are_served() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let (agent, other) = (world.agent(&mut api, "ada").await, world.agent(&mut api, "bob").await);
+    let bad = json!({"agent": agent, "text": "hi", "schema": multiplying_schema()});
+    assert!(bad["schema"].to_string().len() < 6 * 1024);
+    let mut second = world.checked().await;
+    let flood = async {
+        for _ in 0..20 {
+            second.refused("turn/send", bad.clone(), "turn.bad_schema").await;
+        }
+    };
+    let served = async {
+        let sent = api.ok("turn/send", json!({"agent": other, "text": "[[reply:fine]]"})).await;
+        let turn = api.ended(id(&sent)).await;
+        api.ok("info", json!({})).await;
+        turn
+    };
+    let ((), turn) = tokio::join!(flood, served);
+    assert_eq!((turn["status"].as_str(), turn["text"].as_str()), (Some("done"), Some("fine")), "{turn}");
+}
+
+#[tokio::test]
+async fn a_check_that_takes_too_long_fails_its_turn_at_once_with_its_own_code() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    // Every item is compared with every choice.
+    let choices: Vec<Value> = (0..200).map(|at| json!({"only": "x".repeat(100), "at": at})).collect();
+    let answer = json!(vec![json!({"only": "x".repeat(100), "at": 199}); 3_000]);
+    let script = format!("turns:\n  - steps:\n      - text: '{answer}'\n");
+    let dir = world.lodge.agent_dir("counter", AGENTFILE, &[("counter.yaml", &script)]);
+    let created = api.ok("agent/create", json!({"path": dir})).await;
+    let agent = id(&created).to_owned();
+    api.agent_is(&agent, "ready").await;
+    let schema = json!({"items": {"allOf": vec![json!({"enum": choices}); 4]}});
+    let sent = api.ok("turn/send", json!({"agent": agent, "text": "hi", "schema": schema})).await;
+    let turn = api.ended(id(&sent)).await;
+    assert_eq!(turn["error"]["code"], "turn.schema_not_checked", "{}", turn["error"]);
+    assert_eq!(turn["steps"].as_array().unwrap().len(), 1, "another answer would not help");
+}
+
+#[tokio::test]
+async fn a_script_that_expands_its_tool_result_without_end_fails_its_turn_and_nothing_else() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let bomb = "{{tool}}".repeat(16_000);
+    let script = format!(
+        "turns:\n  - when: bomb\n    steps:\n      - calls: [{{name: echo, args: ['{}']}}]\n      - text: '{bomb}'\n  \
+         - steps: [{{text: fine}}]\n",
+        "x".repeat(60_000)
+    );
+    let dir = world.lodge.agent_dir("counter", AGENTFILE, &[("counter.yaml", &script)]);
+    let created = api.ok("agent/create", json!({"path": dir})).await;
+    let agent = id(&created).to_owned();
+    api.agent_is(&agent, "ready").await;
+    let sent = api.ok("turn/send", json!({"agent": agent, "text": "a bomb"})).await;
+    let turn = api.ended(id(&sent)).await;
+    assert_eq!(turn["error"]["code"], "model.too_large", "{}", turn["error"]);
+    let sent = api.ok("turn/send", json!({"agent": agent, "text": "and now?"})).await;
+    assert_eq!(api.ended(id(&sent)).await["text"], "fine");
+}
+
 #[tokio::test]
 async fn the_command_prints_the_json_that_fits_and_nothing_else() {
     let world = World::new();

@@ -4,17 +4,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
-use lodge_model::schema::Schema;
+use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Request, ToolCall};
-use lodge_proto::Delta;
+use lodge_proto::{Delta, ErrorBody};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::history::history;
 use super::runtime::Profile;
 use crate::chain;
+use crate::compute::Charge;
 use crate::crash;
-use crate::engine::{ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
 use crate::shell::Shell;
 
 /// How often text that was shown becomes an event.
@@ -47,7 +48,7 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
         attempt: order.attempt,
         failure,
     };
-    let request = match request(shell, order) {
+    let request = match assembled(shell, order).await {
         Ok(request) => request,
         Err(failure) => return failed(failure),
     };
@@ -75,16 +76,19 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
     };
     show(shell, order, &shown, &redacted.finish(&redactor));
     match called {
-        Ok(answer) => Seen::ModelAnswered {
-            turn: order.turn.clone(),
-            step: order.step,
-            attempt: order.attempt,
-            answer: {
-                // What the model thought is signed, and what it asks of tools is theirs to judge: both stay as they are.
-                let answer = Answer { text: redactor.redact(answer.text), ..answer };
-                told(&resolved.provider, &request, answer)
-            },
-        },
+        Ok(answer) => {
+            // What the model thought is signed, and what it asks of tools is theirs to judge: both stay as they are.
+            let answer = Answer { text: redactor.redact(answer.text), ..answer };
+            match judged(shell, order, request.schema.clone(), &answer).await {
+                Ok(misfit) => Seen::ModelAnswered {
+                    turn: order.turn.clone(),
+                    step: order.step,
+                    attempt: order.attempt,
+                    answer: told(&resolved.provider, &request, answer, misfit),
+                },
+                Err(failure) => failed(failure),
+            }
+        }
         Err(error) => {
             // What people saw of a call that broke off stays readable.
             store_text(shell, order, &shown).await;
@@ -103,10 +107,10 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
     }
 }
 
-/// An answer as the engine takes it: judged by its schema, and with its price.
-fn told(provider: &Provider, request: &Request, answer: Answer) -> ModelAnswer {
+/// An answer as the engine takes it, with its price.
+fn told(provider: &Provider, request: &Request, answer: Answer, misfit: Option<Misfit>) -> ModelAnswer {
     ModelAnswer {
-        misfit: misfit(request, &answer),
+        misfit,
         usage: Usage {
             input_tokens: answer.usage.input_tokens,
             output_tokens: answer.usage.output_tokens,
@@ -171,6 +175,37 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     }
 }
 
+/// What a conversation is taken to weigh until it was read.
+const CONVERSATION_BYTES: usize = 64 << 10;
+
+/// The request, assembled off the async workers: a conversation can be megabytes.
+async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, ModelFailure> {
+    let (reader, wanted) = (shell.clone(), order.clone());
+    let assemble = move |charge: &Charge| {
+        let request = request(&reader, &wanted);
+        charge.add(request.as_ref().map_or(0, |request| weight(request) as u64));
+        request
+    };
+    let assembled = shell.compute.run(order.agent.as_str(), CONVERSATION_BYTES, assemble).await;
+    assembled.unwrap_or_else(|error| Err(not_computed(&error)))
+}
+
+fn weight(request: &Request) -> usize {
+    let of = |message: &Message| match message {
+        Message::User { text } | Message::ToolResult { text, .. } | Message::Assistant { text, .. } => {
+            text.len()
+        }
+    };
+    request.messages.iter().map(of).sum()
+}
+
+/// The same call may find a processor in a moment.
+fn not_computed(error: &ErrorBody) -> ModelFailure {
+    let mut failure = final_failure(&error.data.code, &error.message, error.data.hint.clone());
+    failure.retryable = true;
+    failure
+}
+
 /// The request, from what the runtime registered and what the store holds.
 fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
     let registered = |profile: &Arc<Profile>| match order.purpose {
@@ -207,15 +242,31 @@ fn wanted_schema(order: &ModelOrder, rows: &[MessageRow]) -> Option<Value> {
     serde_json::from_str(text).ok()
 }
 
-/// Why an answer does not fit. One that asks for tools is no answer yet.
-fn misfit(request: &Request, answer: &Answer) -> Option<String> {
-    if !answer.calls.is_empty() {
-        return None;
-    }
-    match Schema::new(request.schema.clone()?) {
-        Ok(schema) => schema.check(answer.text.trim()).err().map(|misfit| misfit.to_string()),
+/// Why an answer does not fit its schema, checked off the async workers. One that asks for tools is no answer yet.
+async fn judged(
+    shell: &Arc<Shell>,
+    order: &ModelOrder,
+    schema: Option<Value>,
+    answer: &Answer,
+) -> Result<Option<Misfit>, ModelFailure> {
+    let Some(schema) = schema.filter(|_| answer.calls.is_empty()) else { return Ok(None) };
+    let text = answer.text.clone();
+    let check = move |charge: &Charge| {
+        charge.add(text.len() as u64);
+        misfit(schema, &text)
+    };
+    let judged = shell.compute.run(order.agent.as_str(), SCHEMA_BYTES_MAX, check).await;
+    judged.map_err(|error| not_computed(&error))
+}
+
+fn misfit(schema: Value, answer: &str) -> Option<Misfit> {
+    match Schema::new(schema) {
+        Ok(schema) => schema.check(answer.trim()).err().map(|misfit| {
+            let again = if misfit.gave_up { Again::Never } else { Again::Later };
+            Misfit { why: misfit.to_string(), again }
+        }),
         // It was checked when it was recorded; another release may know other keywords.
-        Err(error) => Some(error.to_string()),
+        Err(error) => Some(Misfit { why: error.to_string(), again: Again::Never }),
     }
 }
 

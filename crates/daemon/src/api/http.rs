@@ -155,13 +155,9 @@ async fn post(
             return failed(Value::Null, ErrorBody::new("request.malformed", rejected.body_text()));
         }
     };
-    let value: Value = match serde_json::from_slice(&body) {
+    let value = match super::parse(&api.shell, &who, body).await {
         Ok(value) => value,
-        Err(error) => {
-            let error =
-                ErrorBody::new("request.malformed", "the body is not JSON").because(error.to_string());
-            return failed(Value::Null, error);
-        }
+        Err(error) => return failed(Value::Null, error),
     };
     let request = match envelope(value) {
         Ok(request) => request,

@@ -33,6 +33,7 @@ mod update;
 pub use listen::{ListenError, bind, bind_tcp};
 pub use reload::reload;
 
+use axum::body::Bytes;
 use lodge_proto::{ErrorBody, METHODS, Request};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -48,6 +49,22 @@ pub struct Api {
     pub gate: Gate,
     /// Open WebSockets, which outlive the requests that opened them.
     pub sockets: tokio_util::task::TaskTracker,
+}
+
+/// Requests of more bytes are read off the async workers.
+const PARSED_AT_ONCE_MAX: usize = 64 * 1024;
+
+/// A request as JSON.
+async fn parse(shell: &Shell, who: &Who, bytes: Bytes) -> Result<Value, ErrorBody> {
+    let parsed = if bytes.len() > PARSED_AT_ONCE_MAX {
+        let weight = bytes.len();
+        shell.compute.run(&who.name, weight, move |_| serde_json::from_slice(&bytes)).await?
+    } else {
+        serde_json::from_slice(&bytes)
+    };
+    parsed.map_err(|error| {
+        ErrorBody::new("request.malformed", "the request is not JSON").because(error.to_string())
+    })
 }
 
 /// Checks the envelope of a call.

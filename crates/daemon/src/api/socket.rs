@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response as HttpResponse;
@@ -150,8 +151,8 @@ impl Connection {
                 message = stream.next() => message,
             };
             match message {
-                Some(Ok(Message::Text(text))) => self.heard(text.as_bytes()).await,
-                Some(Ok(Message::Binary(bytes))) => self.heard(&bytes).await,
+                Some(Ok(Message::Text(text))) => self.heard(text.into()).await,
+                Some(Ok(Message::Binary(bytes))) => self.heard(bytes).await,
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
                 Some(Err(error)) if is_too_large(&error) => {
                     self.close_too_large().await;
@@ -174,14 +175,10 @@ impl Connection {
         }
     }
 
-    async fn heard(&mut self, bytes: &[u8]) {
-        let value: Value = match serde_json::from_slice(bytes) {
+    async fn heard(&mut self, bytes: Bytes) {
+        let value = match super::parse(&self.api.shell, &self.who, bytes).await {
             Ok(value) => value,
-            Err(error) => {
-                let error =
-                    ErrorBody::new("request.malformed", "the message is not JSON").because(error.to_string());
-                return send(&self.outbox, &Response::err(Value::Null, error)).await;
-            }
+            Err(error) => return send(&self.outbox, &Response::err(Value::Null, error)).await,
         };
         let request = match envelope(value) {
             Ok(request) => request,

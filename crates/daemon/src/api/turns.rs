@@ -1,17 +1,20 @@
 //! Turns: sent, read, interrupted.
 
+use std::sync::Arc;
+
 use lodge_core::{AgentId, SessionId, TurnId};
-use lodge_model::schema::Schema;
+use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
 use serde_json::Value;
 
 use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
 use super::{params, sessions};
+use crate::compute::Charge;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
         "turn/send" => turn_send(shell, key, params(method, given)?).await,
         "turn/get" => turn_get(shell, &params(method, given)?),
@@ -28,7 +31,7 @@ pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, g
     }
 }
 
-async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
+async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
     let agent = find_agent(shell, &given.agent)?;
     let session = match (&given.session, &given.sender) {
         (Some(_), Some(_)) => {
@@ -54,7 +57,14 @@ async fn turn_send(shell: &Shell, key: Option<RequestKey>, given: TurnSendParams
         }
         (None, None) => SessionChoice::Fresh,
     };
-    let schema = given.schema.map(checked_schema).transpose()?;
+    let schema = match given.schema {
+        // Off the async workers: a schema of some kilobytes can take a while to read.
+        Some(schema) => {
+            let check = move |_: &Charge| checked_schema(schema);
+            Some(shell.compute.run(agent.as_str(), SCHEMA_BYTES_MAX, check).await??)
+        }
+        None => None,
+    };
     let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
     shell.ask(key, Command::SendTurn(Box::new(new))).await
 }

@@ -304,7 +304,15 @@ pub struct ModelAnswer {
     pub usage: Usage,
     pub reasoning: Option<ReasoningRecord>,
     /// Why it does not fit the schema that was asked for.
-    pub misfit: Option<String>,
+    pub misfit: Option<Misfit>,
+}
+
+/// An answer that does not fit its schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    pub why: String,
+    /// Whether another answer may fit: not if the check itself was given up.
+    pub again: Again,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

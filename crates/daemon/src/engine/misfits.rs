@@ -7,24 +7,31 @@ use lodge_core::record::{MessageBody, Role};
 use lodge_core::{Timestamp, TurnId};
 
 use super::state::Phase;
-use super::{Batch, Effect, Engine, failure, models};
+use super::{Again, Batch, Effect, Engine, Misfit, failure, models};
 
 impl Engine {
-    pub(super) fn answer_misfits(&mut self, batch: &mut Batch, id: &TurnId, why: &str, now: Timestamp) {
+    pub(super) fn answer_misfits(&mut self, batch: &mut Batch, id: &TurnId, misfit: &Misfit, now: Timestamp) {
+        let Misfit { why, again } = misfit;
         let Some(turn) = self.turns.get_mut(id) else { return };
         turn.misfits += 1;
         let (misfits, agent) = (turn.misfits, turn.row.agent.clone());
         let before = std::mem::replace(&mut turn.phase, Phase::Tools { calls: Vec::new() });
         let Phase::Model { wish, .. } = before else { return };
         batch.urgent = true;
-        if misfits >= MISFITS_MAX {
-            let mut mismatch = failure(
+        let refused = match again {
+            Again::Never => Some(failure(
+                "turn.schema_not_checked",
+                &format!("the answer could not be checked against the schema: {why}"),
+            )),
+            Again::Later if misfits >= MISFITS_MAX => Some(failure(
                 "turn.schema_mismatch",
                 &format!("{misfits} answers did not fit the schema; the last one: {why}"),
-            );
-            mismatch.hint =
-                Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
-            self.fail_turn(batch, id, mismatch, now);
+            )),
+            Again::Later => None,
+        };
+        if let Some(mut refused) = refused {
+            refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
+            self.fail_turn(batch, id, refused, now);
             let over = failure("turn.failed", "no answer fitted the schema");
             return batch.act(Effect::Answer { agent, id: wish.id, answer: Err(over) });
         }

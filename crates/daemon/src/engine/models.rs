@@ -233,8 +233,8 @@ impl Engine {
         if let Some(turn) = self.turns.get_mut(id) {
             turn.row.usage += answer.usage;
         }
-        if let Some(why) = answer.misfit {
-            return self.answer_misfits(batch, id, &why, now);
+        if let Some(misfit) = answer.misfit {
+            return self.answer_misfits(batch, id, &misfit, now);
         }
         for call in &answer.calls {
             let data = EventData {

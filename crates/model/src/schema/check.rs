@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::shape::resolve;
-use super::{Pointer, REASONS_MAX};
+use super::{Misfit, Pointer, REASONS_MAX};
 
 /// Steps that one check may take: a schema that names itself over and over, or too many choices, ends here.
 const STEPS_MAX: usize = 1_000_000;
@@ -17,15 +17,24 @@ const SHOWN_CHARS_MAX: usize = 60;
 /// Names in an answer, and so the place of what is wrong, can be as long as the answer.
 const REASON_CHARS_MAX: usize = 500;
 
-pub(super) fn reasons(root: &Value, value: &Value) -> Vec<String> {
+/// Why a value does not fit, or that nobody can tell.
+pub(super) fn misfit(root: &Value, value: &Value) -> Option<Misfit> {
     let mut check = Check { root, steps: 0, level: 0 };
     let mut reasons = Vec::new();
     check.value(root, value, &Pointer::default(), &mut reasons);
-    if check.is_spent() {
+    let gave_up = check.is_spent();
+    if gave_up {
         reasons.push("checking the answer against the schema takes too long".to_owned());
     }
-    reasons.truncate(REASONS_MAX);
-    reasons.into_iter().map(|reason| cut(reason, REASON_CHARS_MAX)).collect()
+    if reasons.is_empty() {
+        return None;
+    }
+    // What is said last is why it was given up.
+    let first = reasons.len().saturating_sub(REASONS_MAX);
+    let reasons = if gave_up { reasons.split_off(first) } else { reasons };
+    let reasons =
+        reasons.into_iter().take(REASONS_MAX).map(|reason| cut(&reason, REASON_CHARS_MAX)).collect();
+    Some(Misfit { reasons, gave_up })
 }
 
 struct Check<'s> {
@@ -36,7 +45,7 @@ struct Check<'s> {
 
 impl<'s> Check<'s> {
     fn value(&mut self, schema: &'s Value, value: &Value, place: &Pointer, reasons: &mut Vec<String>) {
-        // A place is written anew for every value in it.
+        // A place is copied for every value in it.
         self.spend(1 + place.0.len() / BYTES_A_STEP);
         if self.level >= LEVELS_MAX {
             self.steps = STEPS_MAX;
@@ -93,14 +102,19 @@ impl<'s> Check<'s> {
         reasons: &mut Vec<String>,
     ) {
         let choices = keywords.get("enum").and_then(Value::as_array);
-        self.spend(choices.map_or(0, Vec::len) / NAMES_A_STEP);
+        self.spend(choices.map_or(0, |choices| {
+            choices.len() / NAMES_A_STEP
+                + choices.iter().map(|choice| comparison_weight(choice, value)).sum::<usize>()
+        }));
         if let Some(choices) = choices.filter(|_| !self.is_spent())
             && !choices.iter().any(|choice| is_same(choice, value))
         {
             let choices: Vec<String> = choices.iter().take(REASONS_MAX).map(shown).collect();
             reasons.push(format!("{place}: expected one of {}, found {}", choices.join(", "), shown(value)));
         }
-        if let Some(only) = keywords.get("const").filter(|only| !is_same(only, value)) {
+        let only = keywords.get("const");
+        self.spend(only.map_or(0, |only| comparison_weight(only, value)));
+        if let Some(only) = only.filter(|only| !self.is_spent() && !is_same(only, value)) {
             reasons.push(format!("{place}: expected {}, found {}", shown(only), shown(value)));
         }
     }
@@ -115,6 +129,7 @@ impl<'s> Check<'s> {
         if let Some(target) = keywords.get("$ref").and_then(Value::as_str)
             && let Some(schema) = resolve(self.root, target)
         {
+            self.spend(target.len() / BYTES_A_STEP);
             self.value(schema, value, place, reasons);
         }
         let list = |key: &str| keywords.get(key).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -200,11 +215,13 @@ impl<'s> Check<'s> {
                 if !self.goes_on(reasons) {
                     break;
                 }
-                self.value(schema, item, &place.then(at), reasons);
+                self.value(schema, item, &place.at(at), reasons);
             }
         }
         if keywords.get("uniqueItems") == Some(&Value::Bool(true)) {
-            self.spend(items.len().saturating_mul(items.len()) / 2);
+            // Every item is compared with every other, and none of them longer than the smaller of the two is.
+            let weight: usize = items.iter().map(weight).sum();
+            self.spend(items.len().saturating_mul(weight) / 2);
             let is_double = |at: usize| items[..at].iter().any(|other| is_same(other, &items[at]));
             if !self.is_spent() && (1..items.len()).any(is_double) {
                 reasons.push(format!("{place}: an item is there twice"));
@@ -292,18 +309,43 @@ fn is_same(one: &Value, other: &Value) -> bool {
     }
 }
 
+/// Steps that comparing a value with one of the schema's takes: none beyond the first where their types differ.
+fn comparison_weight(of_schema: &Value, value: &Value) -> usize {
+    match (of_schema, value) {
+        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => weight(of_schema),
+        (Value::String(one), Value::String(other)) => one.len().min(other.len()) / BYTES_A_STEP,
+        (_, _) => 0,
+    }
+}
+
+/// Steps that looking at all of a value takes.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+        Value::String(text) => 1 + text.len() / BYTES_A_STEP,
+        Value::Array(items) => 1 + items.iter().map(weight).sum::<usize>(),
+        Value::Object(object) => {
+            let member = |(name, value): (&String, &Value)| name.len() / BYTES_A_STEP + weight(value);
+            1 + object.iter().map(member).sum::<usize>()
+        }
+    }
+}
+
 fn shown(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".to_owned(),
         Value::Array(_) => "a list".to_owned(),
-        plain => cut(plain.to_string(), SHOWN_CHARS_MAX),
+        Value::String(text) => cut(&Value::from(start(text, SHOWN_CHARS_MAX)).to_string(), SHOWN_CHARS_MAX),
+        plain => cut(&plain.to_string(), SHOWN_CHARS_MAX),
     }
 }
 
-fn cut(mut text: String, chars_max: usize) -> String {
-    if let Some((end, _)) = text.char_indices().nth(chars_max) {
-        text.truncate(end);
-        text.push('…');
-    }
-    text
+/// So many characters of a text, or all of it.
+fn start(text: &str, chars_max: usize) -> &str {
+    text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end])
+}
+
+fn cut(text: &str, chars_max: usize) -> String {
+    let shown = start(text, chars_max);
+    if shown.len() < text.len() { format!("{shown}…") } else { shown.to_owned() }
 }

@@ -87,7 +87,7 @@ fn schema(root: &Value, value: &Value, place: &Pointer, depth: usize) -> Result<
                     return malformed(&place, "expected a list of at least one schema");
                 };
                 for (at, value) in list.iter().enumerate() {
-                    within(value, &place.then(at))?;
+                    within(value, &place.at(at))?;
                 }
             }
             "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength"
@@ -124,6 +124,8 @@ fn parent(place: &Pointer) -> Pointer {
 fn is_type(value: &Value, place: &Pointer) -> Result<(), SchemaError> {
     let known = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
     match value {
+        // Every name is looked at for every value, so none is there twice.
+        Value::Array(names) if names.len() > TYPES.len() => malformed(place, "expected each type once"),
         Value::Array(names) if !names.is_empty() && names.iter().all(known) => Ok(()),
         one if known(one) => Ok(()),
         _ => {
@@ -151,5 +153,8 @@ pub(super) fn resolve<'s>(root: &'s Value, target: &str) -> Option<&'s Value> {
     let (table, name) =
         name.or_else(|| target.strip_prefix("#/definitions/").map(|name| ("definitions", name)))?;
     let table: &Map<String, Value> = root.get(table)?.as_object()?;
+    if !name.contains('~') {
+        return table.get(name);
+    }
     table.get(&name.replace("~1", "/").replace("~0", "~"))
 }

@@ -167,12 +167,47 @@ fn a_schema_that_cannot_be_checked_is_refused_by_name() {
 }
 
 #[test]
-fn a_schema_that_never_ends_ends() {
-    let endless = Schema::new(json!({"$ref": "#"})).unwrap();
-    assert!(endless.check("1").is_err());
-    let wide = json!({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]});
-    let reasons = misfit(wide, json!(1));
-    assert!(reasons.iter().any(|reason| reason.contains("takes too long")), "{reasons:?}");
+fn a_schema_that_leads_to_itself_without_reaching_another_value_is_refused() {
+    for endless in [
+        json!({"$ref": "#"}),
+        json!({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}),
+        json!({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {
+            "a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"not": {"$ref": "#/$defs/a"}}}}),
+    ] {
+        let refused = Schema::new(endless.clone());
+        assert!(matches!(refused, Err(SchemaError::TooLongChain { .. })), "{endless}: {refused:?}");
+    }
+    // Through another value it may: a tree ends where the answer does.
+    let tree = json!({"type": "object", "additionalProperties": {"$ref": "#"}});
+    check(tree, &[json!({"a": {"b": {}}})], &[(json!({"a": 1}), "/a: expected object, found 1")]);
+}
+
+/// Each definition applies the one before it so many times.
+fn nested(levels: usize, times: usize) -> Value {
+    let level = |at: usize| match at {
+        0 => json!({"type": ["string", "null"]}),
+        _ => json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", at - 1)}); times]}),
+    };
+    let defs: serde_json::Map<String, Value> = (0..=levels).map(|at| (format!("d{at}"), level(at))).collect();
+    json!({"$ref": format!("#/$defs/d{levels}"), "$defs": defs})
+}
+
+#[test]
+fn nested_combinations_that_multiply_are_refused_by_their_number_before_any_check() {
+    let small = nested(30, 2);
+    assert!(small.to_string().len() < 6_000);
+    let refused = Schema::new(small).expect_err("two to the thirtieth");
+    assert!(matches!(refused, SchemaError::TooManySubschemas { .. }), "{refused:?}");
+    assert!(refused.hint().is_some());
+    assert!(matches!(Schema::new(nested(100, 1)), Err(SchemaError::TooLongChain { .. })));
+    let fine = nested(10, 2);
+    check(fine, &[json!("a"), json!(null)], &[]);
+}
+
+#[test]
+fn a_type_is_named_once_since_every_value_is_compared_with_each() {
+    let many = Schema::new(json!({"type": vec!["string"; 500]})).expect_err("a refusal");
+    assert_eq!(many.to_string(), "/type of the schema: expected each type once");
 }
 
 #[test]
@@ -183,10 +218,18 @@ fn a_check_that_takes_too_long_is_given_up_however_much_one_keyword_names() {
         ("required", json!({"items": {"not": {"required": names}}}), many(200_000, json!({}))),
         ("enum", json!({"items": {"enum": names}}), many(100_000, json!("n19999"))),
         ("length", json!({"allOf": many(8_000, json!({"minLength": 1}))}), json!("x".repeat(4_000_000))),
+        ("const", json!({"items": {"const": many(10_000, json!(1))}}), many(1_000, many(10_000, json!(1)))),
         (
-            "long names",
-            json!({"additionalProperties": {"items": {"type": "integer"}}}),
-            json!({"k".repeat(1_000_000): many(200_000, json!(1))}),
+            "enum of long texts",
+            json!({"items": {"enum": (0..50).map(|at| format!("{}{at:02}", "x".repeat(4_000))).collect::<Vec<_>>()}}),
+            many(2_000, json!("x".repeat(4_000) + "49")),
+        ),
+        ("unique", json!({"uniqueItems": true}), many(500, many(10_000, json!(1)))),
+        (
+            "references",
+            json!({"items": {"$ref": format!("#/$defs/{}", "n".repeat(100_000))},
+                "$defs": {"n".repeat(100_000): {"type": "integer"}}}),
+            many(10_000, json!(1)),
         ),
         (
             "properties",
@@ -194,9 +237,12 @@ fn a_check_that_takes_too_long_is_given_up_however_much_one_keyword_names() {
             Value::Object((0..50_000).map(|at| (at.to_string(), json!(1))).collect()),
         ),
     ] {
-        let reasons = misfit(schema, answer);
-        assert!(reasons.iter().any(|reason| reason.contains("takes too long")), "{name}: {reasons:?}");
+        let misfit = Schema::new(schema).unwrap().check(&answer.to_string()).expect_err(name);
+        assert!(misfit.gave_up, "{name}: {misfit:?}");
+        assert!(misfit.to_string().contains("takes too long"), "{name}: {misfit:?}");
     }
+    let long_names = json!({"k".repeat(1_000_000): many(200_000, json!(1))});
+    check(json!({"additionalProperties": {"items": {"type": "integer"}}}), &[long_names], &[]);
 }
 
 #[test]

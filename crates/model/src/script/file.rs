@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::ScriptError;
-use super::template::Template;
+use super::template::{Allowance, Overflow, Template};
 use crate::pause::Pause;
 use crate::request::Usage;
 use crate::yaml::{self, YamlFault};
@@ -103,16 +103,20 @@ impl TryFrom<RawCall> for Call {
 
 impl Call {
     /// The arguments as a model would write them.
-    pub(crate) fn arguments(&self, template: &Template<'_>) -> String {
+    pub(crate) fn arguments(
+        &self,
+        template: &Template<'_>,
+        allowance: &mut Allowance,
+    ) -> Result<String, Overflow> {
         match &self.arguments {
-            Arguments::Shaped(value) => template.fill_json(value).to_string(),
+            Arguments::Shaped(value) => Ok(template.fill_json(value, allowance)?.to_string()),
             Arguments::Program { args, stdin } => {
-                let args: Vec<String> = args.iter().map(|arg| template.fill(arg)).collect();
-                let mut value = serde_json::json!({ "args": args });
+                let args = args.iter().map(|arg| template.fill(arg, allowance));
+                let mut value = serde_json::json!({ "args": args.collect::<Result<Vec<String>, _>>()? });
                 if let Some(stdin) = stdin {
-                    value["stdin"] = template.fill(stdin).into();
+                    value["stdin"] = template.fill(stdin, allowance)?.into();
                 }
-                value.to_string()
+                Ok(value.to_string())
             }
         }
     }

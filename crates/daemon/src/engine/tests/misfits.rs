@@ -7,12 +7,16 @@ use super::*;
 
 impl World {
     fn misfit(&mut self, turn: &TurnId, step: u32) -> Batch {
+        self.misfit_that(turn, step, Again::Later)
+    }
+
+    fn misfit_that(&mut self, turn: &TurnId, step: u32, again: Again) -> Batch {
         let answer = ModelAnswer {
             text: "no json".into(),
             calls: Vec::new(),
             usage: Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() },
             reasoning: None,
-            misfit: Some("it is not JSON".into()),
+            misfit: Some(Misfit { why: "it is not JSON".into(), again }),
         };
         self.see(Seen::ModelAnswered { turn: turn.clone(), step, attempt: 1, answer })
     }
@@ -92,4 +96,17 @@ fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
         LiveTurn { row, steps: vec![step.unwrap()], calls: Vec::new(), answered: Vec::new(), note: None };
     let taken = Turn::from_live(live);
     assert_eq!((taken.misfits, taken.resume_point()), (1, (2, Vec::new())));
+}
+
+#[test]
+fn a_check_that_was_given_up_fails_the_turn_at_once() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let turn = turn_of(&world.send(&agent, "s", "hi"));
+    world.ask_model(&agent, &turn, 1);
+    let batch = world.misfit_that(&turn, 1, Again::Never);
+    assert_eq!(runtime_hears(&batch), Err("turn.failed".to_owned()));
+    assert_eq!(world.state(&turn), TurnState::Failed);
+    let failed = batch.events().find(|row| row.kind == EventKind::TurnFailed).unwrap();
+    assert_eq!(failed.data.code.as_deref(), Some("turn.schema_not_checked"));
 }
