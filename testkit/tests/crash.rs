@@ -14,6 +14,7 @@ const INTERRUPT_SEED: u64 = 0x1a7e;
 const STRUCK_SEED: u64 = 0xdead;
 const LEFT_SEED: u64 = 0x1ef7;
 const JOBS_SEED: u64 = 0x10b5;
+const PILL_SEED: u64 = 0xb177e4;
 const MUTATION_SEED: u64 = 0xb09;
 /// Of each of the three tests at random: with those of the others, more than a thousand.
 const KILLS: u64 = 320;
@@ -134,6 +135,16 @@ fn a_tool_that_ended_before_its_keeper_died_is_not_run_again_and_its_result_is_u
     let report = run("struck", seed, crash::struck_after_the_end(&crash::setup(Model::OpenAi, seed)));
     assert_clean(&report);
     assert_eq!((report.unknown, report.effects), (0, 2), "\n{report}");
+}
+
+#[test]
+fn a_pill_is_set_aside_after_three_deaths_and_everything_else_is_as_after_any_kill() {
+    for (seed, model) in [(PILL_SEED, Model::Script), (PILL_SEED + 1, Model::OpenAi)] {
+        let seed = crash::seed_or(seed);
+        let report = run("pill", seed, crash::pill(&crash::setup(model, seed)));
+        assert_clean(&report);
+        assert_eq!(report.kills, 5, "\n{report}");
+    }
 }
 
 fn struck(seed: u64, victim: Victim, tool: AtWork) -> Report {

@@ -165,6 +165,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: TokenCommand,
     },
+    /// Manage work that killed the daemon several times and was set aside
+    Quarantine {
+        #[command(subcommand)]
+        command: QuarantineCommand,
+    },
     /// Show the daemon and what it is configured with
     Info,
     /// Show what happened; at a terminal the newest 50, else everything

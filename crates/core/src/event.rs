@@ -45,12 +45,14 @@ pub enum EventKind {
     JobOutput,
     JobFinished,
     JobCancelled,
+    WorkQuarantined,
+    WorkReleased,
 }
 
 use EventKind as K;
 
 impl EventKind {
-    pub const ALL: [EventKind; 39] = [
+    pub const ALL: [EventKind; 41] = [
         K::DaemonStarted,
         K::DaemonReloaded,
         K::AgentPulling,
@@ -90,6 +92,8 @@ impl EventKind {
         K::JobOutput,
         K::JobFinished,
         K::JobCancelled,
+        K::WorkQuarantined,
+        K::WorkReleased,
     ];
 
     /// Stored: never renumber, never reuse.
@@ -134,6 +138,8 @@ impl EventKind {
             K::JobOutput => 82,
             K::JobFinished => 83,
             K::JobCancelled => 84,
+            K::WorkQuarantined => 90,
+            K::WorkReleased => 91,
         }
     }
 
@@ -178,6 +184,8 @@ impl EventKind {
             K::JobOutput => "job.output",
             K::JobFinished => "job.finished",
             K::JobCancelled => "job.cancelled",
+            K::WorkQuarantined => "work.quarantined",
+            K::WorkReleased => "work.released",
         }
     }
 
@@ -276,6 +284,19 @@ pub struct EventData {
     /// The limit that a tool call or a job ran into.
     #[prost(string, optional, tag = "40")]
     pub cause: Option<String>,
+    /// Work that is set aside.
+    #[prost(string, optional, tag = "41")]
+    pub work: Option<String>,
+    /// How often the daemon died while it computed that work.
+    #[prost(uint32, optional, tag = "42")]
+    pub deaths: Option<u32>,
+}
+
+impl EventData {
+    /// How much it is, in bytes.
+    pub fn weight(&self) -> usize {
+        prost::Message::encoded_len(self)
+    }
 }
 
 #[cfg(test)]

@@ -123,6 +123,8 @@ typed_id!(/// One program run in a sandbox.
     ExecId, "exec", "exe");
 typed_id!(/// One program that runs in the background.
     JobId, "job", "job");
+typed_id!(/// One piece of work that is set aside.
+    WorkId, "work", "wrk");
 typed_id!(/// One token that opens the API.
     TokenId, "token", "tok");
 

@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod limits;
 pub mod lineage;
 pub mod liveness;
+pub mod quarantine;
 pub mod record;
 pub mod retry;
 pub mod session;
@@ -23,5 +24,7 @@ pub mod turn;
 
 pub use cause::Cause;
 pub use event::{EventData, EventKind};
-pub use id::{AgentId, ExecId, IdSource, JobId, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId};
+pub use id::{
+    AgentId, ExecId, IdSource, JobId, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId, WorkId,
+};
 pub use time::Timestamp;

@@ -11,9 +11,10 @@ use crate::agent::AgentState;
 use crate::cause::Cause;
 use crate::epoch::{Epoch, EpochRow};
 use crate::event::{EventData, EventKind};
-use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
+use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId, WorkId};
 use crate::job::{JobRow, JobWrite};
 use crate::lineage::LineageState;
+use crate::quarantine::QuarantineRow;
 use crate::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use crate::time::Timestamp;
 use crate::token::TokenRow;
@@ -425,6 +426,12 @@ pub enum Write {
     /// Whole, whether or not it is there; one that is revoked stays so.
     Token(TokenRow),
     Job(JobWrite),
+    /// Work is set aside.
+    Quarantined(QuarantineRow),
+    /// It is not any more.
+    Released {
+        id: WorkId,
+    },
 }
 
 /// A session as the store knows it, for an engine that does not hold it in memory.
@@ -474,6 +481,8 @@ pub struct Loaded {
     pub images: Vec<ImageHeld>,
     /// Those that wait or run, are not archived, or whose session has not heard of their end; the oldest first.
     pub jobs: Vec<JobRow>,
+    /// Work that is set aside.
+    pub quarantine: Vec<QuarantineRow>,
 }
 
 #[cfg(test)]

@@ -201,7 +201,9 @@ impl Lost {
             | Write::Note { .. }
             | Write::Event(_)
             | Write::Token(_)
-            | Write::Job(_) => None,
+            | Write::Job(_)
+            | Write::Quarantined(_)
+            | Write::Released { .. } => None,
         }));
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
             Out::Reply { ticket, .. } => Some(ticket),
@@ -311,7 +313,9 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             | Write::Note { .. }
             | Write::Event(_)
             | Write::Request(_)
-            | Write::Job(_) => None,
+            | Write::Job(_)
+            | Write::Quarantined(_)
+            | Write::Released { .. } => None,
         })
         .collect();
     points.dedup();

@@ -12,6 +12,7 @@ use lodge_proto::ErrorBody;
 use tokio::sync::oneshot;
 
 use crate::shell::shutting_down;
+use crate::suspects::carry;
 
 /// Pieces of work that run at once: as many as there are async workers.
 const RUNNING_MAX: usize = 2;
@@ -55,13 +56,13 @@ impl Compute {
             granted.await.map_err(|_| shutting_down())?;
             place.waits = None;
         }
-        let worked = tokio::task::spawn_blocking(move || {
+        let worked = tokio::task::spawn_blocking(carry(move || {
             let charge = Charge::default();
             let done = work(&charge);
             place.compute.shares().charge(&place.caller, charge.0.into_inner());
             drop(place);
             done
-        });
+        }));
         worked.await.map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
     }
 
@@ -257,8 +258,8 @@ mod tests {
             let (released, running) = (released.clone(), running.clone());
             tokio::spawn(async move {
                 let work = move |_: &Charge| {
-                    drop(running.blocking_send(()));
-                    drop(released.lock().unwrap().recv());
+                    assert!(running.blocking_send(()).is_ok());
+                    assert!(released.lock().unwrap().recv().is_err(), "nothing is sent, only let go");
                 };
                 compute.run("a", 1, work).await
             })

@@ -6,6 +6,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use lodge_core::quarantine::WorkKind;
+
 /// Every point, in the order of the one path.
 pub const POINTS: &[&str] = &[
     "after_lock",
@@ -59,10 +61,43 @@ pub fn point(name: &'static str) {
     });
     let Some(plan) = plan else { return };
     if plan.point == name && plan.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-        // SAFETY: sending a signal to oneself touches no memory; SIGKILL cannot be handled, so nothing is tidied up.
-        unsafe {
-            libc::kill(libc::getpid(), libc::SIGKILL);
-        }
+        // As one from outside, which hardly ever comes while something is computed.
+        crate::suspects::absolve();
+        die();
+    }
+}
+
+fn die() {
+    // SAFETY: sending a signal to oneself touches no memory; SIGKILL cannot be handled, so nothing is tidied up.
+    unsafe {
+        libc::kill(libc::getpid(), libc::SIGKILL);
+    }
+}
+
+/// Work that ends the process whenever it is computed, as a bug would: `LODGED_PILL=model_call:bitter` does for every model
+/// call whose newest message has that word in it.
+static PILL: OnceLock<Option<(String, String)>> = OnceLock::new();
+
+fn pill_plan() -> Option<&'static (String, String)> {
+    let read = || {
+        let text = std::env::var("LODGED_PILL").ok()?;
+        text.split_once(':').map(|(kind, word)| (kind.to_owned(), word.to_owned()))
+    };
+    PILL.get_or_init(read).as_ref()
+}
+
+/// Whether some work of this kind is a pill.
+pub fn has_pill(kind: WorkKind) -> bool {
+    pill_plan().is_some_and(|(planned, _)| planned == kind.word())
+}
+
+/// Computes work with this text in it.
+pub fn pill(kind: WorkKind, text: &str) {
+    if let Some((planned, word)) = pill_plan()
+        && planned == kind.word()
+        && text.contains(word.as_str())
+    {
+        die();
     }
 }
 

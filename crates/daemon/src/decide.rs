@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use lodge_core::SessionId;
+use lodge_core::quarantine::WorkKind;
 use lodge_core::record::Loaded;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::{Batch, Engine, Input, RequestName, Seen};
 use crate::room;
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
+use crate::suspects::{Mark, Watched};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
@@ -41,6 +43,14 @@ pub struct Recorded {
     pub unrecorded: HashSet<RequestName>,
 }
 
+/// The work whose result an input is.
+fn suspect(input: &Input) -> Option<(WorkKind, &str)> {
+    match input {
+        Input::Seen(Seen::ModelAnswered { turn, .. }) => Some((WorkKind::ModelCall, turn.as_str())),
+        Input::Seen(_) | Input::Api { .. } => None,
+    }
+}
+
 #[derive(Debug)]
 pub struct Decider {
     pub inputs: mpsc::Receiver<Input>,
@@ -62,13 +72,22 @@ impl Decider {
                     engine = rebuilt;
                 }
                 count = self.inputs.recv_many(&mut waiting, STEP_MAX) => {
-                    let batch = engine.step(waiting.drain(..), now());
+                    let batch = self.step(&mut engine, &mut waiting);
                     if count == 0 || self.pass_on(batch).await.is_none() {
                         return;
                     }
                 }
             }
         }
+    }
+
+    /// Decides. What models and registries said is computed here as well, and may be what ends the daemon.
+    fn step(&self, engine: &mut Engine, waiting: &mut Vec<Input>) -> Batch {
+        let said = waiting.iter().filter_map(suspect);
+        let watched: Vec<Watched> =
+            said.map(|(kind, subject)| self.shell.suspects.begin(kind, subject, "")).collect();
+        let _marks: Vec<Mark> = watched.iter().map(Watched::mark).collect();
+        engine.step(waiting.drain(..), now())
     }
 
     /// Decides nothing until there is room, then goes on from what is recorded. None: the daemon ends.

@@ -14,6 +14,8 @@ use tokio::sync::{broadcast, watch};
 
 /// Events kept in memory for subscribers that keep up.
 const RING_MAX: usize = 512;
+/// And bytes of them: an event can have a whole answer in it.
+const RING_BYTES_MAX: usize = 16 << 20;
 /// Live text and output a slow client may be behind before it loses some.
 const LIVE_MAX: usize = 1_024;
 /// How long what is on disk may take to be published.
@@ -23,9 +25,28 @@ pub const PAGE: u32 = 256;
 
 #[derive(Debug)]
 pub struct Hub {
-    ring: RwLock<VecDeque<Arc<EventRow>>>,
+    ring: RwLock<Ring>,
     head: watch::Sender<u64>,
     live: broadcast::Sender<Arc<Live>>,
+}
+
+/// The newest events, in order and without gaps.
+#[derive(Debug, Default)]
+struct Ring {
+    events: VecDeque<Arc<EventRow>>,
+    bytes: usize,
+}
+
+impl Ring {
+    /// Keeps an event, and as many before it as there is room for.
+    fn push(&mut self, event: EventRow) {
+        self.bytes += event.data.weight();
+        self.events.push_back(Arc::new(event));
+        while self.events.len() > RING_MAX || self.bytes > RING_BYTES_MAX {
+            let Some(oldest) = self.events.pop_front() else { return };
+            self.bytes -= oldest.data.weight();
+        }
+    }
 }
 
 /// What is told at once, without sequence, and never again.
@@ -78,19 +99,14 @@ impl Hub {
     pub fn publish(&self, events: Vec<EventRow>) {
         let Some(last) = events.last().map(|event| event.seq) else { return };
         let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
-        for event in events {
-            if ring.len() == RING_MAX {
-                ring.pop_front();
-            }
-            ring.push_back(Arc::new(event));
-        }
+        events.into_iter().for_each(|event| ring.push(event));
         drop(ring);
         self.head.send_replace(last);
     }
 
     /// Lets go of the ring: who comes now reads from the store, and the next events are kept again.
     pub fn rest(&self) {
-        *self.ring.write().unwrap_or_else(PoisonError::into_inner) = VecDeque::new();
+        *self.ring.write().unwrap_or_else(PoisonError::into_inner) = Ring::default();
     }
 
     pub fn preview(&self, delta: Delta) {
@@ -153,12 +169,12 @@ impl Hub {
 
     fn ring_page(&self, since: u64, filter: &Filter) -> Option<(Vec<Arc<EventRow>>, u64)> {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
-        let oldest = ring.front()?.seq;
+        let oldest = ring.events.front()?.seq;
         if since + 1 < oldest {
             return None;
         }
         let skip = usize::try_from(since + 1 - oldest).ok()?;
-        let page: Vec<&Arc<EventRow>> = ring.iter().skip(skip).take(PAGE as usize).collect();
+        let page: Vec<&Arc<EventRow>> = ring.events.iter().skip(skip).take(PAGE as usize).collect();
         let last = page.last()?.seq;
         Some((page.into_iter().filter(|event| filter.takes(event)).cloned().collect(), last))
     }

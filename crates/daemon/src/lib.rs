@@ -26,6 +26,7 @@ mod reap;
 mod room;
 pub mod serve;
 mod shell;
+mod suspects;
 
 /// An error and its causes, told once.
 pub fn chain(error: &dyn std::error::Error) -> String {

@@ -16,7 +16,7 @@ use lodge_core::lineage::Policy;
 use lodge_proto::{ErrorBody, StorageView};
 use rustix::fs::FallocateFlags;
 
-use crate::engine::{Command, SessionWhat};
+use crate::engine::{Command, Release, SessionWhat};
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
 pub const RESERVE_BYTES: u64 = 4 << 20;
@@ -57,6 +57,10 @@ impl Needs {
             Command::SettleLineage(settlement) => match settlement.policy {
                 Policy::Revive | Policy::Ask => Needs::Room,
                 Policy::Reap => Needs::Record,
+            },
+            Command::ReleaseWork { how, .. } => match how {
+                Release::Retry => Needs::Room,
+                Release::Drop => Needs::Record,
             },
             Command::StopAgent { .. }
             | Command::KillAgent { .. }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
 use lodge_core::IdSource;
+use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
 use lodge_exec::Program;
 use lodge_proto::ErrorBody;
@@ -24,6 +25,7 @@ use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Parts, Shell, now};
+use crate::suspects::Suspects;
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
@@ -127,6 +129,10 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
         signed => signed?,
     }
     let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
+    // Before any work is begun: some of it may be what ended the last daemon.
+    let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
+    let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
+    requests.for_each(|row| suspects.refuse(&row.work.subject));
     let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
@@ -148,11 +154,13 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
         access: Access::of(opened.loaded.tokens.iter().cloned()),
         host,
         runtime,
+        suspects,
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
     let ids = IdSource::new(seed);
-    let (mut engine, first) = Engine::boot(opened.loaded, about, ids, env!("CARGO_PKG_VERSION"), now());
+    let version = env!("CARGO_PKG_VERSION");
+    let (mut engine, first) = Engine::boot_without(opened.loaded, convicted, about, ids, version, now());
     let (batches, committing) = sync_channel(BATCHES_MAX);
     // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
     drop(batches.send(ToWriter::Batch(first)));
@@ -185,6 +193,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.addr());
     watch_signals(&shell)?;
+    shell.spawn(grow_up(shell.clone()));
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
     shell.spawn(crate::jobs::run_retention(shell.clone()));
     // What a daemon that was killed brought and did not record.
@@ -202,6 +211,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     if archive_ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
         tracing::warn!(event = "archive.cut", patience_ms = patience.as_millis());
     }
+    shell.suspects.close();
     // The lock is held to the end; the socket of a daemon that is gone should not look like one.
     drop(std::fs::remove_file(&socket));
     drop(shell);
@@ -212,6 +222,12 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     tracing::info!(event = "daemon.stopped", epoch);
     drop(home);
     Ok(())
+}
+
+/// After a while deaths say nothing about what is computed.
+async fn grow_up(shell: Arc<Shell>) {
+    tokio::time::sleep(std::time::Duration::from_millis(YOUNG_MS)).await;
+    shell.suspects.settle();
 }
 
 /// Starts the archive's thread. It says nothing; that nobody can any more tells that it ended.

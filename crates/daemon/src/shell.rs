@@ -24,6 +24,7 @@ use crate::images::Images;
 use crate::jobs::Jobs;
 use crate::log::LogLevel;
 use crate::room::{Needs, Room};
+use crate::suspects::Suspects;
 use crate::view::Living;
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
@@ -51,6 +52,8 @@ pub struct Shell {
     pub preparing: Semaphore,
     /// Archives that come or go now, each on a thread that waits for its client.
     pub archives: Arc<Semaphore>,
+    /// What is computed now, in the sight of the next daemon.
+    pub suspects: Suspects,
     /// Threads for work that needs a processor for a while.
     pub compute: Arc<Compute>,
     /// Who may come in.
@@ -142,6 +145,7 @@ pub struct Parts {
     pub access: Access,
     pub host: Arc<lodge_exec::Host>,
     pub runtime: lodge_exec::Stored,
+    pub suspects: Suspects,
 }
 
 impl Shell {
@@ -172,6 +176,7 @@ impl Shell {
             hub: Hub::new(parts.head),
             room,
             access: parts.access,
+            suspects: parts.suspects,
             providers,
             host: parts.host,
             runtime: parts.runtime,

@@ -11,12 +11,13 @@ use std::sync::{Mutex, PoisonError};
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
-    AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, StepView, TokenView, ToolView,
-    TurnError, TurnView, UsageView,
+    AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
+    TokenView, ToolView, TurnError, TurnView, UsageView,
 };
 use lodge_store::{Around, TurnFull};
 use serde::Serialize;
@@ -268,8 +269,9 @@ fn dollars(micro_usd: u64) -> f64 {
 }
 
 pub fn full_turn(full: TurnFull) -> TurnView {
-    let waits_for = full.around.map(|Around { agent_ready, updating, earlier }| {
+    let waits_for = full.around.map(|Around { agent_ready, updating, earlier, quarantined }| {
         let word = match (agent_ready, updating, earlier) {
+            (true | false, true | false, true | false) if quarantined => "quarantine",
             (false, true | false, true | false) => "agent",
             (true, true, true | false) => "update",
             (true, false, true) => "session",
@@ -278,6 +280,19 @@ pub fn full_turn(full: TurnFull) -> TurnView {
         word.to_owned()
     });
     TurnView { waits_for, ..turn(&full.row, &full.steps, full.text, full.partial) }
+}
+
+pub fn quarantined(row: &QuarantineRow, status: &str) -> QuarantineView {
+    QuarantineView {
+        id: row.id.to_string(),
+        kind: row.work.kind.word().to_owned(),
+        status: status.to_owned(),
+        agent: row.agent.as_ref().map(ToString::to_string),
+        turn: crate::engine::turn_of(&row.work).map(|turn| turn.to_string()),
+        detail: Some(row.detail.clone()).filter(|detail| !detail.is_empty()),
+        deaths: row.deaths,
+        since: row.since.to_string(),
+    }
 }
 
 fn step(row: &StepRow) -> StepView {
@@ -355,6 +370,8 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
         stdout_bytes,
         stderr_bytes,
         cause,
+        work,
+        deaths,
     } = data;
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -374,6 +391,8 @@ fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     put("exit_code", exit_code.map(Value::from));
     put("signal", signal.map(Value::from));
     put("cause", word(cause));
+    put("work", word(work));
+    put("deaths", deaths.map(Value::from));
     put("bytes", bytes.map(Value::from));
     put("preview", word(preview));
     put("offset", offset.map(Value::from));

@@ -43,6 +43,11 @@ pub(crate) struct YamlFault {
     pub(crate) problem: YamlProblem,
 }
 
+/// How deep a file may be nested.
+const DEPTH_MAX: usize = 64;
+/// Aliases in a file, and the text in it with every alias replaced by what it stands for: a few lines could ask for gigabytes.
+const ALIASES_MAX: usize = 1_000;
+const SCALAR_BYTES_MAX: usize = 16 << 20;
 const KEY_SHOWN_MAX: usize = 24;
 /// Letters by which a misspelt word differs at most from the one that was meant.
 const MISSPELT_MAX: usize = 2;
@@ -65,7 +70,14 @@ fn is_near(a: &str, b: &str) -> bool {
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, YamlFault> {
-    let options = serde_saphyr::options! { with_snippet: false };
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_depth: DEPTH_MAX,
+            max_aliases: ALIASES_MAX,
+            max_total_scalar_bytes: SCALAR_BYTES_MAX,
+        },
+    };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| fault(&error))
 }
 
@@ -142,5 +154,19 @@ mod tests {
             let words = format!("`kind: {told}` is unknown, expected one of: openai, ollama");
             assert_eq!(problem.to_string(), words);
         }
+    }
+
+    #[test]
+    fn aliases_and_depth_cannot_make_a_small_file_large() {
+        let problem = |text: &str| parse::<serde_json::Value>(text).map_err(|fault| fault.problem).err();
+        let long = "x".repeat(100_000);
+        let repeated = |times: usize| format!("a: &a {long}\nb: [{}]\n", vec!["*a"; times].join(", "));
+        assert_eq!(problem(&repeated(10)), None);
+        assert_eq!(problem(&repeated(500)), Some(YamlProblem::TooComplex), "50 MB");
+        let ten = |of: &str| vec![format!("*{of}"); 10].join(", ");
+        let laughs = format!("a: &a {long}\nb: &b [{}]\nc: &c [{}]\nd: [{}]\n", ten("a"), ten("b"), ten("c"));
+        assert_eq!(problem(&laughs), Some(YamlProblem::TooComplex), "100 MB");
+        let deep = "[".repeat(5_000) + &"]".repeat(5_000);
+        assert!(problem(&deep).is_some());
     }
 }

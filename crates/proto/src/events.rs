@@ -90,4 +90,6 @@ pub const EVENT_KINDS: &[&str] = &[
     "job.output",
     "job.finished",
     "job.cancelled",
+    "work.quarantined",
+    "work.released",
 ];

@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::bins::*;
 use crate::images::*;
 use crate::jobs::*;
+use crate::quarantine::*;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
@@ -103,6 +104,9 @@ pub const METHODS: &[MethodDoc] = &[
     write::<TokenIssueParams, TokenIssued>("token/issue"),
     read::<TokenListParams, TokenList>("token/list"),
     write::<TokenRef, TokenView>("token/revoke"),
+    read::<QuarantineListParams, QuarantineList>("quarantine/list"),
+    write::<QuarantineRef, QuarantineView>("quarantine/retry"),
+    write::<QuarantineRef, QuarantineView>("quarantine/drop"),
     write::<ShutdownParams, Done>("daemon/shutdown"),
     write::<ReapParams, Reaped>("daemon/reap"),
     write::<ReloadParams, Reloaded>("daemon/reload"),

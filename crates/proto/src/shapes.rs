@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::events::Event;
 use crate::images::{CapabilityView, NetworkView};
 use crate::jobs::{JobCounts, JobView};
+use crate::quarantine::QuarantineView;
 use crate::sessions::ForkView;
 
 macro_rules! shapes {
@@ -550,7 +551,8 @@ shapes! {
         /// queued, running, waiting, done, interrupted or failed.
         status: String,
         /// What a turn that is queued or waiting waits for: `agent` (it is not ready), `session` (turns before it), `slot`
-        /// (max-concurrent agents work) or `update` (its agent is about to change).
+        /// (max-concurrent agents work), `update` (its agent is about to change) or `quarantine` (what it asks for killed the daemon
+        /// several times, and an operator has to decide).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         waits_for: Option<String>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
@@ -770,6 +772,9 @@ shapes! {
         config: BTreeMap<String, ConfigValue>,
         /// Things a person should look at.
         warnings: Vec<String>,
+        /// Work that killed the daemon several times and is set aside.
+        #[serde(default)]
+        quarantine: Vec<QuarantineView>,
     }
 
     pub struct MethodSchema {

@@ -5,7 +5,7 @@ use lodge_core::{SessionId, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result, TurnFull, full};
+use crate::read::{PAGE_BYTES_MAX, Reader, Result, TurnFull, full};
 use crate::rows;
 
 /// Which turns of a session are read.
@@ -43,36 +43,45 @@ pub struct TurnCursor {
 }
 
 impl Reader {
-    /// The newest messages before a sequence, oldest first.
+    /// The newest messages before a sequence, oldest first. A page ends with the message that reaches one of its bounds;
+    /// whether there may be more comes with it.
     pub fn messages(
         &self,
         session: &SessionId,
         which: Which,
         before: Option<u64>,
         limit: u32,
-    ) -> Result<Vec<Told>> {
+    ) -> Result<(Vec<Told>, bool)> {
         self.with(|c| {
             let before = before.map_or(i64::MAX, u64::cast_signed);
-            let mut newest: Vec<Told> = c
-                .prepare_cached(
-                    "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
-                     WHERE m.session = ?1 AND m.seq < ?2 AND t.dropped <= ?4 ORDER BY m.seq DESC LIMIT ?3",
-                )?
-                .query_map(params![session.as_str(), before, limit, highest(which)], told)?
-                .collect::<rusqlite::Result<_>>()?;
+            let mut statement = c.prepare_cached(
+                "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
+                 WHERE m.session = ?1 AND m.seq < ?2 AND t.dropped <= ?4 ORDER BY m.seq DESC LIMIT ?3",
+            )?;
+            let mut found = statement.query(params![session.as_str(), before, limit, highest(which)])?;
+            let (mut newest, mut bytes) = (Vec::new(), 0);
+            while bytes < PAGE_BYTES_MAX
+                && let Some(row) = found.next()?
+            {
+                let told = told(row)?;
+                bytes += told.row.body.encoded_len();
+                newest.push(told);
+            }
+            let more = newest.len() == limit as usize || bytes >= PAGE_BYTES_MAX;
             newest.reverse();
-            Ok(newest)
+            Ok((newest, more))
         })
     }
 
-    /// Turns of a session in order; those of one number in the order in which they were accepted.
+    /// Turns of a session in order; those of one number in the order in which they were accepted. Bounded as
+    /// [`Reader::messages`] is.
     pub fn turns(
         &self,
         session: &SessionId,
         which: Which,
         after: &TurnCursor,
         limit: u32,
-    ) -> Result<Vec<TurnFull>> {
+    ) -> Result<(Vec<TurnFull>, bool)> {
         self.with(|c| {
             let found: Vec<TurnRow> = c
                 .prepare_cached(match which {
@@ -86,7 +95,17 @@ impl Reader {
                 })?
                 .query_map(params![session.as_str(), after.number, after.id, limit], rows::turn)?
                 .collect::<rusqlite::Result<_>>()?;
-            found.into_iter().map(|row| full(c, row)).collect()
+            let (mut turns, mut bytes) = (Vec::new(), 0);
+            for row in found {
+                let turn = full(c, row)?;
+                bytes += turn.text.len();
+                turns.push(turn);
+                if bytes >= PAGE_BYTES_MAX {
+                    break;
+                }
+            }
+            let more = turns.len() == limit as usize || bytes >= PAGE_BYTES_MAX;
+            Ok((turns, more))
         })
     }
 

@@ -19,6 +19,7 @@ mod output;
 mod past;
 mod paths;
 mod pool;
+mod quarantine;
 mod query;
 mod read;
 mod rows;
@@ -41,7 +42,7 @@ pub use output::{
     OutputReader, OutputStore, OutputStream, SetAside,
 };
 pub use query::{BadQuery, Query};
-pub use read::{AgentFound, AgentSummary, Around, ReadError, Reader, TurnFull};
+pub use read::{AgentFound, AgentSummary, Around, PAGE_BYTES_MAX, ReadError, Reader, TurnFull};
 pub use search::{Hit, Search, SearchError, Wanted as SearchWanted};
 pub use sessions::{LiveTurns, NoTurn, Repeat, SessionPlace, SessionSummary, Standing, TurnPick};
 pub use snapshots::{AtBoundary, Boundary, MessagePage, Place, Wanted};

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use crate::heads::Heads;
 use crate::open::OpenError;
 use crate::rows::{AgentPlaces, LineagePlaces};
-use crate::{epochs, images, jobs, paths, rows, tokens};
+use crate::{epochs, images, jobs, paths, quarantine, rows, tokens};
 
 #[derive(Debug)]
 pub(crate) struct LoadError(rusqlite::Error);
@@ -76,6 +76,7 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         image_refs: images::refs(connection)?,
         images: images::held(connection)?,
         jobs: jobs::unsettled(connection)?,
+        quarantine: quarantine::all(connection)?,
     };
     Ok((loaded, heads))
 }

@@ -5,7 +5,7 @@ use lodge_core::record::EventRow;
 use lodge_core::{AgentId, Timestamp};
 use rusqlite::{OptionalExtension, params};
 
-use crate::read::{AgentFound, Reader, Result};
+use crate::read::{AgentFound, PAGE_BYTES_MAX, Reader, Result};
 use crate::rows;
 
 /// Removed agents that are told apart, when several fit.
@@ -30,13 +30,17 @@ impl Reader {
                      ORDER BY stream_seq DESC LIMIT ?3"
                 }
             })?;
-            let mut last = 0;
+            let (mut last, mut bytes) = (0, 0);
             let mut events = Vec::new();
             let before = i64::try_from(before).unwrap_or(i64::MAX);
             let mut found = statement.query(params![before, stream, limit])?;
-            while let Some(row) = found.next()? {
+            while bytes < PAGE_BYTES_MAX
+                && let Some(row) = found.next()?
+            {
                 last = rows::unsigned(row, "seq")?;
-                events.extend(rows::event(row)?);
+                let event = rows::event(row)?;
+                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                events.extend(event);
             }
             Ok((events, last))
         })

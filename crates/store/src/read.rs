@@ -55,7 +55,12 @@ pub struct Around {
     pub updating: bool,
     /// A turn before it in its session is not over.
     pub earlier: bool,
+    /// What it asks for is set aside.
+    pub quarantined: bool,
 }
+
+/// A page of a listing ends with the row that reaches so many bytes: rows can be megabytes, and a page hundreds of them.
+pub const PAGE_BYTES_MAX: usize = 4 << 20;
 
 /// Read connections. No reader sees more than was committed.
 #[derive(Debug)]
@@ -244,12 +249,16 @@ impl Reader {
                     "SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3",
                 )?,
             };
-            let mut last = since;
+            let (mut last, mut bytes) = (since, 0);
             let mut events = Vec::new();
             let mut found = statement.query(params![since.cast_signed(), stream, limit])?;
-            while let Some(row) = found.next()? {
+            while bytes < PAGE_BYTES_MAX
+                && let Some(row) = found.next()?
+            {
                 last = rows::unsigned(row, "seq")?;
-                events.extend(rows::event(row)?);
+                let event = rows::event(row)?;
+                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                events.extend(event);
             }
             Ok((events, last))
         })
@@ -284,10 +293,16 @@ fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
     }
     c.prepare_cached(
         "SELECT state = 3, next IS NOT NULL, EXISTS (SELECT 1 FROM turns INDEXED BY turns_live \
-         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1",
+         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3), \
+         EXISTS (SELECT 1 FROM quarantine WHERE kind IN (1, 2) AND subject = ?4) FROM agents WHERE id = ?1",
     )?
-    .query_row(params![row.agent.as_str(), row.session.as_str(), row.number], |found| {
-        Ok(Around { agent_ready: found.get(0)?, updating: found.get(1)?, earlier: found.get(2)? })
+    .query_row(params![row.agent.as_str(), row.session.as_str(), row.number, row.id.as_str()], |found| {
+        Ok(Around {
+            agent_ready: found.get(0)?,
+            updating: found.get(1)?,
+            earlier: found.get(2)?,
+            quarantined: found.get(3)?,
+        })
     })
     .optional()
 }
@@ -373,7 +388,9 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
             | EventKind::JobStarted
             | EventKind::JobOutput
             | EventKind::JobFinished
-            | EventKind::JobCancelled => {}
+            | EventKind::JobCancelled
+            | EventKind::WorkQuarantined
+            | EventKind::WorkReleased => {}
         }
     }
     Ok(text)

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::lineage::LineageState;
+use lodge_core::quarantine::{QuarantineRow, Work, WorkKind};
 use lodge_core::record::{
     AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec,
     RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage,
@@ -269,6 +270,21 @@ pub(crate) fn event(row: &Row<'_>) -> rusqlite::Result<Option<EventRow>> {
         kind,
         data: message::<EventData>(row, "data")?,
     }))
+}
+
+pub(crate) fn quarantine(row: &Row<'_>) -> rusqlite::Result<QuarantineRow> {
+    let kind: i64 = row.get("kind")?;
+    Ok(QuarantineRow {
+        id: id(row, "id")?,
+        work: Work {
+            kind: WorkKind::from_code(kind).ok_or_else(|| unknown(row, "kind", kind))?,
+            subject: row.get("subject")?,
+        },
+        agent: optional_id(row, "agent")?,
+        detail: row.get("detail")?,
+        deaths: row.get("deaths")?,
+        since: time(row, "since")?,
+    })
 }
 
 pub(crate) fn request(row: &Row<'_>) -> rusqlite::Result<RequestRow> {

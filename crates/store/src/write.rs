@@ -14,7 +14,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::full::is_full;
 use crate::heads::Heads;
-use crate::{conversation, epochs, images, jobs, load, paths, tokens};
+use crate::{conversation, epochs, images, jobs, load, paths, quarantine, tokens};
 
 const WAL_LIMITS: WalLimits =
     WalLimits { checkpoint_pages: 2_048, rest_pages: 1_024, restart_pages: 16_384, stride_pages: 512 };
@@ -353,6 +353,8 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
         Write::Request(row) => insert_request(tx, row)?,
         Write::Token(row) => tokens::put(tx, row)?,
         Write::Job(write) => jobs::apply(tx, write)?,
+        Write::Quarantined(row) => quarantine::put(tx, row)?,
+        Write::Released { id } => quarantine::remove(tx, id)?,
     }
     Ok(())
 }

@@ -132,3 +132,35 @@ fn the_past_of_a_stream_is_read_page_by_page_without_a_gap() {
         assert_eq!(found, all, "{stream:?} before {first}");
     }
 }
+
+#[test]
+fn a_page_of_the_log_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
+    let event = |seq: u64| {
+        let data = EventData { text: Some("x".repeat(1 << 20)), ..EventData::default() };
+        let at = Timestamp::from_ms(1);
+        let stream = "daemon".to_owned();
+        Write::Event(EventRow { seq, stream, stream_seq: seq, at, kind: EventKind::TurnText, data })
+    };
+    let writes: Vec<Write> = (1..=10).map(event).collect();
+    store.writer.commit(&writes, ()).unwrap().into_inner();
+    for stream in [None, Some("daemon")] {
+        let (mut cursor, mut found) = (0, Vec::new());
+        while cursor < 10 {
+            let (page, last) = store.reader.events(cursor, stream, 500).unwrap();
+            assert!((1..=4).contains(&page.len()), "four megabytes at most: {}", page.len());
+            found.extend(page.iter().map(|event| event.seq));
+            cursor = last;
+        }
+        assert_eq!(found, (1..=10).collect::<Vec<u64>>());
+        let (mut cursor, mut found) = (11, Vec::new());
+        while cursor > 1 {
+            let (page, last) = store.reader.events_before(cursor, stream, 500).unwrap();
+            assert!((1..=4).contains(&page.len()), "four megabytes at most: {}", page.len());
+            found.extend(page.iter().map(|event| event.seq));
+            cursor = last;
+        }
+        assert_eq!(found, (1..=10).rev().collect::<Vec<u64>>());
+    }
+}

@@ -202,7 +202,8 @@ impl World {
     }
 
     fn messages(&self, session: &SessionId, which: Which) -> Vec<(String, bool)> {
-        let found = self.store.reader.messages(session, which, None, 1_000).unwrap();
+        let (found, more) = self.store.reader.messages(session, which, None, 1_000).unwrap();
+        assert!(!more);
         found.into_iter().map(|told| (told.row.body.text, told.active)).collect()
     }
 
@@ -240,7 +241,7 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
     assert_eq!(world.messages(&s, Which::Path).len(), 4);
     let all = world.messages(&s, Which::All);
     assert_eq!(all.iter().filter(|(_, active)| !active).count(), 4);
-    let turns = world.store.reader.turns(&s, Which::All, &TurnCursor::default(), 100).unwrap();
+    let (turns, _) = world.store.reader.turns(&s, Which::All, &TurnCursor::default(), 100).unwrap();
     let numbers: Vec<(u32, bool)> =
         turns.iter().map(|turn| (turn.row.number, turn.row.place.dropped == 0)).collect();
     assert_eq!(numbers, [(1, true), (2, false), (2, true), (3, false)]);
@@ -300,7 +301,7 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
     world.rewind(&f, 1);
     assert_eq!(world.context(&f), ["q1", "a1"]);
     assert_eq!(world.context(&s).len(), 6, "the origin is as it was");
-    let copies = world.store.reader.turns(&f, Which::All, &TurnCursor::default(), 10).unwrap();
+    let (copies, _) = world.store.reader.turns(&f, Which::All, &TurnCursor::default(), 10).unwrap();
     assert_eq!(copies[0].row.usage, Usage::default(), "what was used was used once");
     assert_eq!(copies[0].text, "a1");
     let summary = world.store.reader.session(&f).unwrap().unwrap();
@@ -556,4 +557,34 @@ fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_
     };
     assert_eq!(places(1, 5), [(2, 5), (3, 9)]);
     assert_eq!(places(4, 5), [(3, 9)]);
+}
+
+#[test]
+fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
+    let mut world = World::new();
+    let s = world.session("s");
+    let long = "x".repeat(1 << 20);
+    for _ in 0..6 {
+        world.turn(&s, &long, &long);
+    }
+    let (mut before, mut seqs) = (None, Vec::new());
+    loop {
+        let (page, more) = world.store.reader.messages(&s, Which::Path, before, 500).unwrap();
+        assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
+        seqs.splice(0..0, page.iter().map(|told| told.row.seq));
+        before = page.first().map(|first| first.row.seq);
+        if !more || before == Some(1) {
+            break;
+        }
+    }
+    assert_eq!(seqs, (1..=12).collect::<Vec<u64>>());
+    let (mut after, mut numbers) = (TurnCursor::default(), Vec::new());
+    loop {
+        let (page, more) = world.store.reader.turns(&s, Which::Path, &after, 500).unwrap();
+        assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
+        numbers.extend(page.iter().map(|turn| turn.row.number));
+        let Some(last) = page.last().filter(|_| more) else { break };
+        after = TurnCursor { number: last.row.number, id: last.row.id.to_string() };
+    }
+    assert_eq!(numbers, (1..=6).collect::<Vec<u32>>());
 }

@@ -182,6 +182,7 @@ impl World {
             | Effect::DropPull { .. }
             | Effect::CollectImages
             | Effect::Token(_)
+            | Effect::Quarantine { .. }
             | Effect::RemoveOutput { .. } => {}
             Effect::Job { what, .. } => self.job_effect(agent, what),
         }

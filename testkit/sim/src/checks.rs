@@ -211,7 +211,9 @@ impl World {
                 | Write::StepState { .. }
                 | Write::Epoch(_)
                 | Write::Request(_)
-                | Write::Token(_) => {}
+                | Write::Token(_)
+                | Write::Quarantined(_)
+                | Write::Released { .. } => {}
             }
         }
     }
@@ -219,6 +221,7 @@ impl World {
     fn count(&mut self, row: &EventRow) {
         self.tally.events += 1;
         self.tally.revived += u64::from(row.kind == EventKind::LineageRevived);
+        self.tally.quarantined += u64::from(row.kind == EventKind::WorkQuarantined);
         self.tally.ended += u64::from(row.kind == EventKind::LineageEnded);
         self.tally.updated += u64::from(row.kind == EventKind::AgentUpdated);
         self.tally.edited += u64::from(matches!(
@@ -284,6 +287,12 @@ impl World {
         }
     }
 
+    /// The first live turn of its session waits for an operator, and so do those behind it.
+    fn is_behind_quarantine(&self, turn: &TurnRow) -> bool {
+        let mut live = self.disk.live_turns().filter(|live| live.row.session == turn.session);
+        live.any(|live| live.row.number <= turn.number && self.disk.quarantined(&live.row.id))
+    }
+
     fn tokens_end_with_their_agent(&self) -> Result<(), String> {
         for row in self.disk.tokens().filter(|row| row.revoked_at.is_none()) {
             let state = row.holder.agent().map(|agent| self.disk.agent(agent).map(|row| row.state));
@@ -332,7 +341,7 @@ impl World {
             match agent {
                 // Its agent does not run: it goes on when that is started.
                 Some(AgentState::Stopped | AgentState::Failed(_)) => {}
-                Some(AgentState::Ready) if is_held_up(&turn.row) => {}
+                Some(AgentState::Ready) if is_held_up(&turn.row) || self.is_behind_quarantine(&turn.row) => {}
                 Some(
                     AgentState::Pulling
                     | AgentState::Starting

@@ -9,8 +9,8 @@ mod wishes;
 use std::collections::{BTreeSet, HashMap};
 
 use lodge_core::lineage::Policy;
-use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId};
-use lodge_daemon::engine::{Command, ImageGiven, Input, RequestKey, Ticket};
+use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId, WorkId};
+use lodge_daemon::engine::{Command, ImageGiven, Input, Release, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -93,6 +93,7 @@ pub enum What {
     Interrupt(TurnId),
     Submit { agent: AgentId, session: Option<SessionId>, text: String },
     CancelJob(JobId),
+    Release { id: WorkId, how: Release },
     Edit { session: SessionId, edit: Edit },
     Issue { agent: Option<AgentId>, text: String },
     Revoke(TokenId),
@@ -228,6 +229,7 @@ impl World {
                 | What::Interrupt(_)
                 | What::Submit { .. }
                 | What::CancelJob(_)
+                | What::Release { .. }
                 | What::Edit { .. }
                 | What::Build { .. }
                 | What::RemoveImage(_)
@@ -339,6 +341,7 @@ impl World {
             | What::RemoveImage(_)
             | What::Tag { .. }
             | What::CancelJob(_)
+            | What::Release { .. }
             | What::Interrupt(_) => {}
         }
     }

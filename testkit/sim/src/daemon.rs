@@ -99,7 +99,9 @@ impl World {
         self.say(|| format!("daemon {life} starts, epoch {epoch}"));
         let ids = IdSource::new(self.rng.next());
         let doors = loaded.tokens.iter().map(|row| row.id.clone()).collect();
-        let (engine, mut first) = Engine::boot(loaded, self.host(), ids, "sim", self.wall());
+        let convicted = self.convicted();
+        let (host, now) = (self.host(), self.wall());
+        let (engine, mut first) = Engine::boot_without(loaded, convicted, host, ids, "sim", now);
         if self.mutation == Mutation::LostPull {
             first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull { .. })));
         }
@@ -160,6 +162,7 @@ impl World {
         }
         let life = self.life;
         self.say(|| format!("daemon {life} dies: {why}"));
+        self.unexplained_death();
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         self.asked.clear();
         self.callers_lose_daemon();
@@ -448,6 +451,7 @@ impl World {
             // Nobody reads a log here.
             Effect::NoteFailure { .. } => return,
             Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),
+            Effect::Quarantine { work, .. } => return self.work_decided(work),
             Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
             Effect::Job { agent, what: JobEffect::Read { asked, session, wish } } => {
                 let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());

@@ -6,17 +6,19 @@
 mod images;
 mod jobs;
 mod paths;
+mod quarantine;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{
     AgentRow, ImageRefRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact,
     SessionRow, StepRow, TurnRow, Write,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
-use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId};
+use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId, WorkId};
 
 pub use self::jobs::jobs_in;
 use crate::laws::{self, Broken};
@@ -48,6 +50,7 @@ pub struct Disk {
     execs: HashMap<ExecId, (TurnId, u32, u32)>,
     requests: HashMap<(String, String), RequestRow>,
     tokens: BTreeMap<TokenId, TokenRow>,
+    quarantine: BTreeMap<WorkId, QuarantineRow>,
     /// How often each text was accepted as a turn, and each image became an agent.
     accepted: HashMap<String, u32>,
     /// A short print of every event, by its place in the log.
@@ -166,6 +169,8 @@ impl Disk {
                 }
             }
             Write::Job(write) => self.apply_job(write)?,
+            Write::Quarantined(row) => self.set_aside(row)?,
+            Write::Released { id } => self.released(id)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
                 if let Some(known) = self.requests.get(&key)
@@ -333,6 +338,7 @@ impl Disk {
             image_refs: self.image_refs.values().cloned().collect(),
             images: self.images().cloned().collect(),
             jobs: self.unsettled_jobs(),
+            quarantine: self.quarantine.values().cloned().collect(),
         }
     }
 

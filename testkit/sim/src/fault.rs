@@ -93,6 +93,7 @@ impl World {
         self.clients.idle = true;
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         self.jobs.archive_full = false;
+        self.antidote();
         for sandbox in self.machine.sandboxes.values_mut() {
             (sandbox.sticks, sandbox.files_stick, sandbox.spawn_fails) = (0, 0, 0);
             sandbox.lacks_model = 0;

@@ -15,6 +15,7 @@ mod jobs;
 mod keeper;
 mod laws;
 mod model;
+mod pills;
 mod plan;
 mod probe;
 mod pulse;

@@ -3,7 +3,7 @@
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
 use lodge_core::turn::StepState;
-use lodge_daemon::engine::{ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use lodge_daemon::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
 
 use crate::laws;
 use crate::strict::request_is_strict;
@@ -48,6 +48,10 @@ impl World {
         let Some(daemon) = &mut self.daemon else { return };
         let Some(mut call) = daemon.calls.remove(&id) else { return };
         let life = daemon.life;
+        let computed = call.order.turn.clone();
+        if self.swallow(&computed) {
+            return;
+        }
         let pause = self.rng.delay(self.plan.model_ms);
         let (turn, step, attempt) = (call.order.turn.clone(), call.order.step, call.order.attempt);
         let piece = match &mut call.rest {
@@ -104,7 +108,8 @@ impl World {
             && answer.calls.is_empty()
             && misfits
         {
-            answer.misfit = Some("it is no JSON".to_owned());
+            let why = "it is no JSON".to_owned();
+            answer.misfit = Some(Misfit { why, again: Again::Later });
             self.tally.misfits += 1;
         }
         pieces

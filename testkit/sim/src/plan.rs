@@ -162,6 +162,8 @@ pub struct Plan {
     pub pull_fails: u64,
     /// How often, in a thousand, an image is only announced.
     pub announced: u64,
+    /// How often, in a thousand, the model call of a turn kills the daemon.
+    pub pills: u64,
 }
 
 impl Plan {
@@ -209,6 +211,7 @@ impl Plan {
             pull_ms: pick(rng, &[1, 50, 1_000]),
             pull_fails: pick(rng, &[0, 100, 500]),
             announced: pick(rng, &[0, 300, 800]),
+            pills: pick(rng, &[0, 0, 2, 20]),
         }
     }
 

@@ -91,7 +91,8 @@ fn round(world: &mut World, until: u64) {
     let turns = world.disk.live_turns().map(|turn| turn.row.agent.clone());
     let jobs = world.disk.open_jobs().map(|row| row.agent.clone());
     let waiting: std::collections::BTreeSet<_> = turns.chain(jobs).collect();
-    if world.broken.is_some() || waiting.is_empty() {
+    let releases = world.releases();
+    if world.broken.is_some() || waiting.is_empty() && releases.is_empty() {
         return;
     }
     let errands = waiting.into_iter().map(|agent| match world.disk.lineage(&agent) {
@@ -102,9 +103,13 @@ fn round(world: &mut World, until: u64) {
         Some(_) | None if is_going(world, &agent) => What::Remove(agent),
         Some(_) | None => What::Start(agent),
     });
-    let errands = errands.collect();
+    let errands = errands.chain(releases).collect();
     send(world, errands);
     come_to_rest(world);
+    let aside = world.disk.quarantine().next().cloned();
+    if let Some(row) = aside {
+        world.fail(format!("an operator decided on everything, and {row:?} is set aside"));
+    }
     let open = world.disk.live_turns().next().map(|turn| turn.row.id.clone());
     if let Some(turn) = open {
         world.fail(format!("every agent runs, and {turn} does not end"));

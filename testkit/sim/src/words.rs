@@ -54,6 +54,7 @@ fn command(command: &Command) -> String {
         | Command::RemoveImage(_)
         | Command::SubmitJob(_)
         | Command::CancelJob { .. }
+        | Command::ReleaseWork { .. }
         | Command::RevokeToken { .. }
         | Command::Again { .. }
         | Command::Keep { .. } => format!("{command:?}"),
@@ -90,6 +91,7 @@ pub fn effect(effect: &Effect) -> String {
         | Effect::CollectImages
         | Effect::Token(_)
         | Effect::Job { .. }
+        | Effect::Quarantine { .. }
         | Effect::RemoveOutput { .. } => format!("{effect:?}"),
     }
 }

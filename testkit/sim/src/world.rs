@@ -14,6 +14,7 @@ use crate::daemon::Daemon;
 use crate::disk::Disk;
 use crate::jobs::{Jobs, Reading, Stage};
 use crate::keeper::{Command, Machine, Told};
+use crate::pills::Pills;
 use crate::plan::{Mutation, Plan, Point};
 use crate::rng::Rng;
 use crate::trace::Trace;
@@ -211,6 +212,9 @@ pub struct Tally {
     /// Pulls for agents, and contents of images that were collected.
     pub pulls: u64,
     pub collected: u64,
+    /// Deaths by pills, and work that was set aside.
+    pub pills: u64,
+    pub quarantined: u64,
 }
 
 impl Tally {
@@ -246,6 +250,8 @@ impl Tally {
             expired: self.expired + other.expired,
             pulls: self.pulls + other.pulls,
             collected: self.collected + other.collected,
+            pills: self.pills + other.pills,
+            quarantined: self.quarantined + other.quarantined,
         }
     }
 }
@@ -265,6 +271,7 @@ pub struct World {
     pub life: u64,
     pub machine: Machine,
     pub jobs: Jobs,
+    pub pills: Pills,
     /// The images whose contents are on this host.
     pub contents: std::collections::BTreeSet<String>,
     pub clients: Clients,
@@ -312,6 +319,7 @@ impl World {
             life: 0,
             machine: Machine::default(),
             jobs,
+            pills: Pills::default(),
             contents: std::collections::BTreeSet::new(),
             clients,
             tally: Tally::default(),

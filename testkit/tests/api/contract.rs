@@ -8,11 +8,13 @@ use lodge_testkit::registry::MockRegistry;
 use serde_json::{Value, json};
 
 use crate::bins::platform;
+use crate::quarantine::two_aside;
 use crate::world::{AGENTFILE, World, http_unix, id, kill, sh};
 
 #[tokio::test]
 async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
-    let world = World::new();
+    let mut world = World::new();
+    let [retried, dropped] = two_aside(&mut world).await;
     let mut api = world.checked().await;
     let attached = api.ok("client/attach", json!({"all": true})).await;
     let agent = world.agent(&mut api, "one").await;
@@ -84,6 +86,9 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("token/list", json!({})),
         ("token/revoke", json!({"token": extra["id"]})),
         ("event/list", json!({"agent": "one"})),
+        ("quarantine/list", json!({})),
+        ("quarantine/retry", json!({"work": retried})),
+        ("quarantine/drop", json!({"work": dropped})),
         ("agent/update", json!({"agent": "one", "labels": {"a": "b"}})),
         ("agent/restart", json!({"agent": "one"})),
         ("agent/stop", json!({"agent": "one"})),

@@ -41,6 +41,7 @@ mod loops;
 mod malformed;
 mod network;
 mod provider;
+mod quarantine;
 mod reap;
 mod recovery;
 mod redacted;

@@ -1,4 +1,4 @@
-//! `events`, `token` and `selftest`.
+//! `events`, `token`, `quarantine` and `selftest`.
 
 use clap::{Args, Subcommand};
 
@@ -30,6 +30,23 @@ pub(crate) enum TokenCommand {
         #[arg(required = true, value_name = "ID")]
         tokens: Vec<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuarantineCommand {
+    /// List work that is set aside
+    Ls,
+    /// Compute work again; it is set aside again if it kills the daemon three more times
+    Retry(WorkRefs),
+    /// Give work up: a turn that waits for it fails
+    Drop(WorkRefs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkRefs {
+    /// Ids that `quarantine ls` shows, or any unique prefix
+    #[arg(required = true, value_name = "ID")]
+    pub work: Vec<String>,
 }
 
 #[derive(Debug, Args)]

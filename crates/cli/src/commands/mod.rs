@@ -18,6 +18,7 @@ mod logs;
 mod names;
 pub(crate) mod prompt;
 mod providers;
+mod quarantine;
 mod run;
 mod selftest;
 mod sessions;
@@ -136,6 +137,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), 
         Command::Bin { command } => bins::bin(context, command).await,
         Command::Provider { command } => providers::provider(context, command).await,
         Command::Token { command } => tokens::token(context, command).await,
+        Command::Quarantine { command } => quarantine::quarantine(context, command).await,
         Command::Info => daemon::info(context).await,
         Command::Events(args) => events::events(context, args).await,
         Command::Shutdown { agents } => daemon::shutdown(context, agents).await,

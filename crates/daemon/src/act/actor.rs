@@ -187,6 +187,7 @@ impl Actor {
             | Effect::DropPull { .. }
             | Effect::CollectImages
             | Effect::Token(_)
+            | Effect::Quarantine { .. }
             | Effect::RemoveOutput { .. } => {}
             Effect::Job { what, .. } => self.job(what).await,
         }

@@ -102,6 +102,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
         Effect::DropPull { agent } => pulls::drop_pull(shell, &agent),
         Effect::CollectImages => pulls::collect(shell),
         Effect::Token(row) => shell.access.put(*row),
+        Effect::Quarantine { work, is_aside } => shell.suspects.decided(&work, is_aside),
         Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
         Effect::RetryLater { agent, run, delay_ms } => {
             let teller = shell.clone();

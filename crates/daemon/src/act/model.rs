@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lodge_core::quarantine::WorkKind;
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Request, ToolCall};
@@ -15,11 +16,14 @@ use super::runtime::Profile;
 use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
-use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
 use crate::shell::Shell;
 
 /// How often text that was shown becomes an event.
 const TEXT_EVERY: Duration = Duration::from_millis(300);
+
+/// Bytes of live text that are told at once: a thousand of these may wait for a client that reads slowly.
+const DELTA_BYTES_MAX: usize = 64 << 10;
 
 /// Makes the call and tells the engine how it went. Cancelled, it tells nothing.
 pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: CancellationToken) {
@@ -27,7 +31,8 @@ pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: Cancellat
         if order.delay_ms > 0 {
             tokio::time::sleep(Duration::from_millis(order.delay_ms)).await;
         }
-        attempt(&shell, &order).await
+        let watched = shell.suspects.begin(WorkKind::ModelCall, order.turn.as_str(), "");
+        watched.watch(attempt(&shell, &order)).await
     };
     let seen = tokio::select! {
         () = cancel.cancelled() => return,
@@ -146,18 +151,21 @@ fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
         Purpose::Summary { .. } => return crash::point("during_summary"),
     }
     let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
-    let offset = shown.offset + shown.waiting.len() as u64;
+    let mut offset = shown.offset + shown.waiting.len() as u64;
     shown.waiting.push_str(text);
     drop(shown);
-    shell.hub.preview(Delta {
-        agent: order.agent.to_string(),
-        session: order.session.to_string(),
-        turn: order.turn.to_string(),
-        step: order.step,
-        attempt: order.attempt,
-        offset,
-        text: text.to_owned(),
-    });
+    for piece in pieces(text, DELTA_BYTES_MAX) {
+        shell.hub.preview(Delta {
+            agent: order.agent.to_string(),
+            session: order.session.to_string(),
+            turn: order.turn.to_string(),
+            step: order.step,
+            attempt: order.attempt,
+            offset,
+            text: piece.to_owned(),
+        });
+        offset += piece.len() as u64;
+    }
     crash::point("during_model");
 }
 
@@ -183,6 +191,11 @@ async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, Mo
     let (reader, wanted) = (shell.clone(), order.clone());
     let assemble = move |charge: &Charge| {
         let request = request(&reader, &wanted);
+        if let Some(Message::User { text }) =
+            request.as_ref().ok().and_then(|request| request.messages.last())
+        {
+            crash::pill(WorkKind::ModelCall, text);
+        }
         charge.add(request.as_ref().map_or(0, |request| weight(request) as u64));
         request
     };
@@ -253,9 +266,12 @@ async fn judged(
     let text = answer.text.clone();
     let check = move |charge: &Charge| {
         charge.add(text.len() as u64);
+        crash::pill(WorkKind::SchemaCheck, &text);
         misfit(schema, &text)
     };
-    let judged = shell.compute.run(order.agent.as_str(), SCHEMA_BYTES_MAX, check).await;
+    // Within the model call, and apart from it: what is computed here is the innermost.
+    let watched = shell.suspects.begin(WorkKind::SchemaCheck, order.turn.as_str(), "");
+    let judged = watched.watch(shell.compute.run(order.agent.as_str(), SCHEMA_BYTES_MAX, check)).await;
     judged.map_err(|error| not_computed(&error))
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use lodge_core::AgentId;
+use lodge_core::quarantine::WorkKind;
 use lodge_core::record::AgentRow;
 use lodge_image::Pins;
 use lodge_proto::ErrorBody;
@@ -42,7 +43,12 @@ pub(super) fn begin(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
 
 async fn pull_for(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
     let agent = row.id.clone();
-    let seen = match shell.images.ready(&row).await {
+    let watched = shell.suspects.begin(WorkKind::Pull, agent.as_str(), &row.image_digest);
+    let ready = async {
+        crash::pill(WorkKind::Pull, &row.image);
+        shell.images.ready(&row).await
+    };
+    let seen = match watched.watch(ready).await {
         Ok(Ready { rows, tools, runtime, pins }) => {
             if !hold(shell, &agent, ask, pins) {
                 return;

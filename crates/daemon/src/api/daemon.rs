@@ -6,7 +6,7 @@ use lodge_proto::*;
 use serde_json::Value;
 
 use super::methods::{Answer, internal, no_method};
-use super::{lineages, params, reload};
+use super::{lineages, params, quarantine, reload};
 use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::shell::{Shell, now};
 use crate::view;
@@ -54,6 +54,8 @@ async fn info(shell: &Shell) -> Answer {
     warnings.extend(http.warning());
     warnings.extend(shell.jobs.warnings());
     warnings.extend(lineages::waiting(shell)?);
+    let quarantine = quarantine::all(shell)?;
+    warnings.extend(quarantine.iter().map(quarantine::warning));
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(view::json(&Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -72,6 +74,7 @@ async fn info(shell: &Shell) -> Answer {
         isolation: layers.clone(),
         config: shell.config.shown(),
         warnings,
+        quarantine,
     }))
 }
 

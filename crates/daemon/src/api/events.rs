@@ -1,6 +1,8 @@
 //! `event/list`: the log in pages, forwards from a cursor or backwards from a place.
 
+use lodge_core::record::EventRow;
 use lodge_proto::{ErrorBody, Event, EventList, EventListParams};
+use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, future, internal, no_method, page};
@@ -43,6 +45,30 @@ fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
     Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
 }
 
+/// A page that is full after so many events, or so many bytes.
+struct EventPage {
+    events: Vec<Event>,
+    limit: usize,
+    bytes: usize,
+}
+
+impl EventPage {
+    fn new(limit: usize) -> EventPage {
+        EventPage { events: Vec::new(), limit, bytes: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.events.len() >= self.limit || self.bytes >= PAGE_BYTES_MAX
+    }
+
+    fn put(&mut self, event: &EventRow) {
+        if !self.is_full() {
+            self.bytes += event.data.weight();
+            self.events.push(view::event(event));
+        }
+    }
+}
+
 struct Wanted {
     filter: Filter,
     since: u64,
@@ -54,13 +80,15 @@ struct Wanted {
 fn oldest(shell: &Shell, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &Wanted { ref filter, since, head, limit } = wanted;
     let mut cursor = since;
-    let mut events: Vec<Event> = Vec::new();
-    while events.len() < limit && cursor < head {
+    let mut page = EventPage::new(limit);
+    while !page.is_full() && cursor < head {
         let (found, last) = shell.hub.page(&shell.reader, cursor, filter).map_err(internal)?;
         cursor = last;
-        events.extend(found.iter().take(limit - events.len()).map(|event| view::event(event)));
+        found.iter().for_each(|event| page.put(event));
     }
-    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last < head);
+    let is_full = page.is_full();
+    let events = page.events;
+    let next = events.last().map(|last| last.seq).filter(|last| is_full && *last < head);
     Ok((events, next))
 }
 
@@ -69,14 +97,16 @@ fn newest(shell: &Shell, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Op
     let &Wanted { ref filter, since, head, limit } = wanted;
     // What is written and not yet published is nobody's business.
     let mut cursor = before.min(head + 1);
-    let mut events: Vec<Event> = Vec::new();
-    while events.len() < limit && cursor > since + 1 {
+    let mut page = EventPage::new(limit);
+    while !page.is_full() && cursor > since + 1 {
         let found = shell.reader.events_before(cursor, filter.stream.as_deref(), PAGE).map_err(internal)?;
         cursor = found.1;
         let fits = found.0.iter().filter(|event| event.seq > since && filter.takes(event));
-        events.extend(fits.take(limit - events.len()).map(view::event));
+        fits.for_each(|event| page.put(event));
     }
-    let next = events.last().map(|last| last.seq).filter(|last| events.len() == limit && *last > since + 1);
+    let is_full = page.is_full();
+    let mut events = page.events;
+    let next = events.last().map(|last| last.seq).filter(|last| is_full && *last > since + 1);
     events.reverse();
     Ok((events, next))
 }

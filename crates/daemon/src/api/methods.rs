@@ -10,13 +10,14 @@ use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
 use super::{
-    Api, agents, bins, daemon, events, images, jobs, lineages, providers, request_key, scope, sessions,
-    tokens, turns,
+    Api, agents, bins, daemon, events, images, jobs, lineages, providers, quarantine, request_key, scope,
+    sessions, tokens, turns,
 };
 use crate::auth::Who;
 use crate::chain;
 use crate::engine::{Command, RequestKey, reused};
 use crate::shell::{Shell, shutting_down};
+use crate::suspects::{carry, follow};
 
 const PAGE_DEFAULT: u32 = 100;
 
@@ -31,6 +32,13 @@ pub(super) async fn call(
     given: Value,
     watch: Arc<dyn Watch>,
 ) -> Answer {
+    match quarantine::suspect(&api.shell, who, method, &given)? {
+        Some(watched) => watched.watch(dispatch(api, who, method, given, watch)).await,
+        None => dispatch(api, who, method, given, watch).await,
+    }
+}
+
+async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: Arc<dyn Watch>) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let known = known_answer(shell, who, method, &given)?;
@@ -58,6 +66,7 @@ pub(super) async fn call(
         "lineage" => lineages::call(shell, key, method, given).await,
         "event" => events::call(shell, who, method, given).await,
         "token" => tokens::call(api, key, method, given).await,
+        "quarantine" => quarantine::call(shell, key, method, given).await,
         "client" => Err(ErrorBody::new("method.not_found", format!("`{method}` needs a WebSocket"))
             .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),
         _other => Err(no_method(method)),
@@ -122,7 +131,7 @@ pub(super) async fn ask_prepared(
     detached(shell, async move {
         let slot = begun.preparing.acquire().await.map_err(|_| shutting_down())?;
         let preparing = begun.clone();
-        let prepared = tokio::task::spawn_blocking(move || prepare(&preparing)).await;
+        let prepared = tokio::task::spawn_blocking(carry(move || prepare(&preparing))).await;
         drop(slot);
         let prepared =
             prepared.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?;
@@ -155,6 +164,7 @@ pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, ErrorBody>> + Send + 'static,
 ) -> Result<T, ErrorBody> {
     let (done, heard) = tokio::sync::oneshot::channel();
+    let work = follow(work);
     shell.spawn(async move {
         // Nobody may be there to hear it.
         drop(done.send(work.await));

@@ -18,6 +18,7 @@ mod methods;
 mod progress;
 mod proof;
 mod providers;
+mod quarantine;
 mod range;
 mod reload;
 mod scope;
@@ -58,7 +59,7 @@ const PARSED_AT_ONCE_MAX: usize = 64 * 1024;
 async fn parse(shell: &Shell, who: &Who, bytes: Bytes) -> Result<Value, ErrorBody> {
     let parsed = if bytes.len() > PARSED_AT_ONCE_MAX {
         let weight = bytes.len();
-        shell.compute.run(&who.name, weight, move |_| serde_json::from_slice(&bytes)).await?
+        shell.compute.run(&who.caller, weight, move |_| serde_json::from_slice(&bytes)).await?
     } else {
         serde_json::from_slice(&bytes)
     };

@@ -94,11 +94,9 @@ fn get(shell: &Shell, given: &SessionRef) -> Answer {
 fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
     let id = known(shell, &given.session)?;
     let limit = page(given.limit);
-    let found = shell.reader.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
-    let next = found
-        .first()
-        .filter(|first| first.row.seq > 1 && found.len() == limit as usize)
-        .map(|first| first.row.seq);
+    let (found, more) =
+        shell.reader.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
+    let next = found.first().filter(|first| first.row.seq > 1 && more).map(|first| first.row.seq);
     let on_path = |told: &&Told| told.active;
     let numbers = || found.iter().filter(on_path).map(|told| told.row.number);
     let epochs = match (numbers().min(), numbers().max()) {
@@ -121,11 +119,8 @@ pub(super) fn turns(shell: &Shell, given: &TurnListParams) -> Answer {
             TurnCursor { number: number.parse().map_err(|_| bad_cursor())?, id: turn.to_owned() }
         }
     };
-    let found = shell.reader.turns(&id, which(given.all), &after, limit).map_err(internal)?;
-    let next = found
-        .last()
-        .filter(|_| found.len() == limit as usize)
-        .map(|last| format!("{}:{}", last.row.number, last.row.id));
+    let (found, more) = shell.reader.turns(&id, which(given.all), &after, limit).map_err(internal)?;
+    let next = found.last().filter(|_| more).map(|last| format!("{}:{}", last.row.number, last.row.id));
     Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
 }
 

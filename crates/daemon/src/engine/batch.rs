@@ -50,7 +50,9 @@ impl Batch {
             | Write::Note { .. }
             | Write::Request(_)
             | Write::Token(_)
-            | Write::Job(_) => None,
+            | Write::Job(_)
+            | Write::Quarantined(_)
+            | Write::Released { .. } => None,
         })
     }
 

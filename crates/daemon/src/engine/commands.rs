@@ -6,10 +6,11 @@ use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ImageRow, LimitsRecord, MountRecord, SessionFact};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, JobId, LineageId, SessionId, Timestamp, TurnId};
+use lodge_core::{AgentId, JobId, LineageId, SessionId, Timestamp, TurnId, WorkId};
 use serde_json::Value;
 
 use super::jobs::NewJob;
+use super::quarantine::Release;
 
 /// What a client asks for.
 #[derive(Debug)]
@@ -50,6 +51,11 @@ pub enum Command {
     SubmitJob(Box<NewJob>),
     CancelJob {
         id: JobId,
+    },
+    /// Work that is set aside is computed again, or given up.
+    ReleaseWork {
+        id: WorkId,
+        how: Release,
     },
     /// Records an image that is in the store, and gives it names.
     AddImage(Box<NewImage>),

@@ -62,6 +62,7 @@ impl Engine {
         self.tell_waiting(batch, id, run, now);
         self.set_state(batch, id, next, None, now);
         self.sessions_over(batch, id);
+        self.forget_pull(batch, id);
         if let Some(agent) = self.agents.remove(id) {
             self.names.remove(&agent.row.name);
             self.images_left(batch, agent.row.images().map(str::to_owned).collect());

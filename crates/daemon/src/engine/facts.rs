@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::Epoch;
 use lodge_core::job::JobRow;
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
-use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId};
+use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId, WorkId};
 
 use super::Engine;
 use super::compact::SUMMARY_STEP;
@@ -68,6 +69,8 @@ pub struct Facts {
     pub tokens: BTreeMap<TokenId, TokenRow>,
     pub image_refs: BTreeMap<String, ImageRefRow>,
     pub images: BTreeMap<String, ImageHeld>,
+    /// Work that is set aside.
+    pub quarantine: BTreeMap<WorkId, QuarantineRow>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -174,6 +177,7 @@ impl Engine {
             tokens: self.tokens.clone(),
             image_refs: self.image_refs.clone(),
             images: self.images.clone(),
+            quarantine: self.quarantine.clone(),
         }
     }
 

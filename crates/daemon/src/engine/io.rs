@@ -3,6 +3,7 @@
 
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::liveness::Liveness;
+use lodge_core::quarantine::Work;
 use lodge_core::record::{
     AgentRow, CallRecord, ExecRequest, FailureRecord, ImageRow, ReasoningRecord, RuntimeRecord, ToolRecord,
     Usage,
@@ -424,6 +425,11 @@ pub enum Effect {
     Job {
         agent: AgentId,
         what: JobEffect,
+    },
+    /// Work is set aside from now on, or not any more: deaths before that are not counted again.
+    Quarantine {
+        work: Work,
+        is_aside: bool,
     },
     /// The output of these jobs is not to be kept any longer: remove it from the archive.
     RemoveOutput {

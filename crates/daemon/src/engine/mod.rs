@@ -5,6 +5,7 @@
 
 mod agents;
 mod batch;
+mod boot;
 mod commands;
 mod compact;
 mod ends;
@@ -18,6 +19,7 @@ mod misfits;
 mod models;
 mod naming;
 mod pulls;
+mod quarantine;
 mod rebuild;
 mod retries;
 mod sessions;
@@ -38,10 +40,13 @@ use std::sync::Arc;
 use lodge_core::agent::AgentEvent;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::lineage::Policy;
-use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, Loaded, RequestRow, Write};
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, RequestRow, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId};
+use lodge_core::{
+    AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId,
+};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -49,7 +54,10 @@ pub use batch::{Batch, Out};
 pub use commands::*;
 pub use facts::*;
 pub use io::*;
+pub(crate) use models::pieces;
 use pulls::Brought;
+pub use quarantine::Release;
+pub(crate) use quarantine::{no_work, turn_of};
 pub use rebuild::RequestName;
 use starts::Pauses;
 use state::{Agent, Session, Turn};
@@ -113,6 +121,10 @@ pub struct Engine {
     images: BTreeMap<String, ImageHeld>,
     /// Pulls that were ordered since the daemon started.
     asks: u64,
+    /// Work that is set aside.
+    quarantine: BTreeMap<WorkId, QuarantineRow>,
+    /// The newest event when it was set aside by this daemon: a store that does not have it lost the decision.
+    quarantine_seqs: BTreeMap<WorkId, u64>,
 }
 
 /// The event that says that this daemon started.
@@ -140,70 +152,6 @@ pub(crate) struct Caller {
 type Refusal = Box<ErrorBody>;
 
 impl Engine {
-    /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
-    pub fn boot(loaded: Loaded, host: Host, ids: IdSource, version: &str, now: Timestamp) -> (Engine, Batch) {
-        let mut engine = Engine::over(loaded, host, ids);
-        let mut batch = Batch::default();
-        let data = EventData {
-            epoch: Some(engine.epoch),
-            version: Some(version.to_owned()),
-            ..EventData::default()
-        };
-        engine.event(&mut batch, DAEMON_STREAM, EventKind::DaemonStarted, data.clone(), now);
-        engine.started = Some(Started { seq: engine.seq, data });
-        engine.adopt_all(&mut batch, Pauses::Skip, now);
-        (engine, batch)
-    }
-
-    /// The memory of what was recorded, and of nothing else.
-    fn over(loaded: Loaded, host: Host, ids: IdSource) -> Engine {
-        let mut engine = Engine {
-            epoch: loaded.epoch,
-            started: None,
-            host,
-            ids,
-            seq: loaded.seq,
-            streams: loaded.streams,
-            agents: BTreeMap::new(),
-            names: HashMap::new(),
-            sessions: HashMap::new(),
-            turns: HashMap::new(),
-            working: 0,
-            execs: HashMap::new(),
-            jobs: jobs::Jobs::default(),
-            recent: HashMap::new(),
-            recent_order: VecDeque::new(),
-            requests: 0,
-            settled: 0,
-            idle_sessions: VecDeque::new(),
-            last_uid: loaded.last_uid,
-            tokens: loaded.tokens.into_iter().map(|row| (row.id.clone(), row)).collect(),
-            image_refs: loaded.image_refs.into_iter().map(|row| (row.reference.clone(), row)).collect(),
-            images: loaded.images.into_iter().map(|held| (held.digest.clone(), held)).collect(),
-            asks: 0,
-        };
-        for fact in loaded.sessions {
-            engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));
-        }
-        let mut lineages: HashMap<_, _> =
-            loaded.lineages.into_iter().map(|lineage| (lineage.id.clone(), lineage)).collect();
-        for row in loaded.agents {
-            let lineage = lineages.remove(&row.lineage);
-            let lineage = lineage.unwrap_or_else(|| {
-                lineages::new_lineage(row.lineage.clone(), row.id.clone(), row.created_at)
-            });
-            engine.names.insert(row.name.clone(), row.id.clone());
-            engine.agents.insert(row.id.clone(), Agent::new(row, lineage));
-        }
-        for live in loaded.turns {
-            engine.take_over(live);
-        }
-        for row in loaded.jobs {
-            engine.jobs.insert(row, 0);
-        }
-        engine
-    }
-
     /// The whole of deciding: inputs in, one batch out.
     pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>, now: Timestamp) -> Batch {
         let mut batch = Batch::default();
@@ -259,6 +207,7 @@ impl Engine {
             Command::RemoveImage(given) => self.remove_image(batch, caller, given, now),
             Command::SubmitJob(new) => self.submit_job(batch, caller, *new, now),
             Command::CancelJob { id } => self.cancel_job(batch, caller, &id, now),
+            Command::ReleaseWork { id, how } => self.release_work(batch, caller, &id, how, now),
             Command::RevokeToken { row } => {
                 self.revoke_token(batch, caller, *row, now);
                 Ok(())
@@ -307,6 +256,7 @@ impl Engine {
             | Command::RevokeToken { .. }
             | Command::SubmitJob(_)
             | Command::CancelJob { .. }
+            | Command::ReleaseWork { .. }
             | Command::Keep { .. } => {
                 batch.after.push(Out::Reply { ticket: caller.ticket, reply: Ok(answer) });
             }

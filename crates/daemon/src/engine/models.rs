@@ -11,6 +11,19 @@ use super::compact::SUMMARY_STEP;
 use super::state::{Call, Phase, Wish};
 use super::{Batch, Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, Purpose, failure};
 
+/// Bytes of text in one event.
+const TEXT_EVENT_BYTES_MAX: usize = 256 << 10;
+
+/// A text in pieces of at most so many bytes, or one letter.
+pub(crate) fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let first = text.chars().next()?.len_utf8();
+        let (piece, rest) = text.split_at(text.floor_char_boundary(bytes_max).max(first));
+        text = rest;
+        Some(piece)
+    })
+}
+
 /// Step and attempt.
 type Try = (u32, u32);
 
@@ -170,7 +183,7 @@ impl Engine {
             return;
         }
         shown.push_str(&text);
-        self.text_event(batch, id, at, offset, text, now);
+        self.text_event(batch, id, at, offset, &text, now);
     }
 
     fn shown_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut String> {
@@ -184,23 +197,27 @@ impl Engine {
         }
     }
 
+    /// An answer can be megabytes: an event of it is not, whoever has to wait for one.
     fn text_event(
         &mut self,
         batch: &mut Batch,
         id: &TurnId,
         at: Try,
-        offset: u64,
-        text: String,
+        mut offset: u64,
+        text: &str,
         now: Timestamp,
     ) {
-        let data = EventData {
-            step: Some(at.0),
-            attempt: Some(at.1),
-            offset: Some(offset),
-            text: Some(text),
-            ..EventData::default()
-        };
-        self.turn_event(batch, id, EventKind::TurnText, data, now);
+        for piece in pieces(text, TEXT_EVENT_BYTES_MAX) {
+            let data = EventData {
+                step: Some(at.0),
+                attempt: Some(at.1),
+                offset: Some(offset),
+                text: Some(piece.to_owned()),
+                ..EventData::default()
+            };
+            offset += piece.len() as u64;
+            self.turn_event(batch, id, EventKind::TurnText, data, now);
+        }
     }
 
     pub(super) fn model_answered(
@@ -218,7 +235,7 @@ impl Engine {
         let Some(shown) = self.shown_text(id, at).map(|shown| shown.len()) else { return };
         let rest = answer.text.get(shown..).unwrap_or_default();
         if !rest.is_empty() {
-            self.text_event(batch, id, at, shown as u64, rest.to_owned(), now);
+            self.text_event(batch, id, at, shown as u64, rest, now);
         }
         let ended = if answer.misfit.is_some() { StepState::Failed } else { StepState::Done };
         self.step_state(batch, id, at, ended, Some(now));
@@ -404,4 +421,22 @@ pub(super) fn unfinished(calls: &[Call]) -> serde_json::Value {
         .map(|call| json!({"id": call.record.id, "name": call.record.name, "arguments": call.record.arguments}))
         .collect();
     json!({"finished": false, "calls": list})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pieces;
+
+    #[test]
+    fn a_text_in_pieces_is_the_same_text() {
+        for (text, bytes_max, expected) in [
+            ("", 3, vec![]),
+            ("abcdefg", 3, vec!["abc", "def", "g"]),
+            ("aéß言", 2, vec!["a", "é", "ß", "言"]),
+            ("言葉", 4, vec!["言", "葉"]),
+            ("言", 1, vec!["言"]),
+        ] {
+            assert_eq!(pieces(text, bytes_max).collect::<Vec<_>>(), expected, "{text}");
+        }
+    }
 }

@@ -28,6 +28,9 @@ impl Engine {
         if !self.must_pull(&agent.row) {
             return self.image_ready(batch, id, now);
         }
+        if self.quarantined_pull(&agent.row).is_some() {
+            return self.refuse_pull(batch, id, now);
+        }
         self.asks += 1;
         let ask = self.asks;
         if let Some(agent) = self.agents.get_mut(id) {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use lodge_core::agent::AgentState;
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::Loaded;
 use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
 
@@ -45,6 +46,8 @@ impl Engine {
             turns,
             started,
             asks,
+            quarantine,
+            quarantine_seqs,
             ..
         } = self;
         recent.retain(|name, _| !unrecorded.contains(&**name));
@@ -75,7 +78,11 @@ impl Engine {
         }
         let pulling = engine.agents.values().filter(|agent| agent.row.state == AgentState::Pulling);
         let pulling: Vec<AgentId> = pulling.map(|agent| agent.row.id.clone()).collect();
+        let is_lost = |row: &QuarantineRow| quarantine_seqs.get(&row.id).is_some_and(|seq| *seq > engine.seq);
+        let lost: Vec<QuarantineRow> = quarantine.into_values().filter(|row| is_lost(row)).collect();
+        engine.quarantine_again(&mut batch, lost, now);
         engine.adopt_all(&mut batch, Pauses::Keep, now);
+        engine.park_quarantined(&mut batch, now);
         // What was pulled for one of them may be here by now, and nobody waits for that pull any more.
         let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
         for agent in pulling.into_iter().filter(|id| !waits(id)) {

@@ -41,6 +41,7 @@ impl Engine {
             agent_ready: agent.row.state == AgentState::Ready,
             updating: agent.row.next.is_some(),
             earlier: !self.is_first(turn),
+            quarantined: self.is_quarantined(&turn.row.id),
         })
     }
 
@@ -111,6 +112,7 @@ impl Engine {
             !turn.is_running()
                 && agent.is_some_and(|agent| agent.running == 0 && self.could_work(agent))
                 && self.is_first(turn)
+                && !self.is_quarantined(&turn.row.id)
         })
     }
 

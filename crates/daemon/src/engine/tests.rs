@@ -6,6 +6,7 @@ mod jobs;
 mod lineages;
 mod misfits;
 mod pulls;
+mod quarantine;
 mod restarts;
 mod retries;
 mod sessions;

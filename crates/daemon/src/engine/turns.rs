@@ -216,7 +216,7 @@ impl Engine {
         let parked = turn.row.state == TurnState::Waiting;
         let event = if parked { TurnEvent::Resumed } else { TurnEvent::Started };
         let Ok(next) = turn.row.state.next(event) else { return };
-        if !may_work {
+        if !may_work || self.is_quarantined(&id) {
             return;
         }
         let agent = turn.row.agent.clone();
@@ -271,8 +271,8 @@ impl Engine {
                 self.start_next(batch, &session, now);
             }
         }
-        // What the runtime has and nobody wants any more.
-        for id in has.iter().filter(|id| !self.turns.contains_key(id)) {
+        // What the runtime has and nobody wants any more, or nobody wants now.
+        for id in has.iter().filter(|id| !self.turns.contains_key(id) || self.is_quarantined(id)) {
             batch.act(Effect::DropTurn { agent: agent.clone(), turn: id.clone() });
         }
     }
@@ -392,6 +392,7 @@ impl Engine {
         if next == TurnState::Done {
             self.lineage_progressed(batch, &agent);
         }
+        self.forget_turns_work(batch, id);
         self.turns.remove(id);
         if let Some(session) = self.sessions.get_mut(&session) {
             session.live.retain(|live| live != id);

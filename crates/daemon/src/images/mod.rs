@@ -375,7 +375,7 @@ fn agents_manifest(remote: &Remote, document: Document) -> Result<Manifest, Erro
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
 ) -> Result<T, ErrorBody> {
-    match tokio::task::spawn_blocking(work).await {
+    match tokio::task::spawn_blocking(crate::suspects::carry(work)).await {
         Ok(done) => done,
         Err(error) => Err(errors::internal(&error)),
     }

@@ -207,11 +207,11 @@ impl Images {
     /// As [`Whole::find`], off the threads that serve: manifests of strangers are read and hashed.
     pub(super) async fn find_whole(self: &Arc<Self>, pins: &Pins, digest: &Digest) -> Result<Whole, Gap> {
         let (images, digest) = (self.clone(), *digest);
-        let found = tokio::task::spawn_blocking(move || {
+        let found = tokio::task::spawn_blocking(crate::suspects::carry(move || {
             let blobs = images.blobs().map_err(Gap::Failed)?;
             let held = blobs.pins();
             Whole::find(blobs, &held, &digest).map(|whole| (whole, held))
-        });
+        }));
         let (whole, held) = found.await.map_err(|error| Gap::Failed(errors::internal(&error)))??;
         whole.keep(pins);
         drop(held);

@@ -22,6 +22,7 @@ impl World {
         self.settle().await?;
         self.tell_of_jobs().await?;
         self.check_adoption().await?;
+        self.expect_no_quarantine().await?;
         // One keeper for each agent, and no other.
         self.expect_keepers(self.agents.len()).await;
         self.ask_for_old_changes().await;

@@ -75,6 +75,10 @@ impl World {
             }
             What::Submit { .. } => self.submission_holds(&asks.what, answer),
             What::CancelJob(job) => self.cancellation_holds(job),
+            What::Release { id: work, .. } => {
+                let aside = self.disk.quarantine().any(|row| row.id == *work);
+                if aside { Err("that work is still set aside".into()) } else { Ok(()) }
+            }
             What::Edit { session, edit } => self.edit_holds(asks, session, edit, answer),
             What::Issue { text, .. } => {
                 let row = self.disk.token(&id.parse().map_err(|_| "no id")?);

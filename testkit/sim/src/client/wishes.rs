@@ -34,6 +34,12 @@ impl World {
         {
             return what;
         }
+        if self.rng.chance(20) {
+            let aside = self.disk.quarantine().next().map(|row| row.id.clone());
+            if let Some(id) = aside {
+                return What::Release { id, how: self.some_release() };
+            }
+        }
         if self.rng.chance(self.plan.jobs) {
             return self.some_job_wish(agent, text);
         }
@@ -196,6 +202,7 @@ impl World {
             }
             What::Submit { .. } => self.submission(what)?,
             What::CancelJob(id) => Command::CancelJob { id: id.clone() },
+            What::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
             What::Edit { session, edit } => self.edit(session, edit)?,
             What::Issue { agent, text } => Command::IssueToken(Box::new(NewToken {
                 holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),

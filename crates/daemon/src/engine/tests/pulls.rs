@@ -462,3 +462,29 @@ fn a_rebuilt_engine_that_needs_no_pull_any_more_drops_the_one_under_way() {
     assert_eq!((pulls(&batch), ups(&batch).len()), ((Vec::new(), 1), 1));
     assert!(engine.agents[&agent].pull.is_none());
 }
+
+#[test]
+fn a_pull_that_is_set_aside_is_not_tried_again_until_an_operator_says_so() {
+    use lodge_core::quarantine::{Suspect, Work, WorkKind};
+    let mut world = World::new();
+    let (agent, _) = world.pulling();
+    let work = Work { kind: WorkKind::Pull, subject: agent.to_string() };
+    let suspect = Suspect { work, detail: world.engine.agents[&agent].row.image_digest.clone(), deaths: 3 };
+    let (engine, batch) =
+        Engine::boot_without(world.as_stored(), vec![suspect], host(), IdSource::new(2), "0", NOW);
+    world.engine = engine;
+    assert!(pulls(&batch).0.is_empty(), "nothing is pulled");
+    assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
+    let row = &world.engine.agents[&agent].row;
+    assert!(
+        row.retry.at.is_none() && row.failure_detail.as_ref().unwrap().contains("lodge quarantine retry")
+    );
+    let start = world.ask(None, Command::StartAgent { id: agent.clone() });
+    assert!(pulls(&start).0.is_empty(), "nor when somebody starts it");
+    assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
+    let id = world.engine.quarantine.keys().next().unwrap().clone();
+    let retry = world.ask(None, Command::ReleaseWork { id, how: Release::Retry });
+    world.pulled(&agent, pulls(&retry).0[0]);
+    world.ready(&agent);
+    assert_eq!(world.pull_state(&agent), AgentState::Ready);
+}

@@ -1,0 +1,70 @@
+//! `quarantine ls`, `retry` and `drop`.
+
+use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
+
+use super::agents::Batch;
+use super::names::Names;
+use super::{Context, request_id};
+use crate::args::QuarantineCommand;
+use crate::failure::Failure;
+use crate::render::{ago, now_s, or_dash};
+use crate::words::put;
+
+pub(super) async fn quarantine(context: &Context, command: QuarantineCommand) -> Result<(), Failure> {
+    match command {
+        QuarantineCommand::Ls => list(context).await,
+        QuarantineCommand::Retry(refs) => release(context, "quarantine/retry", refs.work).await,
+        QuarantineCommand::Drop(refs) => release(context, "quarantine/drop", refs.work).await,
+    }
+}
+
+async fn list(context: &Context) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut all: Vec<QuarantineView> = Vec::new();
+    let mut after = None;
+    loop {
+        let params = QuarantineListParams { after, limit: None };
+        let page: QuarantineList = daemon.call("quarantine/list", params).await?;
+        all.extend(page.work);
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    if context.words.json {
+        return context.words.json(&all);
+    }
+    if context.words.quiet {
+        return put(&all.iter().map(|work| format!("{}\n", work.id)).collect::<String>());
+    }
+    let (now, mut names) = (now_s(), Names::default());
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for work in &all {
+        let whose = match &work.agent {
+            Some(agent) => names.of(&mut daemon, agent).await?,
+            None => "-".to_owned(),
+        };
+        rows.push(vec![
+            work.id.clone(),
+            work.kind.clone(),
+            whose,
+            or_dash(work.turn.as_deref().or(work.detail.as_deref())),
+            work.deaths.to_string(),
+            ago(&work.since, now),
+        ]);
+    }
+    context.put_table(&["ID", "KIND", "AGENT", "WHAT", "DEATHS", "SINCE"], &rows)
+}
+
+async fn release(context: &Context, method: &str, ids: Vec<String>) -> Result<(), Failure> {
+    let mut daemon = context.daemon().await?;
+    let mut batch = Batch::new(&context.words, ids.len());
+    for work in ids {
+        let params = QuarantineRef { work, request_id: Some(request_id()?) };
+        match daemon.call::<_, QuarantineView>(method, params).await {
+            Ok(view) => batch.done(&view, || format!("{}\n", view.id))?,
+            Err(failure) => batch.failed(failure)?,
+        }
+    }
+    batch.finish()
+}

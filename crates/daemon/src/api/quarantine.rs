@@ -1,0 +1,157 @@
+//! Work that is set aside: which it is, and what becomes of it. Requests that are set aside are refused here.
+
+use lodge_core::WorkId;
+use lodge_core::quarantine::{QuarantineRow, WorkKind};
+use lodge_proto::{ErrorBody, QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::methods::{Answer, internal, no_method, page};
+use super::params;
+use crate::auth::Who;
+use crate::crash;
+use crate::engine::{Command, Release, RequestKey, no_work};
+use crate::shell::Shell;
+use crate::suspects::Watched;
+use crate::view;
+
+pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+    let how = match method {
+        "quarantine/list" => return list(shell, &params(method, given)?),
+        "quarantine/retry" => Release::Retry,
+        "quarantine/drop" => Release::Drop,
+        _other => return Err(no_method(method)),
+    };
+    let QuarantineRef { work, .. } = params(method, given)?;
+    let id = find(shell, &work)?;
+    shell.ask(key, Command::ReleaseWork { id, how }).await
+}
+
+fn list(shell: &Shell, given: &QuarantineListParams) -> Answer {
+    let limit = page(given.limit) as usize;
+    let after = given.after.as_deref().unwrap_or_default();
+    let mut work: Vec<QuarantineView> =
+        all(shell)?.into_iter().filter(|view| view.id.as_str() > after).take(limit + 1).collect();
+    let more = work.len() > limit;
+    work.truncate(limit);
+    let next = work.last().filter(|_| more).map(|last| last.id.clone());
+    Ok(view::json(&QuarantineList { work, next }))
+}
+
+pub(super) fn all(shell: &Shell) -> Result<Vec<QuarantineView>, ErrorBody> {
+    let rows = shell.reader.quarantine().map_err(internal)?;
+    Ok(rows.iter().map(|row| view::quarantined(row, "quarantined")).collect())
+}
+
+pub(super) fn warning(work: &QuarantineView) -> String {
+    let QuarantineView { id, kind, deaths, .. } = work;
+    format!(
+        "quarantine: {id} ({kind}) killed the daemon {deaths} times: `lodge quarantine retry {id}` or `lodge quarantine drop {id}`"
+    )
+}
+
+/// By its id, or any unique prefix of it.
+fn find(shell: &Shell, given: &str) -> Result<WorkId, ErrorBody> {
+    let rows = shell.reader.quarantine().map_err(internal)?;
+    let matches =
+        |row: &&QuarantineRow| row.id.as_str().starts_with(given) && given.len() > WorkId::PREFIX.len();
+    let mut found: Vec<WorkId> = rows.iter().filter(matches).map(|row| row.id.clone()).collect();
+    if let Some(exactly) = found.iter().position(|id| id.as_str() == given) {
+        return Ok(found.swap_remove(exactly));
+    }
+    match found.len() {
+        0 => Err(no_work(given)),
+        1 => Ok(found.swap_remove(0)),
+        _ => {
+            let ids: Vec<String> = found.iter().map(ToString::to_string).collect();
+            Err(ErrorBody::new("work.ambiguous", format!("several pieces of work start with `{given}`"))
+                .hint(format!("give more of the id: {}", ids.join(", "))))
+        }
+    }
+}
+
+/// Watches a request while it is computed, and refuses one that is set aside. What an operator needs to look at the daemon
+/// and to decide is never refused.
+pub(super) fn suspect(
+    shell: &Shell,
+    who: &Who,
+    method: &str,
+    given: &Value,
+) -> Result<Option<Watched>, ErrorBody> {
+    match method.split_once('/').map_or(method, |(noun, _)| noun) {
+        "info" | "rpc" | "daemon" | "quarantine" | "client" => return Ok(None),
+        _other => {}
+    }
+    let digest = digest(&who.caller, method, given);
+    if shell.suspects.refuses(&digest) {
+        return Err(ErrorBody::new(
+            "work.quarantined",
+            format!("this `{method}` killed the daemon several times and is not computed again"),
+        )
+        .hint("an operator lists it with `lodge quarantine ls` and has it computed again with `lodge quarantine retry`"));
+    }
+    let watched = shell.suspects.begin(WorkKind::Request, &digest, method);
+    if crash::has_pill(WorkKind::Request) {
+        let _mark = watched.mark();
+        crash::pill(WorkKind::Request, &given.to_string());
+    }
+    Ok(Some(watched))
+}
+
+/// The same for the same request, whatever `request_id` it is sent with.
+fn digest(caller: &str, method: &str, given: &Value) -> String {
+    let mut hash = Hashing(Sha256::new());
+    hash.0.update(caller.as_bytes());
+    hash.0.update([0]);
+    hash.0.update(method.as_bytes());
+    match given {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter().filter(|(name, _)| *name != "request_id") {
+                hash.0.update([0]);
+                hash.0.update(name.as_bytes());
+                hash.0.update([0]);
+                // Writing to a hash cannot fail.
+                drop(serde_json::to_writer(&mut hash, value));
+            }
+        }
+        // Parameters are an object, or the method refuses them.
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
+    }
+    let bytes = hash.0.finalize();
+    bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+struct Hashing(Sha256);
+
+impl std::io::Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_that_is_sent_again_is_the_same_and_any_other_is_not() {
+        let of = |caller: &str, given: Value| digest(caller, "turn/send", &given);
+        let first = of("me", json!({"text": "hi", "agent": "a", "request_id": "1"}));
+        assert_eq!(first.len(), 32);
+        assert_eq!(first, of("me", json!({"agent": "a", "text": "hi", "request_id": "2"})));
+        for other in [
+            of("you", json!({"text": "hi", "agent": "a"})),
+            of("me", json!({"text": "hi!", "agent": "a"})),
+            of("me", json!({"texthi": "", "agent": "a"})),
+            digest("me", "turn/sendtext", &json!({"agent": "a"})),
+        ] {
+            assert_ne!(first, other);
+        }
+    }
+}

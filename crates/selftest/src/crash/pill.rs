@@ -1,0 +1,113 @@
+//! A pill: a model call that kills the daemon whenever it is computed. After three deaths in a row it is set aside, others
+//! go on, and an operator has it computed again once it does no harm any more. Ordinary kills set nothing aside.
+
+use std::time::Instant;
+
+use lodge_proto::client::Client;
+use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView, TurnView};
+use serde_json::json;
+
+use super::Setup;
+use super::plan::Shape;
+use super::points::was_killed;
+use super::report::{Broken, Report};
+use super::world::{LOOK, World, through};
+use crate::lodge::PATIENCE;
+use crate::trouble::{Trouble, refused};
+
+/// Deaths after which work is set aside.
+const DEATHS: u32 = 3;
+
+/// One message of an agent is a pill; a message of another is not.
+pub async fn pill(setup: &Setup) -> Report {
+    through(setup, 2, async |world| {
+        world.swallow().await?;
+        world.others_go_on().await?;
+        world.retry_without_harm().await
+    })
+    .await
+    .unwrap_or_else(Report::from)
+}
+
+impl World {
+    async fn swallow(&mut self) -> Result<(), Trouble> {
+        self.kill("to arm a pill")?;
+        // Every message has a word of its own in it.
+        self.lodge.set_env("LODGED_PILL", &format!("model_call:T{}x", self.sent.len()));
+        self.start_again().await?;
+        self.send_to(0, Shape::Plain);
+        for death in 1..=DEATHS {
+            match self.lodge.wait_ended(PATIENCE).await? {
+                Some(status) if was_killed(status) => self.note_kill("daemon"),
+                other => {
+                    let what = format!("a pill did not kill the daemon for the {death}. time: {other:?}");
+                    self.report.add(Broken::Wrong, what);
+                    self.lodge.kill9()?;
+                }
+            }
+            if death < DEATHS {
+                self.lodge.spawn()?;
+            }
+        }
+        self.gather().await;
+        self.start_again().await
+    }
+
+    async fn others_go_on(&mut self) -> Result<(), Trouble> {
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        match set_aside(&mut client).await?.as_slice() {
+            [work] if work.kind == "model_call" && work.deaths == DEATHS => {}
+            other => self.report.add(Broken::Wrong, format!("after a pill this is set aside: {other:?}")),
+        }
+        self.send_to(1, Shape::Plain);
+        self.gather().await;
+        let Some(turn) = self.sent.last().and_then(|sent| sent.turn.clone()) else {
+            self.report.add(Broken::Wrong, "beside a pill a message is not taken".to_owned());
+            return Ok(());
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let view: TurnView =
+                client.call("turn/get", json!({"turn": turn})).await.map_err(refused("look at a turn"))?;
+            if view.status == "done" {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                self.report.add(Broken::Wrong, format!("beside a pill a turn does not end: {view:?}"));
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The next daemon does not mind it. It is still set aside, until somebody says otherwise.
+    async fn retry_without_harm(&mut self) -> Result<(), Trouble> {
+        self.kill("with work set aside")?;
+        self.lodge.unset_env("LODGED_PILL");
+        self.start_again().await?;
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        for work in set_aside(&mut client).await? {
+            let params = QuarantineRef { work: work.id, request_id: None };
+            let _: QuarantineView =
+                client.call("quarantine/retry", params).await.map_err(refused("have work computed again"))?;
+        }
+        self.settle().await
+    }
+
+    /// Whatever killed the daemon here, it was not what it computed.
+    pub async fn expect_no_quarantine(&mut self) -> Result<(), Trouble> {
+        let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
+        for work in set_aside(&mut client).await? {
+            self.report.add(Broken::Wrong, format!("work was set aside that harmed nobody: {work:?}"));
+        }
+        Ok(())
+    }
+}
+
+async fn set_aside(client: &mut Client) -> Result<Vec<QuarantineView>, Trouble> {
+    let list: QuarantineList = client
+        .call("quarantine/list", QuarantineListParams::default())
+        .await
+        .map_err(refused("list what is set aside"))?;
+    Ok(list.work)
+}

@@ -1,0 +1,78 @@
+//! Work that is set aside.
+
+use lodge_core::WorkId;
+use lodge_core::quarantine::QuarantineRow;
+use rusqlite::{Connection, params};
+
+use crate::read::{Reader, Result};
+use crate::rows;
+
+impl Reader {
+    /// All of it: there is never much.
+    pub fn quarantine(&self) -> Result<Vec<QuarantineRow>> {
+        self.with(all)
+    }
+}
+
+pub(crate) fn all(c: &Connection) -> rusqlite::Result<Vec<QuarantineRow>> {
+    c.prepare_cached("SELECT * FROM quarantine ORDER BY id")?.query_map([], rows::quarantine)?.collect()
+}
+
+pub(crate) fn put(tx: &Connection, row: &QuarantineRow) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "INSERT INTO quarantine (id, kind, subject, agent, detail, deaths, since) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    )?
+    .execute(params![
+        row.id.as_str(),
+        row.work.kind.code(),
+        row.work.subject,
+        row.agent.as_ref().map(lodge_core::AgentId::as_str),
+        row.detail,
+        row.deaths,
+        row.since.ms(),
+    ])?;
+    Ok(())
+}
+
+pub(crate) fn remove(tx: &Connection, id: &WorkId) -> rusqlite::Result<()> {
+    tx.prepare_cached("DELETE FROM quarantine WHERE id = ?1")?.execute([id.as_str()])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lodge_core::quarantine::{Work, WorkKind};
+    use lodge_core::record::Write;
+    use lodge_core::{IdSource, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn what_is_set_aside_is_loaded_again_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("daemon.db");
+        let mut opened = crate::open(&path, &[1; 64]).unwrap();
+        let at = Timestamp::from_ms(7);
+        let mut ids = IdSource::new(1);
+        let mut row = |kind, agent: Option<&str>| QuarantineRow {
+            id: WorkId::new(&mut ids, at),
+            work: Work { kind, subject: "trn_1".into() },
+            agent: agent.map(|agent| agent.parse().unwrap()),
+            detail: "x".into(),
+            deaths: 3,
+            since: at,
+        };
+        let (call, request) = (row(WorkKind::ModelCall, Some("agt_1")), row(WorkKind::Request, None));
+        let writes = [Write::Quarantined(call.clone()), Write::Quarantined(request.clone())];
+        opened.writer.commit(&writes, ()).unwrap().into_inner();
+        let mut both = vec![call.clone(), request.clone()];
+        both.sort_by(|a, b| a.id.cmp(&b.id));
+        assert_eq!(opened.reader.quarantine().unwrap(), both);
+        drop(opened);
+        let mut opened = crate::open(&path, &[1; 64]).unwrap();
+        assert_eq!(opened.loaded.quarantine, both);
+        opened.writer.commit(&[Write::Released { id: call.id }], ()).unwrap().into_inner();
+        assert_eq!(opened.reader.quarantine().unwrap(), [request]);
+    }
+}

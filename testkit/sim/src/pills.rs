@@ -1,0 +1,99 @@
+//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon is told of that.
+//!
+//! Mirrors the daemon's mapped file: what was computed at a death counts, if the daemon was young; a death that nothing
+//! explains, and a daemon that lived longer, break the row.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::quarantine::{DEATHS_MAX, Suspect, Work, WorkKind, YOUNG_MS};
+use lodge_core::{TurnId, WorkId};
+use lodge_daemon::engine::Release;
+
+use crate::client::What;
+use crate::world::World;
+
+#[derive(Debug, Default)]
+pub struct Pills {
+    /// Turns whose model call kills.
+    deadly: BTreeSet<TurnId>,
+    /// Turns that were looked at, and are harmless.
+    harmless: BTreeSet<TurnId>,
+    /// Deaths in a row with this work.
+    deaths: BTreeMap<Work, u32>,
+    /// When the daemon that lives now was started.
+    born: u64,
+}
+
+fn call_of(turn: &TurnId) -> Work {
+    Work { kind: WorkKind::ModelCall, subject: turn.to_string() }
+}
+
+impl World {
+    /// What a daemon that starts has to set aside.
+    pub fn convicted(&mut self) -> Vec<Suspect> {
+        self.pills.born = self.now;
+        let convicted = self.pills.deaths.iter().filter(|(_, deaths)| **deaths >= DEATHS_MAX);
+        let suspect = |(work, deaths): (&Work, &u32)| Suspect {
+            work: work.clone(),
+            detail: String::new(),
+            deaths: *deaths,
+        };
+        convicted.map(suspect).collect()
+    }
+
+    /// A death for which nothing that is computed is the reason.
+    pub fn unexplained_death(&mut self) {
+        self.pills.deaths.clear();
+    }
+
+    /// Computes the model call of a turn. True: that was the daemon's end.
+    pub fn swallow(&mut self, turn: &TurnId) -> bool {
+        if self.disk.quarantined(turn) {
+            self.fail(format!("the model call of {turn} is set aside, and is computed"));
+        }
+        if !self.pills.harmless.contains(turn) && !self.pills.deadly.contains(turn) {
+            let deadly = !self.calm && self.rng.chance(self.plan.pills);
+            let pills = &mut self.pills;
+            let known = if deadly { &mut pills.deadly } else { &mut pills.harmless };
+            known.insert(turn.clone());
+        }
+        if !self.pills.deadly.contains(turn) {
+            return false;
+        }
+        let young = self.now - self.pills.born < YOUNG_MS;
+        let before = std::mem::take(&mut self.pills.deaths);
+        self.tally.pills += 1;
+        self.daemon_dies("a pill");
+        if young {
+            self.pills.deaths = before;
+            let deaths = self.pills.deaths.entry(call_of(turn)).or_insert(0);
+            *deaths += 1;
+            if *deaths > DEATHS_MAX {
+                let deaths = *deaths;
+                self.fail(format!("{turn} killed {deaths} young daemons in a row"));
+            }
+        }
+        true
+    }
+
+    /// It is on disk that work is set aside, or that it is not any more.
+    pub fn work_decided(&mut self, work: &Work) {
+        self.pills.deaths.remove(work);
+    }
+
+    /// Nothing kills any more; whatever is set aside is decided on.
+    pub fn antidote(&mut self) {
+        let deadly = std::mem::take(&mut self.pills.deadly);
+        self.pills.harmless.extend(deadly);
+    }
+
+    /// An operator decides on everything that is set aside.
+    pub fn releases(&mut self) -> Vec<What> {
+        let ids: Vec<WorkId> = self.disk.quarantine().map(|row| row.id.clone()).collect();
+        ids.into_iter().map(|id| What::Release { id, how: self.some_release() }).collect()
+    }
+
+    pub fn some_release(&mut self) -> Release {
+        if self.rng.chance(500) { Release::Retry } else { Release::Drop }
+    }
+}

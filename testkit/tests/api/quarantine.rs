@@ -1,0 +1,204 @@
+//! Work that kills the daemon each time it is computed is set aside; work beside which it is killed is not.
+
+use std::time::Duration;
+
+use lodge_testkit::lodge::PATIENCE;
+use serde_json::{Value, json};
+
+use crate::bins::tool;
+use crate::checked::Checked;
+use crate::world::{World, id};
+
+impl World {
+    /// From here on work of this kind with the word in it kills the daemon.
+    fn restart_with_pill(&mut self, pill: &str) {
+        self.lodge.kill9();
+        self.lodge.set_env("LODGED_PILL", pill);
+        self.lodge.start();
+    }
+
+    /// Waits until the daemon has died of the pill, so many times in all, and lets the next one live.
+    fn die(&mut self, times: usize) {
+        for death in 1..=times {
+            assert_eq!(self.lodge.wait_killed(PATIENCE), Some(true), "death {death}:\n{}", self.lodge.log());
+            if death < times {
+                self.lodge.spawn();
+            }
+        }
+        self.lodge.start();
+    }
+}
+
+/// Sends a search that kills the daemon until it is set aside.
+async fn set_request_aside(world: &mut World, pill: &Value) {
+    for _ in 0..3 {
+        let mut client = world.lodge.client().await;
+        assert!(client.call_value("session/search", pill.clone()).await.is_err());
+        world.die(1);
+    }
+}
+
+/// Two pieces of work that are set aside, in a world where nothing else is.
+pub async fn two_aside(world: &mut World) -> [Value; 2] {
+    world.restart_with_pill("request:bitter");
+    set_request_aside(world, &json!({"query": "bitter"})).await;
+    set_request_aside(world, &json!({"query": "bitter too"})).await;
+    let mut api = world.checked().await;
+    let ids: Vec<Value> = aside(&mut api).await.into_iter().map(|work| work["id"].clone()).collect();
+    ids.try_into().expect("two")
+}
+
+async fn aside(api: &mut Checked) -> Vec<Value> {
+    api.ok("quarantine/list", json!({})).await["work"].as_array().expect("a list").clone()
+}
+
+#[tokio::test]
+async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let (agent, other) = (world.agent(&mut api, "ada").await, world.agent(&mut api, "bob").await);
+    world.restart_with_pill("model_call:bitter");
+    let mut api = world.checked().await;
+    let sent = api
+        .ok("turn/send", json!({"agent": agent, "session": "s", "text": "bitter [[reply:at last]]"}))
+        .await;
+    let turn = id(&sent).to_owned();
+    world.die(3);
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await;
+    assert_eq!(work.len(), 1, "{work:?}");
+    assert_eq!(
+        (&work[0]["kind"], &work[0]["turn"], &work[0]["agent"], &work[0]["deaths"]),
+        (&json!("model_call"), &json!(turn), &json!(agent), &json!(3))
+    );
+    let info = api.ok("info", json!({})).await;
+    assert_eq!(info["quarantine"], json!(work));
+    assert!(info["warnings"].to_string().contains("lodge quarantine retry"), "{}", info["warnings"]);
+    let view = api.ok("turn/get", json!({"turn": turn})).await;
+    assert_eq!((&view["status"], &view["waits_for"]), (&json!("waiting"), &json!("quarantine")));
+    // The same agent and another one work on, and so does the next daemon.
+    assert_eq!(api.say(&agent, "beside", "[[reply:fine]]").await["text"], "fine");
+    assert_eq!(api.say(&other, "s2", "[[reply:fine]]").await["text"], "fine");
+    let events = api.ok("event/list", json!({"agent": agent, "kind": "work.quarantined"})).await;
+    let kinds: Vec<&str> =
+        events["events"].as_array().unwrap().iter().filter_map(|event| event["kind"].as_str()).collect();
+    assert_eq!(kinds, ["work.quarantined"]);
+    // Retried while it still kills, it is set aside again after three more deaths.
+    let again = api.ok("quarantine/retry", json!({"work": work[0]["id"]})).await;
+    assert_eq!(again["status"], "retried");
+    world.die(3);
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await;
+    assert_eq!((work.len(), &work[0]["turn"]), (1, &json!(turn)));
+    // And when the reason is gone it is answered.
+    world.lodge.kill9();
+    world.lodge.unset_env("LODGED_PILL");
+    world.lodge.start();
+    let listed = world.cli_json(&["quarantine", "ls", "--json"]);
+    assert_eq!(listed[0]["id"], work[0]["id"]);
+    let short = &work[0]["id"].as_str().unwrap()[..12];
+    let (code, out, err) = world.cli(&["quarantine", "retry", short]);
+    assert_eq!((code, out.trim()), (0, work[0]["id"].as_str().unwrap()), "{err}");
+    let mut api = world.checked().await;
+    let view = api.ended(&turn).await;
+    assert_eq!((&view["status"], &view["text"]), (&json!("done"), &json!("at last")));
+    assert!(aside(&mut api).await.is_empty());
+    let (code, _, err) = world.cli(&["quarantine", "drop", short]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("lodge quarantine ls"), "{err}");
+}
+
+#[tokio::test]
+async fn a_schema_check_that_kills_the_daemon_is_set_aside_and_dropped_with_its_turn() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "ada").await;
+    world.restart_with_pill("schema_check:bitter");
+    let mut api = world.checked().await;
+    let asked = json!({"agent": agent, "text": "[[reply:\"bitter\"]]", "schema": {"type": "string"}});
+    let turn = id(&api.ok("turn/send", asked).await).to_owned();
+    world.die(3);
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await;
+    assert_eq!((work.len(), &work[0]["kind"], &work[0]["turn"]), (1, &json!("schema_check"), &json!(turn)));
+    let (code, _, err) = world.cli(&["quarantine", "drop", work[0]["id"].as_str().unwrap()]);
+    assert_eq!(code, 0, "{err}");
+    let view = api.ended(&turn).await;
+    assert_eq!((&view["status"], &view["error"]["code"]), (&json!("failed"), &json!("work.quarantined")));
+    assert!(aside(&mut api).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_that_kills_the_daemon_is_refused_when_it_is_sent_again() {
+    let mut world = World::new();
+    let pill = json!({"query": "bitter"});
+    world.restart_with_pill("request:bitter");
+    set_request_aside(&mut world, &pill).await;
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await;
+    assert_eq!(
+        (work.len(), &work[0]["kind"], &work[0]["detail"]),
+        (1, &json!("request"), &json!("session/search"))
+    );
+    api.refused("session/search", pill.clone(), "work.quarantined").await;
+    api.ok("session/search", json!({"query": "sweet"})).await;
+    // It stays refused by the next daemon, until somebody decides.
+    world.lodge.kill9();
+    world.lodge.unset_env("LODGED_PILL");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    api.refused("session/search", pill.clone(), "work.quarantined").await;
+    api.ok("quarantine/drop", json!({"work": work[0]["id"]})).await;
+    api.ok("session/search", pill).await;
+}
+
+#[tokio::test]
+async fn a_pull_that_kills_the_daemon_fails_its_agent_which_is_not_tried_again_by_itself() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    tool(&mut api, "cat", "/bin/cat", &["cat"]).await;
+    world.restart_with_pill("pull:bitter");
+    let mut client = world.lodge.client().await;
+    let agentfile = "FROM scratch\nNAME bitter\nMODEL mock/m\nBIN cat cat:latest\n";
+    // Its answer may be lost with the daemon.
+    drop(client.call_value("agent/create", json!({"content": agentfile, "name": "ada"})).await);
+    world.die(3);
+    let mut api = world.checked().await;
+    let agent = api.agent_is("ada", "failed").await;
+    assert!(agent.to_string().contains("lodge quarantine retry"), "{agent}");
+    let work = aside(&mut api).await;
+    assert_eq!((work.len(), &work[0]["kind"]), (1, &json!("pull")));
+    let (code, _, err) = world.cli(&["start", "ada"]);
+    assert_eq!(code, 1, "{err}");
+    world.lodge.kill9();
+    world.lodge.unset_env("LODGED_PILL");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    api.agent_is("ada", "failed").await;
+    api.ok("quarantine/retry", json!({"work": work[0]["id"]})).await;
+    api.agent_is("ada", "ready").await;
+}
+
+#[tokio::test]
+async fn twenty_ordinary_kills_in_a_row_set_nothing_aside() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "ada").await;
+    let turn =
+        id(&api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[hang-after:3]]"})).await)
+            .to_owned();
+    // Moments that are different in every life, all of them within a minute of its start.
+    for kill in 0..24_u64 {
+        tokio::time::sleep(Duration::from_millis(kill * 37 % 211)).await;
+        world.lodge.kill9();
+        world.lodge.start();
+    }
+    let mut api = world.checked().await;
+    assert!(aside(&mut api).await.is_empty());
+    let view = api.ok("turn/get", json!({"turn": turn})).await;
+    assert_eq!(view["status"], "running", "{view}");
+    let params = json!({"session": "s"});
+    api.until("turn/get", json!({"turn": turn}), |turn| turn["steps"][0]["attempt"].as_u64() > Some(1)).await;
+    assert_eq!(api.ok("turn/list", params).await["turns"].as_array().unwrap().len(), 1);
+    api.ok("turn/interrupt", json!({"turn": turn})).await;
+}
