@@ -6,7 +6,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::landlock::Ruleset;
 
@@ -18,17 +18,35 @@ const STACK_BYTES: usize = 256 * 1024;
 pub(crate) struct ToolThread {
     /// The rules of the domain, until the thread has entered it. None from the start: this kernel has no such domain.
     rules: RefCell<Option<Ruleset>>,
-    running: OnceCell<Running>,
+    desk: OnceCell<Arc<Desk>>,
 }
 
+/// Where the keeper and the thread meet. Nothing here allocates: a child that was forked while the other thread did could
+/// not do so itself.
 #[derive(Debug)]
-struct Running {
-    requests: Sender<Request>,
-    /// That the request which was sent last is done.
-    done: Receiver<()>,
+struct Desk {
+    turn: Mutex<Turn>,
+    changed: Condvar,
+}
+
+/// Whose turn it is, and for what.
+#[derive(Debug)]
+enum Turn {
+    /// The thread is about to enter its domain.
+    Entering,
+    /// The keeper may ask.
+    Idle,
+    Asked(Request),
+    /// The thread does what it was asked for.
+    Working,
+    /// The keeper may look at what became of it.
+    Done,
+    /// The thread is gone, for this reason.
+    Gone(io::Error),
 }
 
 /// What the thread is to call, once.
+#[derive(Debug)]
 struct Request(*mut (dyn FnMut() + 'static));
 
 // SAFETY: the caller waits until the thread has called it, and touches nothing that it borrows meanwhile.
@@ -37,68 +55,120 @@ unsafe impl Send for Request {}
 impl ToolThread {
     /// The thread is made with the first tool: an agent that runs none does not pay for it.
     pub(crate) fn new(rules: Option<Ruleset>) -> ToolThread {
-        ToolThread { rules: RefCell::new(rules), running: OnceCell::new() }
+        ToolThread { rules: RefCell::new(rules), desk: OnceCell::new() }
     }
 
     /// Calls `fork` on the thread, or on the caller's where there is no such domain. In the child `fork` never returns.
     pub(crate) fn fork(&self, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
-        let Some(running) = self.running()? else { return fork() };
+        let Some(desk) = self.desk()? else { return fork() };
         let (mut fork, mut forked) = (Some(fork), None);
         let mut call = || forked = fork.take().map(|fork| fork());
         let call: &mut dyn FnMut() = &mut call;
-        // SAFETY: only the lifetime is changed, and what is borrowed outlives the answer, which is waited for below.
+        // SAFETY: only the lifetime is changed, and what is borrowed outlives the call, whose end is waited for.
         let call = unsafe { std::mem::transmute::<&mut dyn FnMut(), *mut (dyn FnMut() + 'static)>(call) };
-        let gone = || io::Error::other("the thread that starts tools is gone");
-        running.requests.send(Request(call)).map_err(|_| gone())?;
-        running.done.recv().map_err(|_| gone())?;
+        desk.ask(Request(call))?;
         forked.unwrap_or_else(|| Err(gone()))
     }
 
-    fn running(&self) -> io::Result<Option<&Running>> {
-        if let Some(running) = self.running.get() {
-            return Ok(Some(running));
+    fn desk(&self) -> io::Result<Option<&Desk>> {
+        if let Some(desk) = self.desk.get() {
+            return Ok(Some(desk));
         }
         let mut rules = self.rules.borrow_mut();
-        let Some(given) = rules.take() else { return Ok(None) };
-        match start(given) {
-            Ok(running) => Ok(Some(self.running.get_or_init(|| running))),
-            Err((given, error)) => {
-                // There may be room for a thread when the next tool starts.
-                *rules = Some(given);
-                Err(error)
+        let Some(given) = rules.as_ref() else { return Ok(None) };
+        // Should there be no room for a thread now, there may be when the next tool starts.
+        let desk = start(given.try_clone()?)?;
+        *rules = None;
+        Ok(Some(self.desk.get_or_init(|| desk)))
+    }
+}
+
+impl Desk {
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, turn: Turn) {
+        *self.turn() = turn;
+        self.changed.notify_all();
+    }
+
+    fn wait_while<'a>(
+        &self,
+        turn: MutexGuard<'a, Turn>,
+        is_so: fn(&mut Turn) -> bool,
+    ) -> MutexGuard<'a, Turn> {
+        self.changed.wait_while(turn, is_so).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the thread call this, and waits for the end of that.
+    fn ask(&self, request: Request) -> io::Result<()> {
+        let mut turn = self.turn();
+        if matches!(*turn, Turn::Gone(_)) {
+            return Err(gone());
+        }
+        *turn = Turn::Asked(request);
+        self.changed.notify_all();
+        turn = self.wait_while(turn, |turn| matches!(turn, Turn::Asked(_) | Turn::Working));
+        match std::mem::replace(&mut *turn, Turn::Idle) {
+            Turn::Done => Ok(()),
+            Turn::Entering | Turn::Idle | Turn::Asked(_) | Turn::Working | Turn::Gone(_) => {
+                *turn = Turn::Gone(gone());
+                Err(gone())
             }
+        }
+    }
+
+    /// What the thread does as long as the keeper lives.
+    fn serve(&self) {
+        loop {
+            let waits = |turn: &mut Turn| !matches!(turn, Turn::Asked(_));
+            let mut turn = self.wait_while(self.turn(), waits);
+            let Turn::Asked(Request(call)) = std::mem::replace(&mut *turn, Turn::Working) else { return };
+            drop(turn);
+            // SAFETY: whoever asked waits for the end of the call and keeps alive what it borrows.
+            unsafe { (*call)() };
+            self.set(Turn::Done);
         }
     }
 }
 
-fn start(rules: Ruleset) -> Result<Running, (Ruleset, io::Error)> {
-    let copy = match rules.try_clone() {
-        Ok(copy) => copy,
-        Err(error) => return Err((rules, error)),
-    };
-    let (requests, received) = channel::<Request>();
-    let (tell_done, done) = channel();
-    let (tell_entered, entered) = channel();
+/// Says that the thread is gone, however that came.
+struct Leaves(Arc<Desk>);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        let is_said = matches!(*self.0.turn(), Turn::Gone(_));
+        if !is_said {
+            self.0.set(Turn::Gone(gone()));
+        }
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that starts tools is gone")
+}
+
+/// Starts the thread, and returns once it is in its domain.
+fn start(rules: Ruleset) -> io::Result<Arc<Desk>> {
+    let desk = Arc::new(Desk { turn: Mutex::new(Turn::Entering), changed: Condvar::new() });
+    let leaves = Leaves(desk.clone());
     let thread = std::thread::Builder::new().name("tools".to_owned()).stack_size(STACK_BYTES);
-    let started = thread.spawn(move || {
-        let is_entered = copy.enter();
-        drop(copy);
-        let failed = is_entered.is_err();
-        if tell_entered.send(is_entered).is_err() || failed {
-            return;
+    thread.spawn(move || match rules.enter() {
+        Ok(()) => {
+            drop(rules);
+            leaves.0.set(Turn::Idle);
+            leaves.0.serve();
         }
-        for Request(call) in received {
-            // SAFETY: whoever sent it waits for the answer and keeps alive what it borrows.
-            unsafe { (*call)() };
-            if tell_done.send(()).is_err() {
-                return;
-            }
+        Err(error) => leaves.0.set(Turn::Gone(error)),
+    })?;
+    let mut turn = desk.wait_while(desk.turn(), |turn| matches!(turn, Turn::Entering));
+    match std::mem::replace(&mut *turn, Turn::Idle) {
+        Turn::Gone(error) => Err(error),
+        Turn::Entering | Turn::Idle | Turn::Asked(_) | Turn::Working | Turn::Done => {
+            drop(turn);
+            Ok(desk)
         }
-    });
-    let entered = started.and_then(|_| entered.recv().unwrap_or_else(|error| Err(io::Error::other(error))));
-    match entered {
-        Ok(()) => Ok(Running { requests, done }),
-        Err(error) => Err((rules, error)),
     }
 }
 
