@@ -7,7 +7,7 @@ use std::path::PathBuf;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("link", &[]),
-    ("proto", &[]),
+    ("proto", &["link"]),
     ("store", &["core"]),
     ("exec", &["core", "link"]),
     ("image", &[]),
