@@ -12,6 +12,7 @@ mod jobs;
 mod ledger;
 mod many;
 mod memory;
+mod network;
 mod parallel;
 mod previous;
 mod proc;
@@ -51,7 +52,7 @@ struct Flags {
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
     /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, previous,
-    /// jobs, images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
+    /// network, jobs, images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
     /// footprint.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
@@ -86,6 +87,10 @@ pub(crate) struct Sizes {
     pub(crate) beside_starts: usize,
     pub(crate) beside_agents: usize,
     pub(crate) beside_turns: usize,
+    pub(crate) network_rounds: usize,
+    pub(crate) network_connects: usize,
+    pub(crate) network_mb: usize,
+    pub(crate) network_agents: usize,
     pub(crate) submits: usize,
     pub(crate) width_rounds: usize,
     pub(crate) width_jobs: usize,
@@ -139,6 +144,10 @@ const FULL: Sizes = Sizes {
     beside_starts: 40,
     beside_agents: 30,
     beside_turns: 300,
+    network_rounds: 5,
+    network_connects: 500,
+    network_mb: 512,
+    network_agents: 20,
     submits: 100,
     width_rounds: 3,
     width_jobs: 1_000,
@@ -191,6 +200,10 @@ const QUICK: Sizes = Sizes {
     beside_starts: 2,
     beside_agents: 2,
     beside_turns: 3,
+    network_rounds: 1,
+    network_connects: 5,
+    network_mb: 4,
+    network_agents: 1,
     submits: 2,
     width_rounds: 1,
     width_jobs: 8,
@@ -216,9 +229,9 @@ const QUICK: Sizes = Sizes {
     collect_commits: 3,
 };
 
-const PARTS: [&str; 15] = [
+const PARTS: [&str; 16] = [
     "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
-    "many", "working", "previous", "jobs", "images",
+    "many", "working", "previous", "network", "jobs", "images",
 ];
 
 fn main() -> ExitCode {
@@ -280,6 +293,9 @@ fn main() -> ExitCode {
         }
         if wanted("previous") {
             previous::run(sizes, &mut table).await;
+        }
+        if wanted("network") {
+            network::run(sizes, &mut table).await;
         }
         let missing = if flags.quick { Missing::Leave } else { Missing::Install };
         jobs::run(wanted, sizes, missing, &mut floors, &mut table).await;

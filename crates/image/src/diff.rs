@@ -68,11 +68,8 @@ fn facts(loaded: &Loaded) -> Facts {
 
 fn permissions(facts: &mut Facts, loaded: &Loaded) {
     let agentfile = &loaded.agentfile;
-    let network = match agentfile.network.as_ref().map(|network| &network.value) {
-        Some(Network::None) => "none".to_owned(),
-        Some(Network::Host) | None => "host".to_owned(),
-        Some(Network::Allow(hosts)) => hosts.join(" "),
-    };
+    let network = agentfile.network.as_ref().map_or(&Network::Public, |network| &network.value);
+    let network = network.words().join(" ");
     put(facts, Section::Network, "network", network);
     for limit in &agentfile.limits {
         put(facts, Section::Limits, limit.value.key().word(), limit.value.to_string());

@@ -20,6 +20,7 @@ use crate::group::Group;
 use crate::job::Job;
 use crate::keep::Keeper;
 use crate::kills::Held;
+use crate::notify::Supervisor;
 use crate::parts::{Layout, Parts};
 use crate::relay::{Feed, Lines, WhenEmpty};
 use crate::spawn::{self, Hold, NotSpawned, Progress, Replaced, Spawned};
@@ -61,7 +62,8 @@ impl Keeper {
         let (serial, started_ms, before) = (self.next_serial(), sys::now_ms(), self.before());
         let Claimed { dir, record: room, output } = claimed;
         match self.spawn(&start, serial, output, space) {
-            Ok(begun) => {
+            Ok(mut begun) => {
+                self.supervise(begun.calls.take());
                 let (mut running, went) = begun.running(start, serial, dir, room, started_ms);
                 running.before = before;
                 running.space = space;
@@ -112,7 +114,7 @@ impl Keeper {
         let mut at = 0;
         while at < self.running.len() {
             let one = &mut self.running[at];
-            let (serial, said) = (one.serial, one.starting.as_ref().and_then(|report| report.look(now)));
+            let (serial, said) = (one.serial, one.starting.as_mut().and_then(|report| report.look(now)));
             let went = match said {
                 None => {
                     at += 1;
@@ -126,11 +128,19 @@ impl Keeper {
                     continue;
                 }
             };
-            let (exec, asked_again) =
-                (one.id.clone(), one.starting.take().map_or(0, |report| report.asked_again));
+            let (exec, report) = (one.id.clone(), one.starting.take());
+            let (asked_again, calls) = report.map_or((0, None), |report| (report.asked_again, report.calls));
+            self.supervise(calls);
             self.began(serial, went);
             (0..asked_again).for_each(|_| self.tell_state(&exec));
             at += 1;
+        }
+    }
+
+    /// Answers what an exec calls, from here on.
+    fn supervise(&mut self, calls: Option<OwnedFd>) {
+        if let (Some(supervisor), Some(calls)) = (&mut self.supervisor, calls) {
+            supervisor.add(calls);
         }
     }
 
@@ -189,7 +199,8 @@ impl Keeper {
     }
 
     fn holding(&self) -> Holding {
-        Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() }
+        let calls = self.supervisor.as_ref().map_or(0, Supervisor::descriptors);
+        Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() + calls }
     }
 
     fn spawn(&self, start: &Start, serial: u64, output: Output, space: Space) -> Result<Begun, NotSpawned> {
@@ -216,7 +227,7 @@ impl Keeper {
             None => Hold::Guardian { lock: self.lock.as_raw_fd(), others: self.guardians().len() as u64 },
         };
         let spawned = spawn::spawn(start, &self.confined, hold, given, space);
-        let Spawned { pid, guard, stdin, stdout, stderr, progress } = match spawned {
+        let Spawned { pid, guard, stdin, stdout, stderr, progress, calls } = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
                 if let Some(group) = &group {
@@ -231,7 +242,7 @@ impl Keeper {
             (None, None) => return Err(failed(std::io::Error::from_raw_os_error(libc::ECHILD))),
         };
         let (stdout, stderr) = (Captured::new(Some(stdout), out_place), Captured::new(stderr, err_place));
-        Ok(Begun { pid, held, stdin, stdout, stderr, progress })
+        Ok(Begun { pid, held, stdin, stdout, stderr, progress, calls })
     }
 
     fn record_not_started(
@@ -338,6 +349,8 @@ struct Begun {
     stdout: Captured,
     stderr: Captured,
     progress: Progress,
+    /// What it calls, where that is known already.
+    calls: Option<OwnedFd>,
 }
 
 impl Begun {

@@ -14,10 +14,10 @@ use crate::counters;
 use crate::fence::{Fence, Namespaces};
 use crate::files::Files;
 use crate::group::Groups;
-use crate::landlock::{self, Place, Ruleset};
+use crate::landlock::{self, Place, Ruleset, Tcp};
 use crate::layers::Layers;
-use crate::network::Gate;
-use crate::seccomp::{self, Clone3};
+use crate::network::Net;
+use crate::seccomp::{self, Clone3, Looks};
 use crate::sys;
 use crate::tool_thread::ToolThread;
 
@@ -31,6 +31,10 @@ const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// it and at the files that it has mapped, and to take back the score it gives to execs.
 const KEEPER_CAPABILITIES: u64 =
     1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19 | 1 << 24 | 1 << 40;
+
+/// What a keeper keeps that runs as an ordinary user, in a user namespace of its own: to look at programs that let nobody
+/// else do so.
+const USER_CAPABILITIES: u64 = 1 << 19;
 
 /// Whose rights execs run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +65,10 @@ pub(crate) struct Confined {
     /// Whether each exec has to refuse `clone3` to itself.
     pub(crate) refuses_clone3: bool,
     pub(crate) files: Files,
-    /// Where the sandbox has one.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) net: Net,
+    /// Whether the keeper answers calls of its execs, and rules for a runtime by which nobody else does. Those for tools
+    /// are among the ones that keep them apart.
+    pub(crate) supervises: Option<Ruleset>,
     pub(crate) bounds: Bounds,
 }
 
@@ -112,7 +118,7 @@ impl OomScore {
 
 /// Confines this process and everything that it will start.
 pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
-    let Fence { mut layers, namespaces, proc_is_ours, groups, gate, mut bounds } = fence;
+    let Fence { mut layers, namespaces, proc_is_ours, groups, net, mut bounds } = fence;
     let user = user(spec, &mut layers)?;
     bounds.set_users(user, namespaces);
     let files = Files::raise()?;
@@ -138,13 +144,22 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let own = own_places(dir, groups.as_ref(), &bounds);
     let rules = confine_files(&writable, &own, namespaces, &mut layers)?;
     // Where there is no Landlock, that was noted above.
-    let apart = layers.has("landlock").then(landlock::apart).transpose()?;
+    let supervises = net.supervised.as_ref().map(|_| landlock::without_tcp()).transpose()?;
+    let tcp = if supervises.is_some() { Tcp::Closed } else { Tcp::Open };
+    let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
+    if supervises.is_some() && apart.is_none() {
+        return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
+    }
     let makes_nothing = layers.has("landlock").then(landlock::makes_nothing).transpose()?;
     // Execs that enter all rules by themselves reach nobody else by signals anyway.
     let scoped = layers.has("landlock_scope") && rules.is_none();
     let tools = ToolThread::new(if scoped { landlock::tools_scope()? } else { None });
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
-    let is_filtered = layers.note("seccomp", seccomp::enter(clone3));
+    let looks = if supervises.is_some() { Looks::LeftToExecs } else { Looks::Refused };
+    let is_filtered = layers.note("seccomp", seccomp::enter(clone3, looks));
+    if supervises.is_some() && !is_filtered {
+        return Err(io::Error::other("the sandbox's network cannot be guarded without seccomp"));
+    }
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
     Ok(Confined {
         layers,
@@ -159,7 +174,8 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         groups,
         refuses_clone3,
         files,
-        gate,
+        net,
+        supervises,
         bounds,
     })
 }
@@ -224,7 +240,7 @@ pub(crate) fn drop_capabilities() -> io::Result<()> {
     let (ambient, clear) = (libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong);
     // SAFETY: no memory is passed.
     unsafe { prctl(ambient, clear)? };
-    set_capabilities(if sys::is_root() { KEEPER_CAPABILITIES } else { 0 })
+    set_capabilities(if sys::is_root() { KEEPER_CAPABILITIES } else { USER_CAPABILITIES })
 }
 
 /// Sets the effective and permitted sets, of those bits that are permitted now; nothing is inheritable.

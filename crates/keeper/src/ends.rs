@@ -91,7 +91,7 @@ impl Keeper {
             let main = self.running.iter_mut().find(|one| one.pid == Some(pid) && one.stage == Stage::Alive);
             match main {
                 Some(one) => one.ended(died.into(), guardian::from_rusage(&usage)),
-                None if self.confined.gate.as_ref().is_some_and(|gate| gate.pid == pid) => {
+                None if self.confined.net.gate.as_ref().is_some_and(|gate| gate.pid == pid) => {
                     self.gate_died(died)
                 }
                 None => self.collected(pid, died),
@@ -101,9 +101,17 @@ impl Keeper {
 
     /// Without its gate a sandbox would wait for a network that never answers, and nobody inside can have another.
     fn gate_died(&mut self, died: Died) {
-        self.confined.gate = None;
+        self.close_gate();
         self.log.say(&format!("its gate died ({died:?}), so it ends"));
         self.end(HOST_GRACE, Instant::now());
+    }
+
+    /// Lets the gate end.
+    fn close_gate(&mut self) {
+        self.confined.net.gate = None;
+        if let Some(supervisor) = &mut self.supervisor {
+            supervisor.stock = None;
+        }
     }
 
     /// Ends each exec whose main process is gone and whose output is, too, or has had its time.
@@ -240,7 +248,7 @@ impl Keeper {
             return false;
         }
         // Nobody is left to use it, and it is a process, too.
-        self.confined.gate = None;
+        self.close_gate();
         // SAFETY: `siginfo_t` is plain data, for which zeroes are a valid value, and outlives the call.
         let any = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();

@@ -18,7 +18,7 @@ use crate::devices;
 use crate::group::Groups;
 use crate::layers::Layers;
 use crate::masks;
-use crate::network::Gate;
+use crate::network::Net;
 use crate::read_only;
 use crate::sys;
 
@@ -38,7 +38,7 @@ pub(crate) struct Fence {
     pub(crate) proc_is_ours: bool,
     /// The sandbox's cgroup, where execs can be held by it.
     pub(crate) groups: Option<Groups>,
-    pub(crate) gate: Option<Gate>,
+    pub(crate) net: Net,
     pub(crate) bounds: Bounds,
 }
 
@@ -101,15 +101,14 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
 
 impl Fence {
     /// Builds the fence from inside the namespaces.
-    pub(crate) fn build(spec: &KeeperSpec, namespaces: Namespaces, layers: Layers) -> io::Result<Fence> {
-        let mut fence = Fence {
-            layers,
-            namespaces,
-            proc_is_ours: false,
-            groups: None,
-            gate: None,
-            bounds: Bounds::default(),
-        };
+    pub(crate) fn build(
+        spec: &KeeperSpec,
+        namespaces: Namespaces,
+        layers: Layers,
+        net: Net,
+    ) -> io::Result<Fence> {
+        let mut fence =
+            Fence { layers, namespaces, proc_is_ours: false, groups: None, net, bounds: Bounds::default() };
         match namespaces {
             Namespaces::Own => fence.mounts(spec)?,
             Namespaces::Host => {
@@ -194,7 +193,7 @@ impl Fence {
         let root = Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false };
         let source = sys::open_path(root.source.as_os_str())?;
         let mut opened = vec![Opened { bind: root, source }];
-        for bind in spec.binds.iter().cloned().chain(masks::resolver()) {
+        for bind in spec.binds.iter().cloned().chain(masks::resolver(self.net.resolver.as_deref())) {
             match sys::open_path(bind.source.as_os_str()) {
                 Ok(source) => {
                     check_itself(&bind.source, &source)?;

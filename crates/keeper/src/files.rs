@@ -9,8 +9,8 @@ use crate::sys;
 
 /// Descriptors that one exec needs while it runs: three pipes, its directory, four files, and what holds it.
 const PER_EXEC: usize = 10;
-/// Those of the keeper itself, of peers, of spare directories, and of an exec that is just being started.
-const RESERVED: usize = 72;
+/// Those of the keeper itself, of peers, of spare directories and sockets, and of an exec that is just being started.
+const RESERVED: usize = 80;
 
 /// The limits on descriptors.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,11 @@ impl Files {
         }
     }
 
+    /// How many the keeper may have.
+    pub(crate) fn own(&self) -> usize {
+        usize::try_from(self.own).unwrap_or(usize::MAX)
+    }
+
     /// In a child: the limit as everybody else has it.
     pub(crate) fn restore(&self) -> io::Result<()> {
         let Some(ordinary) = &self.ordinary else { return Ok(()) };
@@ -68,8 +73,8 @@ mod tests {
             (0..1000).take_while(|execs| files.suffice(Holding { execs: *execs, rest })).count()
         };
         assert_eq!(most(64, 0), 0);
-        assert_eq!(most(1024, 0), 95);
-        assert_eq!(most(1024, 90), 86);
+        assert_eq!(most(1024, 0), 94);
+        assert_eq!(most(1024, 90), 85);
         assert_eq!(most(libc::RLIM_INFINITY, 0), 1000);
     }
 }

@@ -1,17 +1,18 @@
-//! `keeper gate`: the process that stays in the host's network for a sandbox that has a list.
+//! `keeper gate`: the process that stays in the host's network for a sandbox that has a way out.
 //!
-//! Owns: accepting what programs of the sandbox dial, and a process of its own for each of them, so that none can harm
-//! another. It has no secret, no file to write and no capability, and ends with the keeper at the latest.
+//! Owns: sockets of that network for the keeper, and names for its programs. Where sockets cannot be handed over, it is a
+//! proxy, with a process for each connection, so that none can harm another. It has no secret, no file to write and no
+//! capability, and ends with the keeper at the latest.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::confine;
+use crate::gate_answers::{Answers, Opened};
 use crate::gate_rules::Rules;
 use crate::gate_serve;
 use crate::landlock;
@@ -31,30 +32,33 @@ pub(crate) fn run() -> ExitCode {
     // SAFETY: nothing in this process owns a descriptor beyond the one that it was given.
     unsafe { libc::close_range(network::CONTROL as libc::c_uint + 1, libc::c_uint::MAX, 0) };
     let Ok(control) = sys::inherit(network::CONTROL) else { return ExitCode::FAILURE };
-    let mut control = UnixStream::from(control);
     match prepare(&control) {
-        Ok((gate, rules)) => {
-            if control.write_all(&[network::READY]).is_err() {
+        Ok(gate) => {
+            if sys::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
                 return ExitCode::FAILURE;
             }
-            gate.serve(&control, &rules)
+            gate.serve(&control)
         }
         Err(error) => {
             // A keeper that is gone does not ask why.
-            drop(control.write_all(error.to_string().as_bytes()));
+            drop(sys::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
             ExitCode::FAILURE
         }
     }
 }
 
-fn prepare(control: &UnixStream) -> io::Result<(Gate, Rules)> {
-    let Setup { listener, uid, allow } = network::receive(control)?;
-    let rules = Rules::read(&allow).map_err(|word| io::Error::other(format!("`{word}` names no host")))?;
-    let children = children()?;
+fn prepare(control: &OwnedFd) -> io::Result<Gate> {
+    let Setup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
+    let proxy = match proxy {
+        Some(listener) => {
+            listener.set_nonblocking(true)?;
+            Some(Proxy { listener, children: children()?, serving: 0, refusing: Vec::new() })
+        }
+        None => None,
+    };
+    let answers = Answers::new(datagrams, streams)?;
     confine(uid)?;
-    control.set_nonblocking(true)?;
-    listener.set_nonblocking(true)?;
-    Ok((Gate { listener, children, serving: 0, refusing: Vec::new() }, rules))
+    Ok(Gate { rules, answers, proxy })
 }
 
 /// Gives up everything that a gate does not need.
@@ -80,15 +84,19 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
             libc::signal(signal, libc::SIG_IGN);
         }
     }
-    drop(seccomp::enter(seccomp::Clone3::Refused).and_then(|()| seccomp::refuse_programs()));
+    drop(
+        seccomp::enter(seccomp::Clone3::Refused, seccomp::Looks::Refused)
+            .and_then(|()| seccomp::refuse_programs()),
+    );
     Ok(())
 }
 
-/// What names are resolved by.
+/// What names are resolved by. Where a link leads elsewhere, the whole directory there: such files are replaced.
 fn readable() -> Vec<PathBuf> {
     let etc = Path::new("/etc");
     let linked = ["resolv.conf", "hosts"].map(|name| etc.join(name).canonicalize());
-    std::iter::once(etc.to_owned()).chain(linked.into_iter().flatten()).collect()
+    let linked = linked.into_iter().flatten().filter_map(|path| path.parent().map(Path::to_owned));
+    std::iter::once(etc.to_owned()).chain(linked).collect()
 }
 
 /// Ends of children, as a descriptor.
@@ -104,7 +112,92 @@ fn children() -> io::Result<OwnedFd> {
     }
 }
 
+/// A gate at work.
 struct Gate {
+    rules: Rules,
+    answers: Answers,
+    /// Where sockets cannot be handed over.
+    proxy: Option<Proxy>,
+}
+
+impl Gate {
+    fn serve(mut self, control: &OwnedFd) -> ExitCode {
+        let mut polled = Vec::new();
+        loop {
+            polled.clear();
+            let mut add = |fd: RawFd| polled.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            add(control.as_raw_fd());
+            if let Some(proxy) = &self.proxy {
+                add(proxy.children.as_raw_fd());
+                add(proxy.listener.as_raw_fd());
+            }
+            self.answers.watch(&mut polled);
+            let timeout_ms = self.answers.sleep_ms(Instant::now());
+            // A wait that is cut short only means to look once more.
+            // SAFETY: the list is as long as is announced and outlives the call.
+            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout_ms) };
+            if polled[0].revents != 0 && obey(control).is_err() {
+                return ExitCode::SUCCESS;
+            }
+            if let Some(proxy) = &mut self.proxy {
+                proxy.collect();
+                proxy.accept(&self.rules);
+            }
+            // A keeper that does not take it is gone, which the next round sees.
+            let mut open = |opened| drop(tell_opened(control, opened));
+            self.answers.serve(&self.rules, Instant::now(), &mut open);
+        }
+    }
+}
+
+/// Hands over a socket for each that is asked for. An error: the keeper is gone.
+fn obey(control: &OwnedFd) -> io::Result<()> {
+    let mut wanted = [0];
+    let (len, _) = sys::receive_packet(control.as_raw_fd(), &mut wanted)?;
+    let family = match (len, wanted) {
+        (1, [hand::V4]) => libc::AF_INET,
+        (1, [hand::V6]) => libc::AF_INET6,
+        (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is passed.
+    match sys::check(unsafe { libc::socket(family, kind, 0) }) {
+        Ok(socket) => {
+            // SAFETY: the call returned this descriptor, and nothing else owns it.
+            let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+            sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd()))
+        }
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
+            let [low, high, ..] = errno.to_le_bytes();
+            sys::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
+        }
+    }
+}
+
+fn tell_opened(control: &OwnedFd, (address, port): Opened) -> io::Result<()> {
+    let [high, low] = port.to_be_bytes();
+    let mut message = vec![hand::OPENED, high, low];
+    match address {
+        IpAddr::V4(address) => message.extend_from_slice(&address.octets()),
+        IpAddr::V6(address) => message.extend_from_slice(&address.octets()),
+    }
+    sys::send_packet(control.as_raw_fd(), &message, None)
+}
+
+/// How messages between a keeper and its gate begin.
+pub(crate) mod hand {
+    /// A socket of this family, asked for or handed over.
+    pub(crate) const V4: u8 = b'4';
+    pub(crate) const V6: u8 = b'6';
+    /// There is none: the family, then the error.
+    pub(crate) const NONE: u8 = b'N';
+    /// An address that a listed name led to: the port or zero, then the address.
+    pub(crate) const OPENED: u8 = b'O';
+}
+
+/// The way out for programs that know proxies, where sockets cannot be handed over.
+struct Proxy {
     listener: TcpListener,
     children: OwnedFd,
     /// Processes that serve.
@@ -113,21 +206,7 @@ struct Gate {
     refusing: Vec<i32>,
 }
 
-impl Gate {
-    fn serve(mut self, mut control: &UnixStream, rules: &Rules) -> ExitCode {
-        loop {
-            let fds = [control.as_raw_fd(), self.children.as_raw_fd(), self.listener.as_raw_fd()];
-            wait(fds);
-            match control.read(&mut [0; 16]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Nothing is ever said here: this is the end of the keeper, or of its need for a gate.
-                Ok(_) | Err(_) => return ExitCode::SUCCESS,
-            }
-            self.collect();
-            self.accept(rules);
-        }
-    }
-
+impl Proxy {
     fn collect(&mut self) {
         // How many ended is counted below.
         drop(sys::read(self.children.as_raw_fd(), &mut [0; size_of::<libc::signalfd_siginfo>()]));
@@ -178,11 +257,4 @@ impl Gate {
         // SAFETY: ends the process at once; everything that it had to say was said.
         unsafe { libc::_exit(0) }
     }
-}
-
-fn wait(fds: [RawFd; 3]) {
-    let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    // A wait that is cut short only means to look once more.
-    // SAFETY: the array is as long as is announced and outlives the call.
-    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
 }

@@ -1,6 +1,6 @@
 //! Questions to a name server and its answers, byte for byte.
 //!
-//! Owns: the part of the protocol that a stub needs. Never: sockets.
+//! Owns: the part of the protocol that a stub and one who passes questions on need. Never: sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,6 +13,17 @@ const IS_ANSWER: u16 = 1 << 15;
 const IS_CUT: u16 = 1 << 9;
 const CODE_MASK: u16 = 0xf;
 const CODE_NO_NAME: u16 = 3;
+const CODE_FAILED: u16 = 2;
+const CODE_UNKNOWN: u16 = 4;
+const CODE_REFUSED: u16 = 5;
+const OPCODE_MASK: u16 = 0xf << 11;
+const RECURSES: u16 = 1 << 7;
+/// For how long what the host's own file says is to be remembered.
+const OWN_TTL_S: u16 = 5;
+/// Lengths from here on are none.
+const LABEL_END: u8 = 64;
+/// Where the longest question ends.
+const NAME_END_MAX: usize = HEADER_LEN + 255 + 4;
 /// The two highest bits of a length that is really an offset.
 const POINTER: u8 = 0xc0;
 
@@ -30,6 +41,35 @@ impl Kind {
             Kind::V6 => 28,
         }
     }
+}
+
+/// What a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// In small letters, without a dot at its end.
+    pub(crate) name: String,
+    record: u16,
+    /// Where the question ends.
+    end: usize,
+}
+
+impl Asked {
+    pub(crate) fn wants_address(&self) -> bool {
+        [Kind::V4, Kind::V6].iter().any(|kind| kind.number() == self.record)
+    }
+
+    pub(crate) fn wants(&self, address: IpAddr) -> bool {
+        let kind = if address.is_ipv4() { Kind::V4 } else { Kind::V6 };
+        kind.number() == self.record
+    }
+}
+
+/// How a reply of our own goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Code {
+    Fine = 0,
+    Failed = 2,
+    NoName = 3,
 }
 
 /// What an answer says.
@@ -95,6 +135,88 @@ pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: Kind) -> Option<Said> 
         at += 10 + len;
     }
     Some(Said::Addresses(found))
+}
+
+/// Reads a question of somebody else's. None: it is none, or one that nobody can answer.
+pub(crate) fn asked(message: &[u8]) -> Option<Asked> {
+    let [flags, questions] = [2, 4].map(|at| word(message, at).unwrap_or_default());
+    if flags & (IS_ANSWER | OPCODE_MASK) != 0 || questions != 1 {
+        return None;
+    }
+    let (mut at, mut labels) = (HEADER_LEN, Vec::new());
+    loop {
+        let len = usize::from(*message.get(at)?);
+        if len == 0 {
+            break;
+        }
+        // Nothing comes before a question that a pointer in it could mean.
+        let label = message.get(at + 1..at + 1 + len).filter(|_| len < usize::from(LABEL_END))?;
+        labels.push(String::from_utf8_lossy(label).to_ascii_lowercase());
+        at += 1 + len;
+    }
+    let (record, class) = (word(message, at + 1)?, word(message, at + 3)?);
+    let end = at + 5;
+    (class == CLASS_INTERNET && end <= NAME_END_MAX).then(|| Asked { name: labels.join("."), record, end })
+}
+
+/// An answer of our own to a question that was read, with addresses of the kind that it asks for.
+pub(crate) fn reply(message: &[u8], asked: &Asked, code: Code, addresses: &[IpAddr]) -> Vec<u8> {
+    let mut out = message[..asked.end].to_vec();
+    let wants_recursion = word(message, 2).unwrap_or_default() & ASKS_RECURSION;
+    let flags = IS_ANSWER | wants_recursion | RECURSES | code as u16;
+    let counts = [flags, 1, addresses.len() as u16, 0, 0];
+    for (at, value) in counts.into_iter().enumerate() {
+        out[2 + at * 2..4 + at * 2].copy_from_slice(&value.to_be_bytes());
+    }
+    for address in addresses {
+        let octets = match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        out.extend_from_slice(&[POINTER, HEADER_LEN as u8]);
+        for value in [asked.record, CLASS_INTERNET, 0, OWN_TTL_S, octets.len() as u16] {
+            out.extend_from_slice(&value.to_be_bytes());
+        }
+        out.extend_from_slice(&octets);
+    }
+    out
+}
+
+/// Whether this is an answer to that message.
+pub(crate) fn answers(answer: &[u8], message: &[u8]) -> bool {
+    let Some(asked) = asked(message) else { return false };
+    let repeated = answer.get(HEADER_LEN..asked.end);
+    word(answer, 0) == word(message, 0)
+        && word(answer, 2).is_some_and(|flags| flags & IS_ANSWER != 0)
+        && word(answer, 4) == Some(1)
+        && repeated.is_some_and(|repeated| repeated.eq_ignore_ascii_case(&message[HEADER_LEN..asked.end]))
+}
+
+/// Whether a server says that it could not, so that another may.
+pub(crate) fn is_failure(answer: &[u8]) -> bool {
+    let code = word(answer, 2).unwrap_or_default() & CODE_MASK;
+    matches!(code, CODE_FAILED | CODE_UNKNOWN | CODE_REFUSED)
+}
+
+/// All addresses among the records of an answer, as far as it can be read.
+pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    let read = |found: &mut Vec<IpAddr>| -> Option<()> {
+        let mut at = after_name(answer, HEADER_LEN)? + 4;
+        for _ in 0..word(answer, 6)? {
+            at = after_name(answer, at)?;
+            let (record, class, len) =
+                (word(answer, at)?, word(answer, at + 2)?, usize::from(word(answer, at + 8)?));
+            let data = answer.get(at + 10..at + 10 + len)?;
+            let kind = [Kind::V4, Kind::V6].into_iter().find(|kind| kind.number() == record);
+            found.extend(kind.filter(|_| class == CLASS_INTERNET).and_then(|kind| address(data, kind)));
+            at += 10 + len;
+        }
+        Some(())
+    };
+    // What came before a broken record counts.
+    let _complete = read(&mut found);
+    found
 }
 
 fn address(data: &[u8], kind: Kind) -> Option<IpAddr> {
@@ -174,6 +296,40 @@ mod tests {
                 let mut bytes = bytes.clone();
                 bytes[at] = value;
                 drop(answer(&bytes, &asked, Kind::V4));
+            }
+        }
+    }
+
+    #[test]
+    fn a_question_is_read_and_answered_and_nothing_else_is() {
+        let message = question(7, "www.Example.com", Kind::V4);
+        let read = asked(&message).unwrap();
+        assert_eq!(read.name, "www.example.com");
+        let addresses_of = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 8))];
+        assert!(
+            read.wants_address() && read.wants(addresses_of[0]) && !read.wants(Ipv6Addr::LOCALHOST.into())
+        );
+        let out = reply(&message, &read, Code::Fine, &addresses_of);
+        assert!(answers(&out, &message) && !is_failure(&out));
+        assert_eq!(answer(&out, &message, Kind::V4), Some(Said::Addresses(addresses_of.to_vec())));
+        assert_eq!(addresses(&out), addresses_of);
+        let none = reply(&message, &read, Code::NoName, &[]);
+        assert_eq!(answer(&none, &message, Kind::V4), Some(Said::NoSuchName));
+        assert!(is_failure(&reply(&message, &read, Code::Failed, &[])));
+        assert!(asked(&out).is_none(), "an answer is no question");
+        for cut in 0..message.len() {
+            assert!(asked(&message[..cut]).is_none(), "{cut}");
+        }
+        // Every byte may be anything.
+        for at in 0..out.len() {
+            for value in [0, 1, 63, 64, 191, 192, 255] {
+                let mut bytes = out.clone();
+                bytes[at] = value;
+                drop(addresses(&bytes));
+                bytes[2] &= 0x7f;
+                if let Some(read) = asked(&bytes) {
+                    drop(reply(&bytes, &read, Code::Fine, &addresses_of));
+                }
             }
         }
     }

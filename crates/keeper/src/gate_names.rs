@@ -37,6 +37,19 @@ pub(crate) fn resolve(name: &str) -> Result<Vec<IpAddr>, NoAddress> {
     resolve_by(name, &text(Path::new(HOSTS)), &servers(&text(Path::new(SERVERS))))
 }
 
+/// The addresses that the host's own file has for a name.
+pub(crate) fn from_file(name: &str) -> Vec<IpAddr> {
+    from_hosts(name, &text(Path::new(HOSTS)))
+}
+
+/// Whom the host asks for names. A host that names nobody asks itself.
+pub(crate) fn host_servers() -> Vec<SocketAddr> {
+    match servers(&text(Path::new(SERVERS))) {
+        found if found.is_empty() => vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))],
+        found => found,
+    }
+}
+
 fn text(path: &Path) -> String {
     let mut bytes = Vec::new();
     // A host without such a file is one whose file is empty.

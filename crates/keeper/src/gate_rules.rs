@@ -1,4 +1,4 @@
-//! Which hosts a sandbox with a list may reach, and which addresses no list opens.
+//! Which hosts a sandbox may reach, and which addresses nothing opens.
 //!
 //! Owns: the meaning of a NETWORK line. Never: sockets, names that have to be resolved.
 
@@ -9,7 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const NAME_MAX: usize = 253;
 const LABEL_MAX: usize = 63;
 
-/// Where clouds tell a machine its secrets, beside the link-local ranges. No list opens these.
+/// A word of a list that opens one port of the host's own loopback.
+const LOOPBACK_WORD: &str = "loopback:";
+
+/// Where clouds tell a machine its secrets, beside the link-local ranges. Nothing opens these.
 const METADATA: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
@@ -95,6 +98,17 @@ enum Hosts {
     Range(Range),
 }
 
+impl Hosts {
+    /// Whether this is a name, and matches.
+    fn names(&self, name: &str) -> bool {
+        match self {
+            Hosts::Named(named) => named == name,
+            Hosts::Beneath(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+            Hosts::Range(_) => false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     hosts: Hosts,
@@ -102,10 +116,40 @@ struct Rule {
     port: Option<u16>,
 }
 
-/// The list, and its words as they were written.
+/// What is open beside what a list names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Every address that is routed in public.
+    Public,
+    /// The same, and private ranges.
+    Lan,
+    /// Nothing.
+    Listed,
+}
+
+impl Reach {
+    const ALL: [Reach; 3] = [Reach::Public, Reach::Lan, Reach::Listed];
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Reach::Public => "public",
+            Reach::Lan => "lan",
+            Reach::Listed => "list",
+        }
+    }
+
+    pub(crate) fn from_word(word: &str) -> Option<Reach> {
+        Reach::ALL.into_iter().find(|reach| reach.word() == word)
+    }
+}
+
+/// What a sandbox may reach, and the words as they were written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
+    reach: Reach,
     list: Vec<Rule>,
+    /// Ports of the host's loopback that are open.
+    loopback: Vec<u16>,
     words: String,
 }
 
@@ -120,7 +164,7 @@ pub(crate) enum Place {
 /// Why an address is not connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// No list opens it.
+    /// Nothing opens it.
     Always,
     /// A list opens it by naming the address or its range.
     UnlessListed,
@@ -128,37 +172,87 @@ pub(crate) enum Closed {
 
 impl Rules {
     /// Reads a list, or says which of its words has no meaning.
-    pub(crate) fn read(words: &[String]) -> Result<Rules, String> {
-        let list =
-            words.iter().map(|word| rule(word).ok_or_else(|| word.clone())).collect::<Result<_, _>>()?;
-        Ok(Rules { list, words: words.join(" ") })
+    pub(crate) fn read(reach: Reach, words: &[String]) -> Result<Rules, String> {
+        let (mut list, mut loopback) = (Vec::new(), Vec::new());
+        for word in words {
+            match word.strip_prefix(LOOPBACK_WORD) {
+                Some(port) => loopback.push(port_of(port).ok_or_else(|| word.clone())?),
+                None => list.push(rule(word).ok_or_else(|| word.clone())?),
+            }
+        }
+        Ok(Rules { reach, list, loopback, words: words.join(" ") })
     }
 
-    /// The list as people wrote it.
-    pub(crate) fn words(&self) -> &str {
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// The words of a list.
+    pub(crate) fn list(&self) -> &str {
         &self.words
     }
 
-    /// Whether the list names this host. For an address that is not all: see [`Rules::check`].
-    pub(crate) fn name(&self, host: &Host, port: u16) -> bool {
-        match host {
-            Host::Name(name) => self.matching(port).any(|hosts| match hosts {
-                Hosts::Named(named) => named == name,
-                Hosts::Beneath(end) => name.len() > end.len() && name.ends_with(end.as_str()),
-                Hosts::Range(_) => false,
-            }),
-            Host::Address(address) => self.lists(canonical(*address), port),
+    /// The line as people wrote it.
+    pub(crate) fn words(&self) -> &str {
+        match self.reach {
+            Reach::Public | Reach::Lan => self.reach.word(),
+            Reach::Listed => &self.words,
         }
     }
 
-    /// Whether an address of a host that the list names may be connected to.
+    /// Whether this host is named. For an address that is not all: see [`Rules::check`].
+    pub(crate) fn name(&self, host: &Host, port: u16) -> bool {
+        match (self.reach, host) {
+            (Reach::Public | Reach::Lan, _) => true,
+            (Reach::Listed, Host::Name(name)) => self.matching(port).any(|hosts| hosts.names(name)),
+            (Reach::Listed, Host::Address(address)) => self.lists(canonical(*address), port),
+        }
+    }
+
+    /// The ports at which a name is open: none, some, or by a zero all of them.
+    pub(crate) fn ports_of(&self, name: &str) -> Vec<u16> {
+        let rules = self.list.iter().filter(|rule| rule.hosts.names(name));
+        rules.map(|rule| rule.port.unwrap_or(0)).collect()
+    }
+
+    /// Whether this port of the host's loopback is open.
+    pub(crate) fn opens_loopback(&self, port: u16) -> bool {
+        self.loopback.contains(&port)
+    }
+
+    /// Whether an address of a host that is named may be connected to.
     pub(crate) fn check(&self, address: IpAddr, port: u16, place: Place) -> Result<(), Closed> {
         let address = canonical(address);
         if is_never(address) {
             return Err(Closed::Always);
         }
-        let is_private = is_private(address) || place == Place::Own;
-        if is_private && !self.lists(address, port) { Err(Closed::UnlessListed) } else { Ok(()) }
+        match (self.reach, place) {
+            // One of the host's own is meant only where it is written as it is.
+            (Reach::Listed, Place::Own) if self.lists_alone(address, port) => Ok(()),
+            (Reach::Listed, Place::Own) => Err(Closed::UnlessListed),
+            (Reach::Public | Reach::Lan, Place::Own) => Err(Closed::Always),
+            (Reach::Lan, Place::Elsewhere) => Ok(()),
+            (Reach::Public, Place::Elsewhere) if is_private(address) => Err(Closed::Always),
+            (Reach::Public, Place::Elsewhere) => Ok(()),
+            (Reach::Listed, Place::Elsewhere) if is_private(address) && !self.lists(address, port) => {
+                Err(Closed::UnlessListed)
+            }
+            (Reach::Listed, Place::Elsewhere) => Ok(()),
+        }
+    }
+
+    /// Whether an address may be connected to that a program names by itself. `answered`: it was the answer for a
+    /// name that is open at this port.
+    pub(crate) fn opens(&self, address: IpAddr, port: u16, place: Place, answered: bool) -> bool {
+        let is_named = answered || self.name(&Host::Address(address), port);
+        is_named && self.check(address, port, place).is_ok()
+    }
+
+    fn lists_alone(&self, address: IpAddr, port: u16) -> bool {
+        self.matching(port).any(|hosts| match hosts {
+            Hosts::Range(range) => *range == Range::one(address),
+            Hosts::Named(_) | Hosts::Beneath(_) => false,
+        })
     }
 
     fn lists(&self, address: IpAddr, port: u16) -> bool {
@@ -174,6 +268,10 @@ impl Rules {
     }
 }
 
+fn port_of(word: &str) -> Option<u16> {
+    word.parse().ok().filter(|port| *port > 0)
+}
+
 fn rule(word: &str) -> Option<Rule> {
     if let Some((address, bits)) = word.split_once('/') {
         let (first, bits): (IpAddr, u32) = (address.parse().ok()?, bits.parse().ok()?);
@@ -184,7 +282,7 @@ fn rule(word: &str) -> Option<Rule> {
         return Some(Rule { hosts: Hosts::Range(Range::one(canonical(address))), port: None });
     }
     let (host, port) = match word.rsplit_once(':') {
-        Some((host, port)) => (host, Some(port.parse::<u16>().ok().filter(|port| *port > 0)?)),
+        Some((host, port)) => (host, Some(port_of(port)?)),
         None => (word, None),
     };
     let hosts = match host.strip_prefix("*.") {
@@ -201,7 +299,7 @@ fn rule(word: &str) -> Option<Rule> {
 }
 
 /// The address that a packet really goes to: the older one, where a newer form only wraps it.
-fn canonical(address: IpAddr) -> IpAddr {
+pub(crate) fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(wrapped) = address else { return address };
     let segments = wrapped.segments();
     let [.., a, b, c, d] = wrapped.octets();
@@ -218,7 +316,7 @@ fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Addresses that no list opens.
+/// Addresses that nothing opens.
 fn is_never(address: IpAddr) -> bool {
     let is_closed = match address {
         IpAddr::V4(v4) => {
@@ -248,7 +346,9 @@ fn is_private(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => {
             let first = v6.segments()[0];
-            first & 0xfe00 == 0xfc00 || first & 0xffc0 == 0xfec0
+            // The last is for translators of one's own network, which hide where they lead.
+            let translated = matches!(v6.segments(), [0x64, 0xff9b, 1, ..]);
+            first & 0xfe00 == 0xfc00 || first & 0xffc0 == 0xfec0 || translated
         }
     }
 }
@@ -259,7 +359,7 @@ mod tests {
 
     fn rules(line: &str) -> Rules {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Rules::read(&words).unwrap()
+        Rules::read(Reach::Listed, &words).unwrap()
     }
 
     fn named(line: &str, host: &str, port: u16) -> bool {
@@ -360,6 +460,7 @@ mod tests {
             ("203.0.113.7", 443, Place::Elsewhere, [true, true]),
             ("203.0.113.7", 443, Place::Own, [false, false]),
             ("203.0.113.9", 443, Place::Own, [false, true]),
+            ("10.1.2.3", 443, Place::Own, [false, false]),
             ("10.1.2.3", 443, Place::Elsewhere, [false, true]),
             ("::ffff:10.1.2.3", 443, Place::Elsewhere, [false, true]),
             ("192.168.1.1", 80, Place::Elsewhere, [false, true]),
@@ -386,8 +487,59 @@ mod tests {
             "a b",
             "*",
             "300.1.1.1",
+            "loopback:0",
+            "loopback:x",
         ] {
-            assert_eq!(Rules::read(&[word.to_owned()]), Err(word.to_owned()));
+            assert_eq!(Rules::read(Reach::Listed, &[word.to_owned()]), Err(word.to_owned()));
         }
+    }
+
+    #[test]
+    fn public_is_what_is_routed_and_lan_adds_private_ranges_and_neither_opens_the_host() {
+        let [public, lan] = [Reach::Public, Reach::Lan].map(|reach| Rules::read(reach, &[]).unwrap());
+        for (address, open) in [
+            ("203.0.113.7", [true, true]),
+            ("2001:db8::1", [true, true]),
+            ("10.1.2.3", [false, true]),
+            ("172.16.0.1", [false, true]),
+            ("192.168.1.1", [false, true]),
+            ("100.64.0.1", [false, true]),
+            ("fd00::1", [false, true]),
+            ("::ffff:10.1.2.3", [false, true]),
+            ("64:ff9b::a01:203", [false, true]),
+            ("64:ff9b:1::a01:203", [false, true]),
+            ("2002:a01:203::1", [false, true]),
+            ("127.0.0.1", [false, false]),
+            ("::1", [false, false]),
+            ("::ffff:127.0.0.1", [false, false]),
+            ("169.254.169.254", [false, false]),
+            ("100.100.100.200", [false, false]),
+            ("fd00:ec2::254", [false, false]),
+            ("fe80::1", [false, false]),
+            ("224.0.0.1", [false, false]),
+            ("0.0.0.0", [false, false]),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            let found = [&public, &lan].map(|rules| rules.opens(address, 80, Place::Elsewhere, false));
+            assert_eq!(found, open, "{address}");
+            let own = [&public, &lan].map(|rules| rules.opens(address, 80, Place::Own, true));
+            assert_eq!(own, [false, false], "{address}");
+        }
+    }
+
+    #[test]
+    fn a_list_opens_what_it_has_or_what_answered_for_its_names_and_ports_of_the_loopback() {
+        let list = rules("a.example:443 *.b.example 203.0.113.9:22 loopback:5432");
+        let address: IpAddr = "203.0.113.7".parse().unwrap();
+        assert!(!list.opens(address, 443, Place::Elsewhere, false));
+        assert!(list.opens(address, 443, Place::Elsewhere, true));
+        assert!(!list.opens("10.1.2.3".parse().unwrap(), 443, Place::Elsewhere, true));
+        assert!(list.opens("203.0.113.9".parse().unwrap(), 22, Place::Elsewhere, false));
+        assert!(!list.opens("203.0.113.9".parse().unwrap(), 23, Place::Elsewhere, false));
+        assert_eq!(list.ports_of("a.example"), [443]);
+        assert_eq!(list.ports_of("x.b.example"), [0]);
+        assert_eq!(list.ports_of("c.example"), Vec::<u16>::new());
+        assert!(list.opens_loopback(5432) && !list.opens_loopback(80));
+        assert!(!list.opens("127.0.0.1".parse().unwrap(), 5432, Place::Own, true));
     }
 }

@@ -4,13 +4,14 @@
 //! refused. A name is resolved once, and what was checked is what is connected to.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::gate_http::{self, Asked, Bad, HEAD_MAX, Target};
 use crate::gate_names::{self, NoAddress};
 use crate::gate_relay::{self, Upward};
 use crate::gate_rules::{Closed, Host, Place, Rules};
+use crate::netlink::{Leads, Routes};
 
 /// How long a client may take to say what it wants.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
@@ -165,17 +166,14 @@ fn connect(target: Target, rules: &Rules) -> Result<TcpStream, Refused> {
     }
 }
 
-/// Whether an address is one of the host's own: packets to those come from the address itself, or from a loopback.
+/// Whether an address is one of the host's own. One that no way leads to is not: connecting to it fails.
 fn place_of(address: IpAddr) -> Place {
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
-    // Nothing is sent: the kernel only chooses a way. Where there is none, connecting will fail, too.
-    let source = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect(SocketAddr::new(address, 9))?;
-        socket.local_addr()
-    });
-    match source.map(|source| source.ip()) {
-        Ok(source) if source == address || source.is_loopback() => Place::Own,
-        Ok(_) | Err(_) => Place::Elsewhere,
+    match Routes::open().and_then(|mut routes| routes.look_up(address)) {
+        Ok(Leads::Out) => Place::Elsewhere,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH)) => {
+            Place::Elsewhere
+        }
+        Ok(Leads::NotOut) | Err(_) => Place::Own,
     }
 }
 
@@ -202,8 +200,8 @@ impl Refused {
             Refused::Closed { target: Target { host, .. }, address, closed } => {
                 let text = match closed {
                     Closed::Always => format!(
-                        "{host} leads to {address}, which no NETWORK list opens: it is the host's own, link-local or \
-                         metadata\n  hint: serve it at another address, or give the agent `NETWORK host`"
+                        "{host} leads to {address}, which NETWORK does not open: it is private, the \
+                         host's own, link-local or metadata\n  hint: serve it at another address, or give the agent `NETWORK host`"
                     ),
                     Closed::UnlessListed => format!(
                         "{host} leads to {address}, which is private or the host's own\n  hint: add `{address}` to the \
@@ -242,7 +240,7 @@ mod tests {
     /// What a client hears that says this to a gate with this list.
     fn told(list: &str, said: &[u8]) -> String {
         let words: Vec<String> = list.split_whitespace().map(str::to_owned).collect();
-        let rules = Rules::read(&words).unwrap();
+        let rules = Rules::read(crate::gate_rules::Reach::Listed, &words).unwrap();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
@@ -285,7 +283,7 @@ mod tests {
             ] {
                 let heard = told(list, said.as_bytes());
                 assert!(heard.starts_with("HTTP/1.1 403 "), "{heard}");
-                assert!(heard.contains("no NETWORK list opens"), "{heard}");
+                assert!(heard.contains("which NETWORK does not open"), "{heard}");
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::disk::Disk;
 use crate::execs::{Running, Shelf, Stage};
 use crate::kills::{Doomed, Held, Past, Strays};
 use crate::log::Log;
+use crate::notify::{Supervisor, Watched};
 use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
 use crate::relay::{LineTooLong, Lines};
 use crate::sys;
@@ -63,6 +64,8 @@ pub(crate) struct Keeper {
     pub(crate) serial: u64,
     pub(crate) watch: Watch,
     pub(crate) disk: Disk,
+    /// Where calls of programs are answered here.
+    pub(crate) supervisor: Option<Supervisor>,
 }
 
 /// The end of the sandbox, once it has begun.
@@ -94,6 +97,7 @@ enum Source {
     Starts,
     Leftovers,
     Count,
+    Net(Watched),
 }
 
 impl Keeper {
@@ -104,9 +108,16 @@ impl Keeper {
         log: Log,
         listener: UnixListener,
         host_pid: Option<u32>,
-        confined: Confined,
+        mut confined: Confined,
     ) -> io::Result<Keeper> {
         let now = Instant::now();
+        let user = confined.user;
+        let control = confined.net.gate.as_mut().filter(|_| confined.net.supervised.is_some());
+        let control = control.and_then(|gate| gate.control.take());
+        let supervised = confined.net.supervised.take();
+        let descriptors = confined.files.own();
+        let supervisor =
+            supervised.map(|with| Supervisor::new(with, control, user, descriptors)).transpose()?;
         Ok(Keeper {
             shelf: Shelf::open(&dir)?,
             signals: crate::ends::signals()?,
@@ -125,6 +136,7 @@ impl Keeper {
             serial: 0,
             watch: Watch::default(),
             disk: Disk::default(),
+            supervisor,
             lock,
             spec,
             dir,
@@ -189,7 +201,7 @@ impl Keeper {
                 add(status.as_raw_fd(), libc::POLLIN, Source::Guard(one.serial));
             }
             if let Some(report) = &one.starting {
-                add(report.pipe.as_raw_fd(), libc::POLLIN, Source::Starts);
+                add(report.socket.as_raw_fd(), libc::POLLIN, Source::Starts);
             }
             if let Some(pipe) = one.stdin.waiting() {
                 add(pipe.as_raw_fd(), libc::POLLOUT, Source::Stdin(one.serial));
@@ -207,6 +219,10 @@ impl Keeper {
         }
         for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
             add(pipe.as_raw_fd(), libc::POLLIN, Source::Leftovers);
+        }
+        // Behind everything else: whoever calls often has no say over what comes before.
+        if let Some(supervisor) = &self.supervisor {
+            supervisor.watch(|fd, events, watched| add(fd, events, Source::Net(watched)));
         }
     }
 
@@ -226,6 +242,11 @@ impl Keeper {
             Source::Count => self.hear_count(Instant::now()),
             Source::Guard(serial) => self.hear_guard(serial),
             Source::Starts => self.hear_starts(Instant::now()),
+            Source::Net(watched) => {
+                if let Some(supervisor) = &mut self.supervisor {
+                    supervisor.serve(watched, events);
+                }
+            }
             Source::Leftovers => {
                 self.leftovers.retain_mut(|leftover| leftover.pump(&self.ways) != Flow::Ended)
             }
@@ -415,7 +436,8 @@ impl Keeper {
         let starts = self.running.iter().filter_map(|one| Some(one.starting.as_ref()?.until));
         let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at).chain(starts);
         let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);
-        let due = due.chain(watches).chain(self.tell_at()).min();
+        let calls = self.supervisor.as_ref().and_then(Supervisor::due);
+        let due = due.chain(watches).chain(self.tell_at()).chain(calls).min();
         let Some(due) = due else { return -1 };
         // Rounded up: waking a moment early would only mean to sleep again.
         i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
@@ -423,6 +445,9 @@ impl Keeper {
 
     fn keep_time(&mut self, now: Instant) {
         self.strangers.retain(|stranger| stranger.until > now);
+        if let Some(supervisor) = &mut self.supervisor {
+            supervisor.keep_time(now);
+        }
         self.tell_outputs(now);
         self.hear_overdue_starts(now);
         self.finish_drained(now);

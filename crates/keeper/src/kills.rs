@@ -225,7 +225,7 @@ impl Keeper {
         if self.confined.proc_is_ours {
             let own = std::process::id().cast_signed();
             let reach = Reach::within(self.confined.namespaces, own);
-            let gate = self.confined.gate.as_ref().map(|gate| gate.pid);
+            let gate = self.confined.net.gate.as_ref().map(|gate| gate.pid);
             let spared: Vec<i32> = self.guardians().into_iter().chain(gate).collect();
             if Walk::now().kill_descendants(own, Without::Children(&spared), reach) > 0 {
                 strays.quiet_since = now;

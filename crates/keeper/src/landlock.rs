@@ -27,6 +27,8 @@ const MAKE_SYM: u64 = 1 << 12;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+const BIND_TCP: u64 = 1;
+const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 /// The version of Landlock that can keep signals inside.
@@ -114,9 +116,35 @@ pub(crate) fn prepare(writable: &[&Path], own: &[Place<'_>], layers: &mut Layers
 
 /// Rules that take nothing away that an exec could use. Whoever enters them is in a part of its own, from which nobody
 /// outside of it can be looked into: not the runtime's memory, environment or pipes.
-pub(crate) fn apart() -> io::Result<Ruleset> {
-    let attr = RulesetAttr { handled_fs: MAKE_BLOCK, handled_net: 0, scoped: 0 };
-    create(&attr, size_of::<u64>()).map(Ruleset)
+///
+/// With `Tcp::Closed` they take connecting and binding away as well, which the keeper then does for them.
+pub(crate) fn apart(tcp: Tcp) -> io::Result<Ruleset> {
+    let (handled_net, size) = match tcp {
+        Tcp::Open => (0, size_of::<u64>()),
+        Tcp::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),
+    };
+    create(&RulesetAttr { handled_fs: MAKE_BLOCK, handled_net, scoped: 0 }, size).map(Ruleset)
+}
+
+/// Whether an exec may connect and bind streams by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tcp {
+    Open,
+    Closed,
+}
+
+/// Rules by which streams can be connected and bound by nobody but the keeper, and that take away nothing else.
+pub(crate) fn without_tcp() -> io::Result<Ruleset> {
+    let attr = RulesetAttr { handled_fs: 0, handled_net: BIND_TCP | CONNECT_TCP, scoped: 0 };
+    create(&attr, 2 * size_of::<u64>()).map(Ruleset)
+}
+
+/// Whether this kernel can make such rules. Needs Linux 6.7.
+pub(crate) fn can_close_tcp() -> io::Result<()> {
+    match abi()? {
+        ..=3 => Err(io::Error::other("needs landlock 4")),
+        4.. => without_tcp().map(drop),
+    }
 }
 
 /// Rules by which signals stay among those who entered them together. None: this kernel has no such rules.

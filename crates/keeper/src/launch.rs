@@ -106,9 +106,11 @@ fn serve(ready: &File) -> Result<(), Failed> {
     let host_pid = record_pid(&dir);
     record_cgroup(&dir, &spec.grouping).during("record the cgroup")?;
     bounds::record(&dir, &spec.controllers).during("record the cgroups of its limits")?;
-    let gate = network::enter(&spec, namespaces, &mut layers).during("close the network")?;
-    let fence = Fence::build(&spec, namespaces, layers).during("build the fence")?;
-    let mut fence = Fence { gate, ..fence };
+    let mut net = network::enter(&spec, namespaces, &mut layers).during("close the network")?;
+    if net.gate.is_some() {
+        net.resolver = Some(network::write_resolver(&dir).during("write where names are asked for")?);
+    }
+    let mut fence = Fence::build(&spec, namespaces, layers, net).during("build the fence")?;
     fence.bound(&spec);
     let listener = listen(&dir).during("listen")?;
     let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;

@@ -68,9 +68,12 @@ fn home_in(passwd: &str, uid: u32) -> Option<PathBuf> {
     homes.next()
 }
 
-/// Names resolve by a file that many hosts keep beneath `/run`.
-pub(crate) fn resolver() -> Option<Bind> {
+/// Names resolve by a file that many hosts keep beneath `/run`. `own` is the sandbox's, if it has one.
+pub(crate) fn resolver(own: Option<&Path>) -> Option<Bind> {
     let path = Path::new("/etc/resolv.conf").canonicalize().ok()?;
+    if let Some(own) = own {
+        return Some(Bind { source: own.to_owned(), target: path, read_only: true });
+    }
     let hidden = ALWAYS.iter().any(|mask| path.starts_with(mask));
     hidden.then(|| Bind { source: path.clone(), target: path, read_only: true })
 }

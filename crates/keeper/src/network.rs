@@ -1,99 +1,179 @@
-//! The sandbox's network: the host's own, or one with a loopback and perhaps a gate.
+//! The sandbox's network: the host's own, or one with a loopback and perhaps a way out.
 //!
-//! Owns: the network namespace, and bringing up the gate. A sandbox that is not to have the host's network never
-//! starts with it: what fails here ends the start.
+//! Owns: the network namespace, bringing up the gate, and which way out this host can guard. A sandbox that is not to
+//! have the host's network never starts with it: what fails here ends the start.
 
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lodge_link::{KeeperSpec, Network, limits};
 
 use crate::fence::{Namespaces, tests_without};
+use crate::gate_rules::{Reach, Rules};
+use crate::landlock;
 use crate::layers::Layers;
+use crate::netlink::{Leads, Routes};
+use crate::notify_sys;
 use crate::sys;
 
 /// The gate's end of the socket to its keeper.
 pub(crate) const CONTROL: RawFd = 3;
 /// What a gate says once it serves. Anything else is why it does not.
 pub(crate) const READY: u8 = b'R';
-/// Where programs of the sandbox find the gate. Nobody else is in that network, so the port is free.
-const GATE_PORT: u16 = 3128;
-const GATE_URL: &str = "http://127.0.0.1:3128";
+/// Where programs of the sandbox find the gate's proxy, where there is one. Nobody else is in that network, so the port is
+/// free.
+const PROXY_PORT: u16 = 3128;
+const PROXY_URL: &str = "http://127.0.0.1:3128";
 /// What listens inside is reached without it.
-const NOT_BY_GATE: &str = "localhost,127.0.0.1,::1";
+const NOT_BY_PROXY: &str = "localhost,127.0.0.1,::1";
+/// Where programs of the sandbox ask for names.
+const NAMES_PORT: u16 = 53;
+/// What they find that by.
+const RESOLVER: &str = "nameserver 127.0.0.1\n";
+const RESOLVER_FILE: &str = "resolv.conf";
 /// How long a gate may take until it serves.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 /// A gate has nothing to do with files: as root it is the user whom none belong to.
 const GATE_UID: u32 = 65_534;
-/// A failpoint that does not kill: the keeper behaves as on a host without network namespaces.
+/// Failpoints that do not kill: the keeper behaves as on a host without network namespaces, or without one of the guards.
 const NO_NETWORK: &str = "keeper.no_network";
-/// Longest reason of a gate that does not serve.
-const REASON_MAX: u64 = 1024;
+const NO_LANDLOCK: &str = "keeper.no_landlock_tcp";
+/// Addresses for the loopback, beside its own: programs that see none but loopback addresses do not ask for names. Both
+/// are reserved for no use.
+const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
+const INSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 8);
+/// Any address of the internet, to see whether a way leads there. Nothing is sent.
+const FAR_V6: Ipv6Addr = Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1);
+const LOW_PORTS: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 
-/// How programs find the gate: by the variables that they know.
+/// How programs find the proxy: by the variables that they know.
 const VARIABLES: [(&str, &str); 8] = [
-    ("HTTP_PROXY", GATE_URL),
-    ("HTTPS_PROXY", GATE_URL),
-    ("ALL_PROXY", GATE_URL),
-    ("http_proxy", GATE_URL),
-    ("https_proxy", GATE_URL),
-    ("all_proxy", GATE_URL),
-    ("NO_PROXY", NOT_BY_GATE),
-    ("no_proxy", NOT_BY_GATE),
+    ("HTTP_PROXY", PROXY_URL),
+    ("HTTPS_PROXY", PROXY_URL),
+    ("ALL_PROXY", PROXY_URL),
+    ("http_proxy", PROXY_URL),
+    ("https_proxy", PROXY_URL),
+    ("all_proxy", PROXY_URL),
+    ("NO_PROXY", NOT_BY_PROXY),
+    ("no_proxy", NOT_BY_PROXY),
 ];
+
+/// The network that a sandbox entered.
+#[derive(Debug, Default)]
+pub(crate) struct Net {
+    pub(crate) gate: Option<Gate>,
+    /// Where the keeper decides about each connection of its programs.
+    pub(crate) supervised: Option<Supervised>,
+    /// The file that names are found by, if it is not the host's.
+    pub(crate) resolver: Option<PathBuf>,
+}
+
+impl Net {
+    /// What every program of the sandbox is told.
+    pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
+        match &self.gate {
+            Some(gate) if gate.has_proxy => &VARIABLES,
+            Some(_) | None => &[],
+        }
+    }
+}
 
 /// The running gate of a sandbox. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) pid: i32,
-    /// Never read again: that it is open is what counts.
-    _control: UnixStream,
+    /// None once the supervisor has it, which asks for sockets by it.
+    pub(crate) control: Option<OwnedFd>,
+    has_proxy: bool,
 }
 
-impl Gate {
-    /// What every program of the sandbox is told.
-    pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
-        &VARIABLES
-    }
+/// What is needed to decide about connections.
+#[derive(Debug)]
+pub(crate) struct Supervised {
+    /// None: nothing beyond the loopback is open.
+    pub(crate) rules: Option<Rules>,
+    /// Of the host's network.
+    pub(crate) routes: Routes,
+    /// By which sockets of the sandbox's own network are known.
+    pub(crate) cookie: u64,
 }
 
 /// Moves this process, and all that it will start, into the network that it is to have.
-pub(crate) fn enter(
-    spec: &KeeperSpec,
-    namespaces: Namespaces,
-    layers: &mut Layers,
-) -> io::Result<Option<Gate>> {
-    match &spec.network {
-        Network::Host => Ok(None),
-        Network::None => {
-            unshare(spec, namespaces)?;
-            layers.holds("netns");
-            Ok(None)
-        }
-        Network::List { allow } => {
-            // While this process still has the host's network.
-            let (gate, control) = start_gate()?;
-            unshare(spec, namespaces)?;
-            layers.holds("netns");
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, GATE_PORT))?;
-            let gate = hand_over(gate, control, &listener, allow)?;
-            layers.holds("gate");
-            Ok(Some(gate))
-        }
+pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) -> io::Result<Net> {
+    let rules =
+        match rules(&spec.network).map_err(|word| io::Error::other(format!("`{word}` names no host")))? {
+            Wanted::Host => return Ok(Net::default()),
+            Wanted::None => None,
+            Wanted::Some(rules) => Some(rules),
+        };
+    // While this process still has the host's network.
+    let mut routes = Routes::open()?;
+    let has_v6 = matches!(routes.look_up(FAR_V6.into()), Ok(Leads::Out));
+    let gate = rules.as_ref().map(|_| start_gate()).transpose()?;
+    unshare(spec, namespaces)?;
+    layers.holds("netns");
+    let is_guarded = layers.note("network_landlock", guarded(spec));
+    let cookie = if is_guarded { Some(notify_sys::own_cookie()?) } else { None };
+    let supervised = cookie.map(|cookie| Supervised { rules: rules.clone(), routes, cookie });
+    // Without this, programs have the ports from 1024 on.
+    drop(std::fs::write(LOW_PORTS, "0"));
+    let (Some((pid, control)), Some(rules)) = (gate, rules) else {
+        return Ok(Net { gate: None, supervised, resolver: None });
+    };
+    give_addresses(has_v6)?;
+    let proxy = match &supervised {
+        Some(_) => None,
+        None => Some(TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?),
+    };
+    hand_over(&control, proxy.as_ref(), &rules)?;
+    layers.holds("gate");
+    let gate = Gate { pid, control: Some(control), has_proxy: proxy.is_some() };
+    Ok(Net { gate: Some(gate), supervised, resolver: None })
+}
+
+enum Wanted {
+    Host,
+    None,
+    Some(Rules),
+}
+
+fn rules(network: &Network) -> Result<Wanted, String> {
+    let read = |reach, words: &[String]| Rules::read(reach, words).map(Wanted::Some);
+    match network {
+        Network::Host => Ok(Wanted::Host),
+        Network::None => Ok(Wanted::None),
+        Network::Public => read(Reach::Public, &[]),
+        Network::Lan => read(Reach::Lan, &[]),
+        Network::List { allow } => read(Reach::Listed, allow),
     }
 }
 
-/// Notes whether this host could close a sandbox's network, by closing this process's own.
+/// Notes what of a network of its own this host could give a sandbox, by closing this process's own.
 pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) {
-    layers.note("netns", unshare(spec, namespaces));
+    if layers.note("netns", unshare(spec, namespaces)) {
+        layers.note("network_landlock", guarded(spec));
+    }
+}
+
+/// Whether sockets of the host's network can be handed to programs, and be of no use for anything else there.
+fn guarded(spec: &KeeperSpec) -> io::Result<()> {
+    if tests_without(spec, NO_LANDLOCK) {
+        return Err(io::Error::other("a test does without"));
+    }
+    notify_sys::can_supervise()?;
+    landlock::can_close_tcp()
 }
 
 fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {
     let named = |cause: io::Error| {
-        io::Error::other(format!("a sandbox without the host's network needs a network namespace: {cause}"))
+        io::Error::other(format!(
+            "a sandbox without the host's network needs a network namespace, or `NETWORK host` in its Agentfile: {cause}"
+        ))
     };
     match namespaces {
         Namespaces::Host => return Err(named(io::Error::other("this host makes no namespaces"))),
@@ -124,9 +204,28 @@ fn raise_loopback() -> io::Result<()> {
     }
 }
 
-/// Starts this program anew as a gate: its memory has nothing of the keeper's.
-fn start_gate() -> io::Result<(i32, UnixStream)> {
-    let (control, theirs) = UnixStream::pair()?;
+fn give_addresses(has_v6: bool) -> io::Result<()> {
+    let mut routes = Routes::open()?;
+    routes.add_to_loopback(INSIDE.into())?;
+    if has_v6 {
+        // A kernel without that kind of address has no use for one.
+        drop(routes.add_to_loopback(INSIDE_V6.into()));
+    }
+    Ok(())
+}
+
+/// Whether an address is one of the sandbox's own.
+pub(crate) fn is_inside(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_unspecified() || v4 == INSIDE,
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unspecified() || v6 == INSIDE_V6,
+    }
+}
+
+/// Starts this program anew as a gate: its memory has nothing of the keeper's. It keeps the mounts of now, so that it
+/// asks whom the host asks for names.
+fn start_gate() -> io::Result<(i32, OwnedFd)> {
+    let (control, theirs) = sys::packet_pair()?;
     let pid = sys::fork()?;
     if pid != 0 {
         return Ok((pid, control));
@@ -136,6 +235,9 @@ fn start_gate() -> io::Result<(i32, UnixStream)> {
     // SAFETY: this is the child, which owns its descriptors alone and does not return. Both lists end with a null
     // pointer and point to C strings.
     unsafe {
+        if libc::unshare(libc::CLONE_NEWNS) != 0 {
+            libc::_exit(127);
+        }
         if theirs.as_raw_fd() == CONTROL {
             libc::fcntl(CONTROL, libc::F_SETFD, 0);
         } else {
@@ -147,57 +249,92 @@ fn start_gate() -> io::Result<(i32, UnixStream)> {
     }
 }
 
-/// Gives the gate its socket and its list, and waits until it serves.
-fn hand_over(
-    pid: i32,
-    mut control: UnixStream,
-    listener: &TcpListener,
-    allow: &[String],
-) -> io::Result<Gate> {
+/// Gives the gate its sockets and its rules, and waits until it serves.
+fn hand_over(control: &OwnedFd, proxy: Option<&TcpListener>, rules: &Rules) -> io::Result<()> {
+    let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
+    let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let uid = if sys::is_root() { GATE_UID.to_string() } else { "-".to_owned() };
-    let text = std::iter::once(uid.as_str()).chain(allow.iter().map(String::as_str));
+    let text = [&uid, rules.reach().word()].into_iter().chain(rules.list().split(' '));
     let text = text.collect::<Vec<_>>().join("\n");
-    let len = u32::try_from(text.len()).map_err(io::Error::other)?;
-    control.set_write_timeout(Some(READY_WITHIN))?;
-    control.set_read_timeout(Some(READY_WITHIN))?;
-    sys::send_fd(control.as_raw_fd(), &len.to_le_bytes(), listener.as_raw_fd())?;
-    control.write_all(text.as_bytes())?;
-    let mut first = [0];
-    control.read_exact(&mut first).map_err(|_| io::Error::other("the gate did not start"))?;
-    if first == [READY] {
-        return Ok(Gate { pid, _control: control });
+    let socket = control.as_raw_fd();
+    sys::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
+    sys::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
+    if let Some(proxy) = proxy {
+        sys::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
     }
-    let mut why = first.to_vec();
-    control.take(REASON_MAX).read_to_end(&mut why)?;
-    Err(io::Error::other(format!("the gate did not start: {}", String::from_utf8_lossy(&why))))
+    sys::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
+    let within_ms = i32::try_from(READY_WITHIN.as_millis()).unwrap_or(i32::MAX);
+    let mut heard = [0; 1024];
+    let len = match sys::wait_readable(socket, within_ms)? {
+        true => sys::receive_packet(socket, &mut heard)?.0,
+        false => 0,
+    };
+    match &heard[..len] {
+        [READY] => Ok(()),
+        [] => Err(io::Error::other("the gate did not start")),
+        why => Err(io::Error::other(format!("the gate did not start: {}", String::from_utf8_lossy(why)))),
+    }
+}
+
+/// How the parts of what a gate is given begin.
+mod part {
+    pub(super) const DATAGRAMS: u8 = b'U';
+    pub(super) const STREAMS: u8 = b'T';
+    pub(super) const PROXY: u8 = b'P';
+    pub(super) const RULES: u8 = b'S';
 }
 
 /// What a gate is given.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    pub(crate) listener: TcpListener,
+    pub(crate) datagrams: UdpSocket,
+    pub(crate) streams: TcpListener,
+    pub(crate) proxy: Option<TcpListener>,
     pub(crate) uid: Option<u32>,
-    pub(crate) allow: Vec<String>,
+    pub(crate) rules: Rules,
 }
 
 /// In the gate: takes what the keeper gives.
-pub(crate) fn receive(mut control: &UnixStream) -> io::Result<Setup> {
-    let mut len = [0; 4];
-    let listener = sys::receive_fd(control.as_raw_fd(), &mut len)?;
-    let len = u32::from_le_bytes(len) as usize;
-    if len > limits::SPEC_MAX {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut text = vec![0; len];
-    control.read_exact(&mut text)?;
-    let text = String::from_utf8(text).map_err(io::Error::other)?;
+pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
+    let (mut datagrams, mut streams, mut proxy) = (None, None, None);
+    let mut message = vec![0; limits::SPEC_MAX];
+    let text = loop {
+        let (len, fd) = sys::receive_packet(control.as_raw_fd(), &mut message)?;
+        match (&message[..len], fd) {
+            ([part::DATAGRAMS], Some(fd)) => datagrams = Some(UdpSocket::from(fd)),
+            ([part::STREAMS], Some(fd)) => streams = Some(TcpListener::from(fd)),
+            ([part::PROXY], Some(fd)) => proxy = Some(TcpListener::from(fd)),
+            ([part::RULES, text @ ..], None) => {
+                break String::from_utf8(text.to_vec()).map_err(io::Error::other)?;
+            }
+            (_, _) => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    };
     let mut lines = text.lines();
     let uid = match lines.next() {
         Some("-") => None,
         Some(uid) => Some(uid.parse().map_err(io::Error::other)?),
         None => return Err(io::ErrorKind::InvalidData.into()),
     };
-    Ok(Setup { listener: TcpListener::from(listener), uid, allow: lines.map(str::to_owned).collect() })
+    let reach = lines.next().and_then(Reach::from_word).ok_or(io::ErrorKind::InvalidData)?;
+    let words: Vec<String> = lines.filter(|word| !word.is_empty()).map(str::to_owned).collect();
+    let rules = Rules::read(reach, &words);
+    let rules = rules.map_err(|word| io::Error::other(format!("`{word}` names no host")))?;
+    let (Some(datagrams), Some(streams)) = (datagrams, streams) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    Ok(Setup { datagrams, streams, proxy, uid, rules })
+}
+
+/// Writes the file by which programs find the gate's names into the keeper's directory, and tells where that is. Must
+/// run before `/proc` is replaced.
+pub(crate) fn write_resolver(dir: &OwnedFd) -> io::Result<PathBuf> {
+    let name = sys::c_string(RESOLVER_FILE.as_ref())?;
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
+    let mut file = File::from(sys::open_at(dir.as_raw_fd(), &name, flags, 0o644)?);
+    file.write_all(RESOLVER.as_bytes())?;
+    file.set_permissions(PermissionsExt::from_mode(0o644))?;
+    Ok(std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))?.join(RESOLVER_FILE))
 }
 
 #[cfg(test)]
@@ -205,8 +342,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_led_to_where_the_gate_listens() {
-        assert_eq!(GATE_URL, format!("http://{}:{GATE_PORT}", Ipv4Addr::LOCALHOST));
+    fn programs_are_led_to_where_the_proxy_listens() {
+        assert_eq!(PROXY_URL, format!("http://{}:{PROXY_PORT}", Ipv4Addr::LOCALHOST));
         for (name, _) in VARIABLES {
             let small = name.to_ascii_lowercase();
             assert!(VARIABLES.iter().any(|(other, _)| *other == small), "{name}");

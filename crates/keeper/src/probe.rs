@@ -11,7 +11,7 @@ use lodge_link::{Controllers, Grouping, KeeperSpec, Limits, Network, SECRET_LEN,
 use crate::confine;
 use crate::fence::{self, Fence};
 use crate::layers::Layers;
-use crate::network;
+use crate::network::{self, Net};
 use crate::sys;
 
 /// Any user that is not root will do to see whether there can be one.
@@ -52,7 +52,7 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
     }
     let dir: OwnedFd = std::fs::File::open("/")?.into();
     network::probe(&spec, namespaces, &mut layers);
-    let mut fence = Fence::build(&spec, namespaces, layers)?;
+    let mut fence = Fence::build(&spec, namespaces, layers, Net::default())?;
     fence.bound(&spec);
     let confined = confine::enter(&spec, &dir, fence)?;
     let mut out = io::stdout().lock();

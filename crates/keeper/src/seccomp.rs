@@ -3,6 +3,7 @@
 //! A deny-list, installed once on the keeper after the fence stands; every exec inherits it.
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::sys;
 
@@ -30,9 +31,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_unshare,
     libc::SYS_setns,
     libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
@@ -92,6 +91,15 @@ const IOPRIO_WHO_PROCESS: u32 = 1;
 /// The request of `prctl` that lets processes share a core with others, or not.
 const PR_SCHED_CORE: u32 = 62;
 
+/// By which one process looks into another.
+const LOOKS: [libc::c_long; 2] = [libc::SYS_process_vm_readv, libc::SYS_pidfd_getfd];
+
+/// Calls that the keeper answers.
+const ANSWERED: [libc::c_long; 3] = [libc::SYS_connect, libc::SYS_bind, libc::SYS_listen];
+/// Calls that can connect and send at once, and where their flags lie.
+const SENDS: [(libc::c_long, u32); 3] =
+    [(libc::SYS_sendto, FOURTH_AT), (libc::SYS_sendmsg, THIRD_AT), (libc::SYS_sendmmsg, FOURTH_AT)];
+
 const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
@@ -105,9 +113,14 @@ const SOCKETS: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6,
 
 const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
-/// The low half of the first argument, on a little-endian machine, and of the second.
+/// The low halves of arguments, on a little-endian machine.
 const FIRST_AT: u32 = 16;
 const SECOND_AT: u32 = 24;
+const THIRD_AT: u32 = 32;
+const FOURTH_AT: u32 = 40;
+
+const SET_FILTER: libc::c_uint = 1;
+const NEW_LISTENER: libc::c_uint = 1 << 3;
 
 /// What becomes of `clone3`, whose flags lie in memory, out of a filter's sight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,9 +131,52 @@ pub(crate) enum Clone3 {
     LeftToExecs,
 }
 
+/// What becomes of calls by which one process looks into another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looks {
+    Refused,
+    /// The keeper needs them; each exec refuses them to itself by [`supervise`].
+    LeftToExecs,
+}
+
 /// Installs the filter on this process and all that it starts. Needs `no_new_privs`.
-pub(crate) fn enter(clone3: Clone3) -> io::Result<()> {
-    install(program(clone3))
+pub(crate) fn enter(clone3: Clone3, looks: Looks) -> io::Result<()> {
+    install(program(clone3, looks))
+}
+
+/// Has whoever gets the result answer for this process, and for all that it starts, what connects them with others. Refuses
+/// to them what the keeper has beyond its execs. Conditions as below.
+pub(crate) fn supervise() -> io::Result<OwnedFd> {
+    let mut program = supervised();
+    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
+    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    // SAFETY: `filter` describes `program`, and both outlive the call, which copies them; the descriptor is new.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_seccomp, SET_FILTER, NEW_LISTENER, &filter);
+        Ok(OwnedFd::from_raw_fd(sys::check_long(fd)? as RawFd))
+    }
+}
+
+fn supervised() -> Vec<libc::sock_filter> {
+    let mut code = vec![load(NUMBER_AT)];
+    for number in ANSWERED {
+        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(libc::SECCOMP_RET_USER_NOTIF)]);
+    }
+    for number in LOOKS {
+        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(refuse(libc::EPERM))]);
+    }
+    code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
+    for (number, flags_at) in SENDS {
+        code.extend([
+            jump(libc::BPF_JEQ, number as u32, 0, 4),
+            load(flags_at),
+            jump(libc::BPF_JSET, libc::MSG_FASTOPEN.cast_unsigned(), 0, 1),
+            answer(refuse(libc::EOPNOTSUPP)),
+            answer(libc::SECCOMP_RET_ALLOW),
+        ]);
+    }
+    code.push(answer(libc::SECCOMP_RET_ALLOW));
+    code
 }
 
 /// Refuses `clone3` to this process and all that it starts. Needs `no_new_privs`, and a filter before it that
@@ -160,7 +216,7 @@ fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     sys::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) }).map(drop)
 }
 
-fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
+fn program(clone3: Clone3, looks: Looks) -> Vec<libc::sock_filter> {
     let mut code = vec![
         load(ARCH_AT),
         jump(libc::BPF_JEQ, ARCH, 1, 0),
@@ -170,7 +226,11 @@ fn program(clone3: Clone3) -> Vec<libc::sock_filter> {
     ];
     #[cfg(target_arch = "x86_64")]
     code.extend([jump(libc::BPF_JGE, X32_BIT, 0, 1), answer(refuse(libc::ENOSYS))]);
-    for number in DENIED {
+    let looks = match looks {
+        Looks::Refused => &LOOKS[..],
+        Looks::LeftToExecs => &[],
+    };
+    for number in DENIED.iter().chain(looks) {
         code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::EPERM))]);
     }
     for number in ABSENT {
@@ -264,7 +324,7 @@ mod tests {
     use super::*;
 
     fn decide(arch: u32, number: u32, first: u32) -> u32 {
-        run(&program(Clone3::Refused), arch, number, [first, 0])
+        run(&program(Clone3::Refused, Looks::Refused), arch, number, [first, 0])
     }
 
     /// Runs a filter as the kernel would.
@@ -276,11 +336,18 @@ mod tests {
             let test = u32::from(step.code) & 0xf0;
             at += 1;
             if class == libc::BPF_LD {
-                loaded = [(NUMBER_AT, number), (ARCH_AT, arch), (FIRST_AT, first), (SECOND_AT, second)]
-                    .into_iter()
-                    .find(|(offset, _)| *offset == step.k)
-                    .map(|(_, value)| value)
-                    .unwrap();
+                loaded = [
+                    (NUMBER_AT, number),
+                    (ARCH_AT, arch),
+                    (FIRST_AT, first),
+                    (SECOND_AT, second),
+                    (THIRD_AT, second),
+                    (FOURTH_AT, second),
+                ]
+                .into_iter()
+                .find(|(offset, _)| *offset == step.k)
+                .map(|(_, value)| value)
+                .unwrap();
             } else if class == libc::BPF_JMP {
                 let holds = if test == libc::BPF_JEQ {
                     loaded == step.k
@@ -298,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_filter_refuses_its_list_and_namespaces_and_nothing_that_programs_need() {
-        for number in DENIED {
+        for number in DENIED.iter().chain(&LOOKS) {
             assert_eq!(decide(ARCH, *number as u32, 0), refuse(libc::EPERM), "{number}");
         }
         assert_eq!(decide(ARCH, libc::SYS_clone3 as u32, 0), refuse(libc::ENOSYS));
@@ -334,7 +401,7 @@ mod tests {
             }
         }
         for (number, process) in SELF_ONLY_BY_KIND {
-            let program = program(Clone3::LeftToExecs);
+            let program = program(Clone3::LeftToExecs, Looks::Refused);
             let decide = |arguments| run(&program, ARCH, *number as u32, arguments);
             assert_eq!(decide([*process, 0]), libc::SECCOMP_RET_ALLOW, "{number}");
             for kind in 0..4 {
@@ -359,10 +426,36 @@ mod tests {
     #[test]
     fn execs_have_no_clone3_also_where_the_keeper_does() {
         let clone3 = libc::SYS_clone3 as u32;
-        assert_eq!(run(&program(Clone3::LeftToExecs), ARCH, clone3, [0; 2]), libc::SECCOMP_RET_ALLOW);
+        let left = program(Clone3::LeftToExecs, Looks::Refused);
+        assert_eq!(run(&left, ARCH, clone3, [0; 2]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(run(&without_clone3(), ARCH, clone3, [0; 2]), refuse(libc::ENOSYS));
         for number in [libc::SYS_clone, libc::SYS_read, libc::SYS_execve] {
             assert_eq!(run(&without_clone3(), ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
+        }
+    }
+
+    #[test]
+    fn a_supervised_exec_is_asked_about_and_has_nothing_that_the_keeper_has_beyond_it() {
+        let decide = |number: libc::c_long, flags: i32| {
+            run(&supervised(), ARCH, number as u32, [0, flags.cast_unsigned()])
+        };
+        for number in ANSWERED {
+            assert_eq!(decide(number, 0), libc::SECCOMP_RET_USER_NOTIF, "{number}");
+        }
+        for number in LOOKS {
+            assert_eq!(decide(number, 0), refuse(libc::EPERM), "{number}");
+            let left = program(Clone3::Refused, Looks::LeftToExecs);
+            assert_eq!(run(&left, ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
+        }
+        assert_eq!(decide(libc::SYS_clone3, 0), refuse(libc::ENOSYS));
+        for (number, _) in SENDS {
+            assert_eq!(decide(number, 0), libc::SECCOMP_RET_ALLOW, "{number}");
+            assert_eq!(decide(number, libc::MSG_NOSIGNAL), libc::SECCOMP_RET_ALLOW, "{number}");
+            let fast = libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL;
+            assert_eq!(decide(number, fast), refuse(libc::EOPNOTSUPP), "{number}");
+        }
+        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_socket, libc::SYS_accept4] {
+            assert_eq!(decide(number, -1), libc::SECCOMP_RET_ALLOW, "{number}");
         }
     }
 }

@@ -23,6 +23,8 @@ const COLLECT_LOOKS_MAX: u32 = 2_000;
 const COLLECT_PAUSE_US: u32 = 500;
 /// Length of what a child reports: the step and the error.
 const REPORT_LEN: usize = 5;
+/// How a child begins that gives the keeper what it calls.
+const GIVES_CALLS: u8 = b'C';
 
 use crate::confine::{self, Confined, User};
 use crate::disk::Space;
@@ -30,7 +32,6 @@ use crate::fence::Namespaces;
 use crate::group::Group;
 use crate::guardian::{self, Guard, Met};
 use crate::landlock::Ruleset;
-use crate::network::Gate;
 use crate::seccomp;
 use crate::sys;
 
@@ -58,6 +59,8 @@ pub(crate) struct Spawned {
     /// None where the child writes straight to a descriptor it was given.
     pub(crate) stderr: Option<OwnedFd>,
     pub(crate) progress: Progress,
+    /// What it calls, where the keeper answers that and it is known already.
+    pub(crate) calls: Option<OwnedFd>,
 }
 
 /// How far a child came.
@@ -73,7 +76,9 @@ pub(crate) enum Progress {
 /// What a child has to say, once it has replaced itself or could not, and what it was to become.
 #[derive(Debug)]
 pub(crate) struct Report {
-    pub(crate) pipe: OwnedFd,
+    pub(crate) socket: OwnedFd,
+    /// What it calls, once it has given that.
+    pub(crate) calls: Option<OwnedFd>,
     /// When it has had its time.
     pub(crate) until: Instant,
     /// How often it was asked for meanwhile. Each is answered.
@@ -90,21 +95,26 @@ pub(crate) enum Replaced {
 }
 
 impl Report {
-    fn new(pipe: OwnedFd, until: Instant, start: &Start) -> Report {
+    fn new(socket: OwnedFd, until: Instant, start: &Start) -> Report {
         let program = start.argv.first().cloned().unwrap_or_default();
-        Report { pipe, until, asked_again: 0, program, cwd: start.cwd.clone() }
+        Report { socket, calls: None, until, asked_again: 0, program, cwd: start.cwd.clone() }
     }
 
     /// What the child says, if it is known by now or the child had its time.
-    pub(crate) fn look(&self, now: Instant) -> Option<Replaced> {
-        let mut message = [0; REPORT_LEN];
-        match sys::read(self.pipe.as_raw_fd(), &mut message) {
-            Ok(len) => Some(replaced(message, len)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                (now >= self.until).then_some(Replaced::NotYet)
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
-            Err(_) => Some(Replaced::Yes),
+    pub(crate) fn look(&mut self, now: Instant) -> Option<Replaced> {
+        loop {
+            return match hear(&self.socket) {
+                Ok(Heard::Calls(calls)) => {
+                    self.calls = Some(calls);
+                    continue;
+                }
+                Ok(Heard::Went(went)) => Some(went),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    (now >= self.until).then_some(Replaced::NotYet)
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+                Err(_) => Some(Replaced::Yes),
+            };
         }
     }
 
@@ -170,7 +180,7 @@ pub(crate) fn spawn(
     stderr: Option<OwnedFd>,
     space: Space,
 ) -> Result<Spawned, NotSpawned> {
-    let prepared = prepare(start, space, confined.gate.as_ref().map_or(&[][..], Gate::variables))?;
+    let prepared = prepare(start, space, confined.net.variables())?;
     let failed = |cause: io::Error| NotSpawned {
         errno: cause.raw_os_error().unwrap_or(libc::EIO),
         why: format!("cannot start a process: {cause}"),
@@ -181,7 +191,7 @@ pub(crate) fn spawn(
         Some(given) => (None, given),
         None => sys::pipe().map(|(ours, theirs)| (Some(ours), theirs)).map_err(failed)?,
     };
-    let (report, report_theirs) = sys::pipe().map_err(failed)?;
+    let (report, report_theirs) = sys::packet_pair().map_err(failed)?;
     for fd in [Some(&stdin), Some(&stdout), stderr.as_ref(), Some(&report)].into_iter().flatten() {
         sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
     }
@@ -198,7 +208,7 @@ pub(crate) fn spawn(
             let pid = pid.map_err(failed)?;
             drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
             let progress = Progress::Begun(Report::new(report, until, start));
-            return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress });
+            return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress, calls: None });
         }
         Hold::Guardian { lock, others } => {
             let (status, status_theirs) = UnixStream::pair().map_err(failed)?;
@@ -211,7 +221,8 @@ pub(crate) fn spawn(
         }
     };
     drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
-    let mut progress = match await_program(report, until) {
+    let (went, calls) = await_program(&report, until);
+    let mut progress = match went {
         Replaced::Yes => Progress::Runs,
         Replaced::NotYet => Progress::Late,
         Replaced::Failed { step, errno } => {
@@ -234,7 +245,7 @@ pub(crate) fn spawn(
         }
     };
     guard.go_on();
-    Ok(Spawned { pid, guard: Some(guard), stdin, stdout, stderr, progress })
+    Ok(Spawned { pid, guard: Some(guard), stdin, stdout, stderr, progress, calls })
 }
 
 /// `added` are variables that the start may set otherwise.
@@ -324,7 +335,7 @@ fn become_program(
 ) -> (Step, io::Error) {
     let apart = match prepared.kind {
         ExecKind::Tool | ExecKind::Job => confined.apart.as_ref(),
-        ExecKind::Runtime => None,
+        ExecKind::Runtime => confined.supervises.as_ref(),
     };
     let makes_nothing = match prepared.space {
         Space::Left => None,
@@ -379,7 +390,10 @@ fn become_user(confined: &Confined) -> io::Result<()> {
     }
     confine::set_capabilities(0)?;
     confined.files.restore()?;
-    if confined.refuses_clone3 {
+    if confined.supervises.is_some() {
+        let calls = seccomp::supervise()?;
+        sys::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
+    } else if confined.refuses_clone3 {
         seccomp::refuse_clone3()?;
     }
     match confined.namespaces {
@@ -440,17 +454,44 @@ fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-/// Waits for the child to replace itself, which closes the pipe, or to say why not.
-fn await_program(report: OwnedFd, until: Instant) -> Replaced {
-    let mut message = [0; REPORT_LEN];
-    match sys::read_until(report.as_raw_fd(), &mut message, until) {
-        Ok(len) => replaced(message, len),
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Replaced::NotYet,
-        Err(_) => Replaced::Yes,
+/// Waits for the child to replace itself, which closes the socket, or to say why not.
+fn await_program(report: &OwnedFd, until: Instant) -> (Replaced, Option<OwnedFd>) {
+    let mut calls = None;
+    loop {
+        match hear(report) {
+            Ok(Heard::Calls(given)) => calls = Some(given),
+            Ok(Heard::Went(went)) => return (went, calls),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return (Replaced::NotYet, calls);
+                }
+                let left_ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+                // Cut short, it only means to look once more.
+                drop(sys::wait_readable(report.as_raw_fd(), left_ms));
+            }
+            Err(_) => return (Replaced::Yes, calls),
+        }
     }
 }
 
-/// A child that replaced itself closed the pipe without a word.
+/// One message of a child.
+enum Heard {
+    /// Where its calls are answered.
+    Calls(OwnedFd),
+    Went(Replaced),
+}
+
+fn hear(report: &OwnedFd) -> io::Result<Heard> {
+    let mut message = [0; REPORT_LEN];
+    match sys::receive_packet(report.as_raw_fd(), &mut message)? {
+        (_, Some(calls)) => Ok(Heard::Calls(calls)),
+        (len, None) => Ok(Heard::Went(replaced(message, len))),
+    }
+}
+
+/// A child that replaced itself closed the socket without a word.
 fn replaced(message: [u8; REPORT_LEN], len: usize) -> Replaced {
     let [step, errno @ ..] = message;
     if len == REPORT_LEN {

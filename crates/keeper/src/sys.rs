@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -152,19 +153,35 @@ pub(crate) fn waiting(pipe: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-/// Sends bytes and a descriptor with the first of them.
-pub(crate) fn send_fd(socket: RawFd, bytes: &[u8], fd: RawFd) -> io::Result<()> {
+/// Two ends of a socket that keeps messages apart and passes descriptors.
+pub(crate) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel writes two descriptors into the array, which nothing else owns.
+    unsafe {
+        check(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))?;
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+/// Sends one message, and perhaps a descriptor with it.
+pub(crate) fn send_packet(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> io::Result<()> {
     let mut room = ControlRoom::default();
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: the message describes `part` and `room`, which outlive the call; the room is long enough for one
     // descriptor and aligned for its header. The bytes are only read.
     let sent = unsafe {
-        let message = room.message(&mut part);
-        let header = libc::CMSG_FIRSTHDR(&message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as libc::c_uint) as _;
-        std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), fd);
+        let mut message = room.message(&mut part);
+        match fd {
+            Some(fd) => {
+                let header = libc::CMSG_FIRSTHDR(&message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as libc::c_uint) as _;
+                std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), fd);
+            }
+            None => message.msg_controllen = 0,
+        }
         libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
     };
     match usize::try_from(sent) {
@@ -174,24 +191,23 @@ pub(crate) fn send_fd(socket: RawFd, bytes: &[u8], fd: RawFd) -> io::Result<()> 
     }
 }
 
-/// Receives what [`send_fd`] sent: exactly so many bytes, and the descriptor.
-pub(crate) fn receive_fd(socket: RawFd, bytes: &mut [u8]) -> io::Result<OwnedFd> {
+/// Receives one message and the descriptor that came with it. `Ok(0)` is the end of the other side.
+pub(crate) fn receive_packet(socket: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut room = ControlRoom::default();
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: as above, and the kernel writes at most what is announced. A descriptor that came with the message
     // belongs to nobody else.
     unsafe {
         let mut message = room.message(&mut part);
-        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_WAITALL;
-        let len = usize::try_from(libc::recvmsg(socket, &mut message, flags));
-        if len.map_err(|_| io::Error::last_os_error())? != bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        let len = usize::try_from(libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC));
+        let len = len.map_err(|_| io::Error::last_os_error())?;
         let header = libc::CMSG_FIRSTHDR(&message);
-        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        owned(std::ptr::read_unaligned(libc::CMSG_DATA(header).cast()))
+        let fd = if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            None
+        } else {
+            Some(owned(std::ptr::read_unaligned(libc::CMSG_DATA(header).cast()))?)
+        };
+        Ok((len, fd))
     }
 }
 
@@ -212,6 +228,110 @@ impl ControlRoom {
         message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as libc::c_uint) } as _;
         message
     }
+}
+
+/// An address as the kernel takes it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SocketAddress {
+    bytes: [u8; 28],
+    len: usize,
+}
+
+impl SocketAddress {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl From<SocketAddr> for SocketAddress {
+    fn from(address: SocketAddr) -> SocketAddress {
+        let mut bytes = [0; 28];
+        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+        let (family, len) = match address {
+            SocketAddr::V4(v4) => {
+                bytes[4..8].copy_from_slice(&v4.ip().octets());
+                (libc::AF_INET, 16)
+            }
+            SocketAddr::V6(v6) => {
+                bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+                bytes[8..24].copy_from_slice(&v6.ip().octets());
+                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+                (libc::AF_INET6, 28)
+            }
+        };
+        bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+        SocketAddress { bytes, len }
+    }
+}
+
+/// Connects a socket to an address as the kernel takes it.
+pub(crate) fn connect(socket: RawFd, address: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads at most the slice's length, from bytes that outlive the call.
+    check(unsafe { libc::connect(socket, address.as_ptr().cast(), address.len() as libc::socklen_t) })
+        .map(drop)
+}
+
+/// Binds a socket to an address as the kernel takes it.
+pub(crate) fn bind(socket: RawFd, address: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads at most the slice's length, from bytes that outlive the call.
+    check(unsafe { libc::bind(socket, address.as_ptr().cast(), address.len() as libc::socklen_t) }).map(drop)
+}
+
+pub(crate) fn listen(socket: RawFd, backlog: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::listen(socket, backlog) }).map(drop)
+}
+
+/// Does something with the rights of a user and a group of that number, as root that can be itself again. Those of
+/// other threads stay as they are.
+pub(crate) fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
+    let stays = u32::MAX;
+    // SAFETY: plain numbers are passed. By the plain calls they are for this thread alone.
+    unsafe {
+        check_long(libc::syscall(libc::SYS_setresgid, stays, uid, stays))?;
+        let worked = check_long(libc::syscall(libc::SYS_setresuid, stays, uid, stays)).map(|_| work());
+        let back =
+            [libc::SYS_setresuid, libc::SYS_setresgid].map(|call| libc::syscall(call, stays, 0, stays));
+        if back != [0, 0] {
+            // Nothing may go on with half of the rights that it counts on.
+            libc::_exit(1);
+        }
+        worked
+    }
+}
+
+/// An option of a socket that is a plain value, which zeroes are one of.
+pub(crate) fn socket_option<T: Copy + Default>(
+    socket: RawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most the announced length, to `value`.
+    check(unsafe { libc::getsockopt(socket, level, name, (&raw mut value).cast(), &mut len) })?;
+    Ok(value)
+}
+
+pub(crate) fn set_socket_option<T: Copy>(
+    socket: RawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads the announced length, from `value`.
+    check(unsafe { libc::setsockopt(socket, level, name, (&raw const *value).cast(), len) }).map(drop)
+}
+
+pub(crate) fn flags_of(fd: RawFd) -> io::Result<i32> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(fd, libc::F_GETFL) })
+}
+
+pub(crate) fn set_flags(fd: RawFd, flags: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
 }
 
 /// Becomes a user and a group of that number, and of no other.

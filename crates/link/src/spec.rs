@@ -32,8 +32,12 @@ pub enum Network {
     Host,
     /// A loopback of its own and nothing else.
     None,
-    /// The same, and through a gate these: names, `*.names`, addresses and ranges, each with an optional port.
+    /// The same, and these: names, `*.names`, addresses and ranges, each with an optional port, and `loopback:PORT`.
     List { allow: Vec<String> },
+    /// A loopback of its own and every address that is routed in public, but none of the host's own.
+    Public,
+    /// The same, and private ranges.
+    Lan,
 }
 
 /// Everything a keeper has to know about its sandbox.
@@ -80,6 +84,8 @@ impl KeeperSpec {
             Network::Host => put_network(&mut put, 0, &[]),
             Network::None => put_network(&mut put, 1, &[]),
             Network::List { allow } => put_network(&mut put, 2, allow),
+            Network::Public => put_network(&mut put, 3, &[]),
+            Network::Lan => put_network(&mut put, 4, &[]),
         }
         self.limits.put(&mut put);
         self.controllers.put(&mut put);
@@ -123,6 +129,8 @@ impl KeeperSpec {
                 (0, _) => Network::Host,
                 (1, _) => Network::None,
                 (2, allow) => Network::List { allow },
+                (3, _) => Network::Public,
+                (4, _) => Network::Lan,
                 (unknown, _) => return Err(DecodeError::BadTag(unknown)),
             }
         };
@@ -224,6 +232,15 @@ mod tests {
         for cut in 1..network.out.len() {
             let mut bytes = sample().encode();
             assert!(KeeperSpec::decode(&mut bytes[..before + cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn every_network_comes_back() {
+        let list = Network::List { allow: vec!["loopback:5432".to_owned()] };
+        for network in [Network::Host, Network::None, list, Network::Public, Network::Lan] {
+            let spec = KeeperSpec { network: network.clone(), ..sample() };
+            assert_eq!(KeeperSpec::decode(&mut spec.encode()).unwrap().network, network);
         }
     }
 

@@ -272,7 +272,7 @@ pub struct LimitsView {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NetworkView {
-    /// none, host or list.
+    /// none, public, lan, host or list.
     pub mode: String,
     /// With `list`: what may be reached.
     pub allow: Vec<String>,

@@ -55,7 +55,9 @@ fn origin(address: IpAddr) -> SocketAddr {
 }
 
 /// A daemon that finds these lines in its hosts file, which stays the host's own for everybody else.
-fn with_hosts(lines: &str) -> (World, TempDir) {
+///
+/// `without` is what its keepers do without.
+fn with_hosts(lines: &str, without: Option<&str>) -> (World, TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let (hosts, wrapper) = (dir.path().join("hosts"), dir.path().join("lodged-with-hosts"));
     let before = fs::read_to_string("/etc/hosts").unwrap_or_default();
@@ -76,6 +78,9 @@ fn with_hosts(lines: &str) -> (World, TempDir) {
         .expect("a file");
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
     let mut world = World::with(Lodge::of(wrapper));
+    if let Some(point) = without {
+        world.lodge.set_env("LODGED_KEEPER_CRASH_AT", point);
+    }
     world.lodge.start();
     (world, dir)
 }
@@ -136,13 +141,49 @@ async fn an_agent_without_a_network_reaches_neither_the_host_nor_the_daemon_and_
 }
 
 #[tokio::test]
-async fn a_list_opens_names_by_what_they_lead_to_and_says_what_would_open_the_rest() {
+async fn a_list_opens_names_by_what_they_lead_to_and_nothing_else() {
+    let address = own_address();
+    let (site, inner) = (origin(address), origin(IpAddr::from([127, 0, 0, 1])));
+    let lines =
+        format!("{address} allowed.example\n127.0.0.1 inward.example\n169.254.169.254 cloud.example\n");
+    let (world, _hosts) = with_hosts(&lines, None);
+    let mut api = world.checked().await;
+    let (port, inner, daemon) = (site.port(), inner.port(), daemon_port(&world));
+    let list = format!("NETWORK allowed.example inward.example cloud.example {site}");
+    let view = agent(&mut api, "one", &list).await;
+    assert_eq!(view["network"]["mode"], "list");
+    let program = format!(
+        "get('http://allowed.example:{port}/plain')\nget('http://{site}/literal')\n\
+         get('http://inward.example:{inner}/')\nget('http://cloud.example/latest/meta-data')\n\
+         get('http://inward.example:{daemon}/healthz')\nget('http://169.254.169.254/latest')\n\
+         dial('127.0.0.1', {daemon})\ndial('127.0.0.1', {inner})\ndial('{address}', {daemon})\n\
+         import os; print([k for k in os.environ if 'proxy' in k.lower()])"
+    );
+    let answer = python(&mut api, "one", "s", &program).await;
+    for part in [format!("hello to /plain as allowed.example:{port}"), format!("hello to /literal as {site}")]
+    {
+        assert!(answer.contains(&part), "{part} is missing:\n{answer}");
+    }
+    assert_eq!(answer.matches("hello").count(), 2, "{answer}");
+    assert_eq!(answer.matches("Connection refused").count(), 2, "its own loopback: {answer}");
+    assert_eq!(answer.matches("Permission denied").count(), 2, "{answer}");
+    assert_eq!(answer.matches("not reached").count(), 3, "{answer}");
+    assert!(answer.contains("\n[]\n"), "no proxy: {answer}");
+
+    // A name alone does not open an address of the host itself.
+    agent(&mut api, "two", "NETWORK allowed.example").await;
+    let answer = python(&mut api, "two", "t", &format!("get('http://allowed.example:{port}/')")).await;
+    assert!(answer.contains("Permission denied"), "{answer}");
+}
+
+#[tokio::test]
+async fn without_a_guard_a_list_is_served_by_a_proxy_that_says_what_would_open_the_rest() {
     let address = own_address();
     let (site, inner) = (origin(address), origin(IpAddr::from([127, 0, 0, 1])));
     let lines = format!(
         "{address} allowed.example other.example\n127.0.0.1 inward.example\n169.254.169.254 cloud.example\n"
     );
-    let (world, _hosts) = with_hosts(&lines);
+    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp"));
     let mut api = world.checked().await;
     let (port, inner, daemon) = (site.port(), inner.port(), daemon_port(&world));
     let list = format!("NETWORK allowed.example inward.example cloud.example {site}");
@@ -165,8 +206,8 @@ async fn a_list_opens_names_by_what_they_lead_to_and_says_what_would_open_the_re
         ),
         format!("now:  {list}"),
         format!("add `other.example:{port}` to that line"),
-        "inward.example leads to 127.0.0.1, which no NETWORK list opens".to_owned(),
-        "cloud.example leads to 169.254.169.254, which no NETWORK list opens".to_owned(),
+        "inward.example leads to 127.0.0.1, which NETWORK does not open".to_owned(),
+        "cloud.example leads to 169.254.169.254, which NETWORK does not open".to_owned(),
     ] {
         assert!(answer.contains(&part), "{part} is missing:\n{answer}");
     }
@@ -176,10 +217,12 @@ async fn a_list_opens_names_by_what_they_lead_to_and_says_what_would_open_the_re
         2,
         "a redirect is a request, too: {answer}"
     );
-    assert_eq!(answer.matches("which no NETWORK list opens").count(), 5, "{answer}");
+    assert_eq!(answer.matches("which NETWORK does not open").count(), 5, "{answer}");
     assert_eq!(answer.matches("not reached").count(), 3, "{answer}");
 
-    // A name alone does not open an address of the host itself.
+    // A name alone does not open an address of the host itself. A daemon has one keeper do without something.
+    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp"));
+    let mut api = world.checked().await;
     agent(&mut api, "two", "NETWORK allowed.example").await;
     let answer = python(&mut api, "two", "t", &format!("get('http://allowed.example:{port}/')")).await;
     assert!(
@@ -261,13 +304,17 @@ async fn with_the_hosts_network_its_abstract_sockets_are_closed_where_the_kernel
 }
 
 #[tokio::test]
-async fn info_says_whether_networks_can_be_closed_and_the_shell_sees_no_proxy_without_a_list() {
+async fn info_says_whether_networks_can_be_closed_and_guarded_and_the_default_is_public() {
     let world = World::new();
     let mut api = world.checked().await;
     let info = api.ok("info", json!({})).await;
     let layer = info["isolation"].as_array().expect("layers").iter().find(|layer| layer["name"] == "netns");
     assert_eq!(layer.expect("a layer")["in_force"], true, "{info}");
-    agent(&mut api, "one", "").await;
+    let layers = info["isolation"].as_array().expect("layers");
+    let guard = layers.iter().find(|layer| layer["name"] == "network_landlock");
+    assert_eq!(guard.expect("a layer")["in_force"], true, "{info}");
+    let view = agent(&mut api, "one", "").await;
+    assert_eq!(view["network"], json!({"mode": "public", "allow": []}));
     let answer = api.answer("one", "s", &format!("{} [[reply:{{{{tool}}}}]]", sh("set"))).await;
     assert!(!answer.to_lowercase().contains("proxy"), "{answer}");
 }

@@ -10,6 +10,7 @@ mod bombs;
 mod checked;
 mod jobs;
 mod links;
+mod network;
 mod quota;
 mod targets;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]

@@ -36,6 +36,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
         Some(name) if failure.is("agent.name_taken") => failure.and_hint(&instead(name, &args.source)),
         Some(_) | None => failure,
     })?;
+    tell_network(context, &agent);
     tell_idle(context, &agent);
     if args.name.is_none()
         && let Some(wanted) = other_name(&agent)
@@ -83,6 +84,13 @@ fn other_name(agent: &AgentView) -> Option<&str> {
 /// What somebody may have wanted who gave a name that is taken.
 fn instead(name: &str, source: &str) -> String {
     format!("to change `{name}` itself: lodge agent update {name} --image {}", render::quoted(source))
+}
+
+/// An agent with the host's network reaches everything that the host's own users reach.
+fn tell_network(context: &Context, agent: &AgentView) {
+    if agent.network.mode == "host" {
+        context.words.say("NETWORK host: its tools have this host's network, loopback included");
+    }
 }
 
 /// What was declared and does nothing yet.

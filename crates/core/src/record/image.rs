@@ -34,6 +34,7 @@ pub struct ImageRecord {
     pub runtime: Option<String>,
     #[prost(message, optional, tag = "12")]
     pub limits: Option<LimitsRecord>,
+    /// Absent: the default of whoever makes an agent of it.
     #[prost(message, optional, tag = "13")]
     pub network: Option<NetworkRecord>,
     #[prost(string, repeated, tag = "14")]
@@ -108,12 +109,20 @@ pub struct NetworkRecord {
     /// See [`NetworkMode`].
     #[prost(int32, tag = "1")]
     pub mode: i32,
-    /// With `List`: names, `*.names`, addresses and ranges, each with an optional port.
+    /// With `List`: names, `*.names`, addresses and ranges, each with an optional port, and `loopback:PORT`.
     #[prost(string, repeated, tag = "2")]
     pub allow: Vec<String>,
+    /// No Agentfile said it.
+    #[prost(bool, tag = "3")]
+    pub by_default: bool,
 }
 
 impl NetworkRecord {
+    /// What an agent gets whose image says nothing.
+    pub fn by_default() -> NetworkRecord {
+        NetworkRecord { mode: NetworkMode::Public.code(), allow: Vec::new(), by_default: true }
+    }
+
     /// A number that a newer release wrote is the narrowest that this one knows.
     pub fn reach(&self) -> NetworkMode {
         NetworkMode::from_code(self.mode).unwrap_or(NetworkMode::None)
@@ -127,8 +136,12 @@ pub enum NetworkMode {
     None,
     /// The host's network.
     Host,
-    /// What is listed, through a gate.
+    /// What is listed.
     List,
+    /// Every address that is routed in public.
+    Public,
+    /// The same, and private ranges.
+    Lan,
 }
 
 impl NetworkMode {
@@ -137,11 +150,15 @@ impl NetworkMode {
             NetworkMode::None => 1,
             NetworkMode::Host => 2,
             NetworkMode::List => 3,
+            NetworkMode::Public => 4,
+            NetworkMode::Lan => 5,
         }
     }
 
     pub fn from_code(code: i32) -> Option<NetworkMode> {
-        [NetworkMode::None, NetworkMode::Host, NetworkMode::List].into_iter().find(|mode| mode.code() == code)
+        let all =
+            [NetworkMode::None, NetworkMode::Host, NetworkMode::List, NetworkMode::Public, NetworkMode::Lan];
+        all.into_iter().find(|mode| mode.code() == code)
     }
 
     pub fn word(self) -> &'static str {
@@ -149,6 +166,8 @@ impl NetworkMode {
             NetworkMode::None => "none",
             NetworkMode::Host => "host",
             NetworkMode::List => "list",
+            NetworkMode::Public => "public",
+            NetworkMode::Lan => "lan",
         }
     }
 }
@@ -241,7 +260,7 @@ pub struct AgentSpec {
     pub revival_policy: Option<i32>,
     #[prost(message, optional, tag = "7")]
     pub limits: Option<LimitsRecord>,
-    /// Absent: the host's network.
+    /// Absent: the host's network, which agents had before they got one of their own by default.
     #[prost(message, optional, tag = "8")]
     pub network: Option<NetworkRecord>,
     /// Absent: the stock runtime.

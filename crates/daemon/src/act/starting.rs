@@ -134,6 +134,8 @@ fn network_of(row: &AgentRow) -> Network {
     match record.reach() {
         NetworkMode::Host => Network::Host,
         NetworkMode::None => Network::None,
+        NetworkMode::Public => Network::Public,
+        NetworkMode::Lan => Network::Lan,
         NetworkMode::List => Network::List { allow: record.allow.clone() },
     }
 }

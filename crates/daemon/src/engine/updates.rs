@@ -253,7 +253,12 @@ fn take_image(next: &mut NextSpec, image: ImageChange) {
     }
     // These are the image's alone.
     let tools = new.tools.into_iter().map(|tool| pulled_already(&spec.tools, tool));
-    (spec.tools, spec.network) = (tools.collect(), new.network);
+    spec.tools = tools.collect();
+    spec.network = match (spec.network.take(), new.network) {
+        // One that had the host's network before there was another default keeps it, until its Agentfile says otherwise.
+        (None, Some(network)) if network.by_default => None,
+        (_, network) => network,
+    };
 }
 
 /// A tool as it was pulled, if it was: a digest names the same program for ever. What it says of itself comes from its image

@@ -149,10 +149,12 @@ pub(crate) fn limits_record<'l>(
 fn network_record(network: Network) -> NetworkRecord {
     let (mode, allow) = match network {
         Network::None => (NetworkMode::None, Vec::new()),
+        Network::Public => (NetworkMode::Public, Vec::new()),
+        Network::Lan => (NetworkMode::Lan, Vec::new()),
         Network::Host => (NetworkMode::Host, Vec::new()),
         Network::Allow(hosts) => (NetworkMode::List, hosts),
     };
-    NetworkRecord { mode: mode.code(), allow }
+    NetworkRecord { mode: mode.code(), allow, by_default: false }
 }
 
 /// An image as a parent. Places in its files are not kept: nothing of it is wrong. `contents` has those of its files.
@@ -265,6 +267,8 @@ fn network_of(record: NetworkRecord) -> Network {
     match record.reach() {
         NetworkMode::None => Network::None,
         NetworkMode::Host => Network::Host,
+        NetworkMode::Public => Network::Public,
+        NetworkMode::Lan => Network::Lan,
         NetworkMode::List => Network::Allow(record.allow),
     }
 }

@@ -43,6 +43,12 @@ pub fn limits(limits: Option<LimitsRecord>) -> LimitsView {
     }
 }
 
+/// Of an image, which means the default where it says nothing.
+fn image_network(network: Option<NetworkRecord>) -> NetworkView {
+    self::network(Some(network.unwrap_or_else(NetworkRecord::by_default)))
+}
+
+/// Of an agent. One of whom nothing is recorded was made when all had the host's.
 pub fn network(network: Option<NetworkRecord>) -> NetworkView {
     let mode = network.as_ref().map_or(NetworkMode::Host, NetworkRecord::reach);
     NetworkView {
@@ -137,7 +143,7 @@ pub fn image_detail(
             .collect(),
         labels: record.labels,
         limits: limits(record.limits),
-        network: network(record.network),
+        network: image_network(record.network),
         capabilities: record.capabilities.iter().map(|name| capability(name)).collect(),
         revival_policy: record
             .revival_policy

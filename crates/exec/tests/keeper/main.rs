@@ -14,3 +14,4 @@ mod limits;
 mod links;
 mod network;
 mod runtimes;
+mod sockets;

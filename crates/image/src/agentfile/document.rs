@@ -177,9 +177,38 @@ pub struct Arg {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
     None,
+    /// Every address that is routed in public; what holds where nothing is said.
+    Public,
+    /// The same, and private ranges.
+    Lan,
     Host,
-    /// Hosts that may be reached: a name, `*.name`, an address or a range, each with an optional port.
+    /// What may be reached: a name, `*.name`, an address or a range, each with an optional port, or `loopback:PORT`.
     Allow(Vec<String>),
+}
+
+impl Network {
+    /// What a word means that stands alone.
+    pub fn from_word(word: &str) -> Option<Network> {
+        match word {
+            "none" => Some(Network::None),
+            "public" => Some(Network::Public),
+            "lan" => Some(Network::Lan),
+            "host" => Some(Network::Host),
+            _host => None,
+        }
+    }
+
+    /// The words after NETWORK.
+    pub fn words(&self) -> Vec<String> {
+        let word = match self {
+            Network::None => "none",
+            Network::Public => "public",
+            Network::Lan => "lan",
+            Network::Host => "host",
+            Network::Allow(hosts) => return hosts.clone(),
+        };
+        vec![word.to_owned()]
+    }
 }
 
 /// One MCP server.

@@ -29,7 +29,7 @@ pub(super) fn limit(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> 
 }
 
 pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
-    let first = cursor.word("`none`, `host` or a list of hosts")?;
+    let first = cursor.word("`none`, `public`, `lan`, `host` or a list of hosts")?;
     let first_at = first.at;
     let mut words = vec![first];
     while let Some(word) = cursor.word_if_any() {
@@ -38,8 +38,7 @@ pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
     let hosts = split_at_commas(words);
     let value = match hosts.as_slice() {
         [] => return cursor.missing("a host"),
-        [only] if only.text == "none" => Network::None,
-        [only] if only.text == "host" => Network::Host,
+        [only] if let Some(network) = Network::from_word(&only.text) => network,
         _ => {
             for host in &hosts {
                 if host.text.starts_with('#') {

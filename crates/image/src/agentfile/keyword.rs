@@ -43,7 +43,7 @@ keywords! {
     Arg "ARG" "ARG key[=default]",
     Capability "CAPABILITY" "CAPABILITY name [name…]",
     Limit "LIMIT" "LIMIT key value",
-    Network "NETWORK" "NETWORK none`, `NETWORK host` or `NETWORK name[:port] …",
+    Network "NETWORK" "NETWORK none|public|lan|host` or `NETWORK name[:port] …",
     Mcp "MCP" "MCP name <url>` or `MCP name <image or host:program> [argument…]",
     Skill "SKILL" "SKILL <name or image>",
     Service "SERVICE" "SERVICE name image [optional] [KEY=value…] [healthcheck=\"command\"]",

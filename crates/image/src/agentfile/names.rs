@@ -180,8 +180,19 @@ pub(super) fn relative_path(path: &str) -> Result<(), PathFault> {
     }
 }
 
+/// The word for the host's own loopback, which opens nothing without a port.
+const LOOPBACK: &str = "loopback";
+
+/// A port of the host's own loopback.
+pub(super) fn is_loopback_port(word: &str) -> bool {
+    word.split_once(':').is_some_and(|(name, port)| name == LOOPBACK && port_number(port))
+}
+
 /// A host name, `*.name`, an address or a range, with an optional port where one makes sense.
 pub(super) fn network_host(word: &str) -> bool {
+    if word == LOOPBACK || word.starts_with("loopback:") {
+        return false;
+    }
     if let Some((address, bits)) = word.split_once('/') {
         let max = match address.parse::<std::net::IpAddr>() {
             Ok(std::net::IpAddr::V4(_)) => 32,

@@ -100,7 +100,10 @@ pub(super) fn capability(name: &str) -> Rule {
 /// One of several words after NETWORK.
 pub(super) fn network_host(host: &str) -> Rule {
     let found = || host.to_owned();
-    rule(!matches!(host, "none" | "host"), || ValueMistake::NetworkMixed { found: found() })?;
+    rule(Network::from_word(host).is_none(), || ValueMistake::NetworkMixed { found: found() })?;
+    if names::is_loopback_port(host) {
+        return Ok(());
+    }
     rule(names::network_host(host), || ValueMistake::NetworkHost { found: found() })?;
     rule(!names::never_opened(host), || ValueMistake::NetworkClosed { found: found() })
 }
@@ -256,7 +259,7 @@ fn permissions(agentfile: &Agentfile) -> Result<(), Unfit> {
             bound(bytes, LINE_MAX).map_err(of(Keyword::Network))?;
             hosts.iter().try_for_each(|host| network_host(host)).map_err(of(Keyword::Network))
         }
-        Some(Network::None | Network::Host) | None => Ok(()),
+        Some(Network::None | Network::Public | Network::Lan | Network::Host) | None => Ok(()),
     }
 }
 

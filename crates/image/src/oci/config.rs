@@ -17,7 +17,6 @@ use crate::agentfile::{Agentfile, At, BinSource, Loaded, Network, PARENTS_MAX, c
 
 const WHAT: &str = "the config";
 const SCRATCH: &str = "scratch";
-const SHARED: &str = "host";
 
 /// What a config says. Readers ignore what they do not know.
 #[derive(Debug, Serialize, Deserialize)]
@@ -97,7 +96,7 @@ pub(super) fn write(loaded: &Loaded) -> Result<Vec<u8>, BadImage> {
             .iter()
             .map(|limit| pair(limit.value.key().word(), &limit.value.to_string(), None))
             .collect(),
-        network: agentfile.network.as_ref().map(|network| network_words(&network.value)),
+        network: agentfile.network.as_ref().map(|network| network.value.words()),
         mcps: agentfile.mcps.iter().map(WrittenMcp::of).collect(),
         skills: agentfile.skills.iter().map(|skill| skill.value.clone()).collect(),
         services: agentfile.services.iter().map(WrittenService::of).collect(),
@@ -176,19 +175,10 @@ impl Written {
     }
 }
 
-/// `none` and `host` mean what they do only when they stand alone.
-fn network_words(network: &Network) -> Vec<String> {
-    match network {
-        Network::None => vec!["none".to_owned()],
-        Network::Host => vec![SHARED.to_owned()],
-        Network::Allow(hosts) => hosts.clone(),
-    }
-}
-
+/// Words such as `none` mean what they do only when they stand alone.
 fn network(words: Vec<String>) -> Network {
     match words.as_slice() {
-        [only] if only == "none" => Network::None,
-        [only] if only == SHARED => Network::Host,
+        [only] if let Some(network) = Network::from_word(only) => network,
         _hosts => Network::Allow(words),
     }
 }

@@ -254,10 +254,12 @@ fn every_limit_is_read_in_its_smallest_unit() {
 }
 
 #[test]
-fn network_is_none_host_or_a_list() {
+fn network_is_a_word_or_a_list() {
     let network = |line: &str| good(&format!("FROM scratch\nNETWORK {line}")).network.expect("network").value;
     assert_eq!(network("none"), Network::None);
     assert_eq!(network("host"), Network::Host);
+    assert_eq!(network("public"), Network::Public);
+    assert_eq!(network("lan"), Network::Lan);
     let hosts = [
         "a.example",
         "*.b.example:8443",
@@ -266,6 +268,7 @@ fn network_is_none_host_or_a_list() {
         "fd00::1",
         "fd00::/8",
         "10.1.2.3:22",
+        "loopback:5432",
     ];
     let allowed = Network::Allow(hosts.map(str::to_owned).to_vec());
     assert_eq!(network(&hosts.join(" ")), allowed);

@@ -69,12 +69,14 @@ fn what_is_no_longer_forbidden_is_told_as_what_then_holds() {
     let listed = inline("FROM scratch\nNETWORK a.example\n");
     assert_eq!(
         lines(&closed, &open),
-        ["network network: none → host", "limits memory: 512m → without memory"]
+        ["network network: none → public", "limits memory: 512m → without memory"]
     );
-    assert_eq!(lines(&listed, &open), ["network network: a.example → host"]);
-    assert_eq!(lines(&open, &listed), ["network network: host → a.example"]);
+    assert_eq!(lines(&listed, &open), ["network network: a.example → public"]);
+    assert_eq!(lines(&open, &listed), ["network network: public → a.example"]);
     // The same in other words.
-    assert_eq!(lines(&open, &inline("FROM scratch\nNETWORK host\n")), [""; 0]);
+    assert_eq!(lines(&open, &inline("FROM scratch\nNETWORK public\n")), [""; 0]);
+    let hosts = inline("FROM scratch\nNETWORK host\n");
+    assert_eq!(lines(&open, &hosts), ["network network: public → host"]);
 }
 
 #[test]

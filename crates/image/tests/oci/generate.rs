@@ -50,8 +50,11 @@ const LIMITS: [&str; 9] = [
     "LIMIT context-tokens 200001",
     "LIMIT revival-policy ask",
 ];
-const NETWORKS: [&str; 5] = [
+const NETWORKS: [&str; 8] = [
     "NETWORK none",
+    "NETWORK public",
+    "NETWORK lan",
+    "NETWORK a.example loopback:5432",
     "NETWORK host",
     "NETWORK example.org",
     "NETWORK *.example.org:443, 10.0.0.0/8 2001:db8::1",

@@ -134,10 +134,18 @@ fn about_network(row: &AgentRow) -> String {
     let words = match row.spec.network.as_ref().map(|network| (network.reach(), &network.allow)) {
         None | Some((NetworkMode::Host, _)) => "Programs have the network of the host.".to_owned(),
         Some((NetworkMode::None, _)) => "Programs have no network.".to_owned(),
+        Some((NetworkMode::Public, _)) => {
+            "Programs reach the internet by TCP and names by DNS. They reach neither this host nor private networks."
+                .to_owned()
+        }
+        Some((NetworkMode::Lan, _)) => {
+            "Programs reach the internet and private networks by TCP and names by DNS. They do not reach this host."
+                .to_owned()
+        }
         Some((NetworkMode::List, allow)) => {
             let places: Vec<String> = allow.iter().map(|place| code(place)).collect();
             format!(
-                "Programs reach these places and no others, through the HTTP proxy that `HTTP_PROXY` and `HTTPS_PROXY` name: {}.",
+                "Programs reach these places by TCP and no others: {}.",
                 places.join(", ")
             )
         }

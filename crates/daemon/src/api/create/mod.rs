@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lodge_core::lineage::Policy;
-use lodge_core::record::{AgentSpec, ImageContents, ImageKind, ImageRecord, ImageRow, ImageState};
+use lodge_core::record::{
+    AgentSpec, ImageContents, ImageKind, ImageRecord, ImageRow, ImageState, NetworkRecord,
+};
 use lodge_image::agentfile::CAPABILITIES;
 use lodge_image::registry::Watch;
 use lodge_image::{Pins, Remote};
@@ -144,7 +146,7 @@ pub(in crate::api) fn spec_of(shell: &Shell, record: &ImageRecord) -> Result<Age
         tools: record.bins.iter().map(|bin| find_tool(shell, bin)).collect::<Result<_, _>>()?,
         revival_policy: record.revival_policy,
         limits: record.limits,
-        network: record.network.clone(),
+        network: Some(record.network.clone().unwrap_or_else(NetworkRecord::by_default)),
         runtime,
         capabilities: record.capabilities.clone(),
         ..AgentSpec::default()

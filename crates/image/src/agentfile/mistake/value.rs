@@ -160,10 +160,13 @@ impl ValueMistake {
             }
             ValueMistake::LimitValue { key, .. } => key.expected().to_owned(),
             ValueMistake::NetworkHost { .. } => {
-                "a host name, `*.name`, an address or a range, with an optional port".to_owned()
+                "a host name, `*.name`, an address or a range, with an optional port, or `loopback:PORT`"
+                    .to_owned()
             }
             ValueMistake::NetworkClosed { .. } => "a host of another machine".to_owned(),
-            ValueMistake::NetworkMixed { .. } => "`none` or `host` alone, or a list of hosts".to_owned(),
+            ValueMistake::NetworkMixed { .. } => {
+                "`none`, `public`, `lan` or `host` alone, or a list of hosts".to_owned()
+            }
             ValueMistake::McpUrl { .. } => "`https://host/path` or `http://host/path`".to_owned(),
             ValueMistake::ServiceOption { .. } => {
                 "`optional`, `KEY=value` or `healthcheck=\"command\"`".to_owned()
@@ -237,7 +240,8 @@ impl ValueMistake {
             ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", key.example()),
             ValueMistake::NetworkHost { .. } => "write it as `example.com` or `example.com:443`".to_owned(),
             ValueMistake::NetworkClosed { .. } => {
-                "a sandbox has a loopback of its own; to reach the host's, write `NETWORK host`".to_owned()
+                "a sandbox has a loopback of its own; write `loopback:PORT` for a port of the host's, or `NETWORK host`"
+                    .to_owned()
             }
             ValueMistake::NetworkMixed { .. } => "keep one of them".to_owned(),
             ValueMistake::McpUrl { .. } => "start it with `https://`".to_owned(),

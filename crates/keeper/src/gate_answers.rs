@@ -1,0 +1,429 @@
+//! Names for the sandbox: the gate is the name server that programs inside ask, by datagrams and by streams.
+//!
+//! Owns: whom a question is passed on to, and for how long. A question goes to the host's own name servers as it is, and
+//! their answer comes back as it is. With a list, only names on it are asked for, and the keeper learns the addresses
+//! that were answered before the program does.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::gate_dns::{self, ANSWER_MAX, Asked, Code};
+use crate::gate_names;
+use crate::gate_rules::{Host, Reach, Rules};
+use crate::sys;
+
+/// Most questions under way; the next waits until its program asks again.
+const QUESTIONS_MAX: usize = 64;
+/// Most programs that ask by streams at a time.
+const STREAMS_MAX: usize = 16;
+/// How long a stream may be silent.
+const STREAM_WITHIN: Duration = Duration::from_secs(10);
+/// How long one name server may take, and how often each is asked.
+const SERVER_WITHIN: Duration = Duration::from_secs(2);
+const ROUNDS_MAX: usize = 2;
+/// Most questions that are taken at once, so that everything else has its turn.
+const TURN_MAX: usize = 16;
+
+/// The name server inside a sandbox.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    datagrams: UdpSocket,
+    streams: TcpListener,
+    clients: Vec<Client>,
+    questions: Vec<Question>,
+    serial: u64,
+}
+
+/// A program that asks by a stream.
+#[derive(Debug)]
+struct Client {
+    serial: u64,
+    stream: TcpStream,
+    bytes: Vec<u8>,
+    until: Instant,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum From {
+    Datagram(SocketAddr),
+    Stream(u64),
+}
+
+/// A question that was passed on.
+#[derive(Debug)]
+struct Question {
+    from: From,
+    /// As the program wrote it, with an id of ours.
+    message: Vec<u8>,
+    theirs: [u8; 2],
+    asked: Asked,
+    /// None where the next server has to be tried.
+    upstream: Option<Upstream>,
+    tried: usize,
+    until: Instant,
+}
+
+#[derive(Debug)]
+enum Upstream {
+    Datagram(UdpSocket),
+    Stream { socket: TcpStream, out: Vec<u8>, heard: Vec<u8> },
+}
+
+/// Addresses that a listed name led to, and at which port they are open.
+pub(crate) type Opened = (IpAddr, u16);
+
+impl Answers {
+    pub(crate) fn new(datagrams: UdpSocket, streams: TcpListener) -> io::Result<Answers> {
+        datagrams.set_nonblocking(true)?;
+        streams.set_nonblocking(true)?;
+        Ok(Answers { datagrams, streams, clients: Vec::new(), questions: Vec::new(), serial: 0 })
+    }
+
+    pub(crate) fn watch(&self, polled: &mut Vec<libc::pollfd>) {
+        let mut add = |fd: RawFd, events| polled.push(libc::pollfd { fd, events, revents: 0 });
+        if self.questions.len() < QUESTIONS_MAX {
+            add(self.datagrams.as_raw_fd(), libc::POLLIN);
+        }
+        if self.clients.len() < STREAMS_MAX {
+            add(self.streams.as_raw_fd(), libc::POLLIN);
+        }
+        for client in &self.clients {
+            add(client.stream.as_raw_fd(), libc::POLLIN);
+        }
+        for question in &self.questions {
+            match &question.upstream {
+                Some(Upstream::Datagram(socket)) => add(socket.as_raw_fd(), libc::POLLIN),
+                Some(Upstream::Stream { socket, out, .. }) => {
+                    add(socket.as_raw_fd(), if out.is_empty() { libc::POLLIN } else { libc::POLLOUT });
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Milliseconds until something is due, or -1 for none.
+    pub(crate) fn sleep_ms(&self, now: Instant) -> i32 {
+        let due = self.questions.iter().map(|question| question.until);
+        let due = due.chain(self.clients.iter().map(|client| client.until)).min();
+        due.map_or(-1, |due| {
+            i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
+        })
+    }
+
+    /// Does whatever can be done now. `open` tells the keeper of an address, before the program hears of it.
+    pub(crate) fn serve(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+        let mut bytes = vec![0; ANSWER_MAX];
+        for _ in 0..TURN_MAX {
+            if self.questions.len() >= QUESTIONS_MAX {
+                break;
+            }
+            let Ok((len, from)) = self.datagrams.recv_from(&mut bytes) else { break };
+            self.take(&bytes[..len], From::Datagram(from), rules, now, open);
+        }
+        self.accept(now);
+        self.hear_clients(rules, now, open);
+        self.hear_servers(rules, now, open);
+    }
+
+    fn accept(&mut self, now: Instant) {
+        while self.clients.len() < STREAMS_MAX {
+            let Ok((stream, _)) = self.streams.accept() else { return };
+            self.serial += 1;
+            if stream.set_nonblocking(true).is_ok() {
+                let until = now + STREAM_WITHIN;
+                self.clients.push(Client { serial: self.serial, stream, bytes: Vec::new(), until });
+            }
+        }
+    }
+
+    fn hear_clients(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+        let mut asked = Vec::new();
+        self.clients.retain_mut(|client| {
+            let is_open = client.read();
+            while let Some(message) = client.next() {
+                client.until = now + STREAM_WITHIN;
+                asked.push((client.serial, message));
+            }
+            is_open && now < client.until
+        });
+        for (serial, message) in asked {
+            self.take(&message, From::Stream(serial), rules, now, open);
+        }
+    }
+
+    fn take(
+        &mut self,
+        message: &[u8],
+        from: From,
+        rules: &Rules,
+        now: Instant,
+        open: &mut dyn FnMut(Opened),
+    ) {
+        let Some(asked) = gate_dns::asked(message) else { return };
+        let known = known(&asked, rules);
+        let answer = match known {
+            Known::Elsewhere if self.questions.len() >= QUESTIONS_MAX => {
+                Some(gate_dns::reply(message, &asked, Code::Failed, &[]))
+            }
+            Known::Elsewhere => None,
+            Known::No => Some(gate_dns::reply(message, &asked, Code::NoName, &[])),
+            Known::Addresses(addresses) => {
+                tell(&asked, rules, &addresses, open);
+                Some(gate_dns::reply(message, &asked, Code::Fine, &addresses))
+            }
+        };
+        if let Some(answer) = answer {
+            return self.answer(from, &answer);
+        }
+        let mut question = Question {
+            from,
+            message: message.to_vec(),
+            theirs: [message[0], message[1]],
+            asked,
+            upstream: None,
+            tried: 0,
+            until: now,
+        };
+        if question.ask_next(now).is_err() {
+            let answer = question.failed();
+            return self.answer(from, &answer);
+        }
+        self.questions.push(question);
+    }
+
+    fn hear_servers(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+        let mut at = 0;
+        while at < self.questions.len() {
+            let question = &mut self.questions[at];
+            let answer = match question.hear() {
+                Heard::Answer(answer) => {
+                    tell(&question.asked, rules, &gate_dns::addresses(&answer), open);
+                    Some(answer)
+                }
+                Heard::Nothing if now < question.until => None,
+                Heard::Nothing | Heard::Failed => question.ask_next(now).is_err().then(|| question.failed()),
+            };
+            match answer {
+                Some(answer) => {
+                    let question = self.questions.swap_remove(at);
+                    self.answer(question.from, &answer);
+                }
+                None => at += 1,
+            }
+        }
+    }
+
+    /// A program that does not take its answer asks again, or is gone.
+    fn answer(&mut self, to: From, message: &[u8]) {
+        match to {
+            From::Datagram(address) => drop(self.datagrams.send_to(message, address)),
+            From::Stream(serial) => {
+                let Some(client) = self.clients.iter_mut().find(|client| client.serial == serial) else {
+                    return;
+                };
+                let Ok(len) = u16::try_from(message.len()) else { return };
+                let whole = [&len.to_be_bytes(), message].concat();
+                let sent = client.stream.write(&whole);
+                if !sent.is_ok_and(|sent| sent == whole.len()) {
+                    self.clients.retain(|client| client.serial != serial);
+                }
+            }
+        }
+    }
+}
+
+/// What is known of a name without asking anybody.
+enum Known {
+    Addresses(Vec<IpAddr>),
+    /// Not listed.
+    No,
+    Elsewhere,
+}
+
+fn known(asked: &Asked, rules: &Rules) -> Known {
+    let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    if asked.name == "localhost" || asked.name.ends_with(".localhost") {
+        return Known::Addresses(of_kind(asked, loopback.to_vec()));
+    }
+    if rules.reach() == Reach::Listed && rules.ports_of(&asked.name).is_empty() {
+        return Known::No;
+    }
+    if !asked.wants_address() || !matches!(Host::read(&asked.name), Some(Host::Name(_))) {
+        return Known::Elsewhere;
+    }
+    match gate_names::from_file(&asked.name) {
+        found if found.is_empty() => Known::Elsewhere,
+        found => Known::Addresses(of_kind(asked, found)),
+    }
+}
+
+fn of_kind(asked: &Asked, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    addresses.into_iter().filter(|address| asked.wants(*address)).collect()
+}
+
+fn tell(asked: &Asked, rules: &Rules, addresses: &[IpAddr], open: &mut dyn FnMut(Opened)) {
+    if rules.reach() != Reach::Listed {
+        return;
+    }
+    for port in rules.ports_of(&asked.name) {
+        addresses.iter().for_each(|address| open((*address, port)));
+    }
+}
+
+impl Client {
+    /// Whether there may be more.
+    fn read(&mut self) -> bool {
+        let mut chunk = [0; 4096];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return false,
+                Ok(len) if self.bytes.len() + len <= ANSWER_MAX => {
+                    self.bytes.extend_from_slice(&chunk[..len])
+                }
+                Ok(_) => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let message = framed(&self.bytes)?.to_vec();
+        self.bytes.drain(..message.len() + 2);
+        Some(message)
+    }
+}
+
+/// A whole message at the beginning of what came by a stream.
+fn framed(bytes: &[u8]) -> Option<&[u8]> {
+    let len = usize::from(u16::from_be_bytes([*bytes.first()?, *bytes.get(1)?]));
+    bytes.get(2..2 + len)
+}
+
+/// What a name server said so far.
+enum Heard {
+    Nothing,
+    /// With the program's own id.
+    Answer(Vec<u8>),
+    Failed,
+}
+
+impl Question {
+    /// Passes the question on to the next server, the first at first.
+    fn ask_next(&mut self, now: Instant) -> io::Result<()> {
+        let servers = gate_names::host_servers();
+        self.upstream = None;
+        while self.tried < servers.len() * ROUNDS_MAX {
+            let server = servers[self.tried % servers.len()];
+            self.tried += 1;
+            let mut id = [0; 2];
+            sys::random(&mut id)?;
+            self.message[..2].copy_from_slice(&id);
+            let begun = match self.from {
+                From::Datagram(_) => by_datagram(server, &self.message),
+                From::Stream(_) => by_stream(server, &self.message),
+            };
+            if let Ok(upstream) = begun {
+                self.upstream = Some(upstream);
+                self.until = now + SERVER_WITHIN;
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    fn hear(&mut self) -> Heard {
+        let mut bytes = vec![0; ANSWER_MAX];
+        let heard = match &mut self.upstream {
+            None => return Heard::Failed,
+            Some(Upstream::Datagram(socket)) => match socket.recv(&mut bytes) {
+                Ok(len) => Ok(Some(bytes[..len].to_vec())),
+                Err(error) if is_passing(&error) => Ok(None),
+                Err(error) => Err(error),
+            },
+            Some(Upstream::Stream { socket, out, heard }) => progress(socket, out, heard, &mut bytes),
+        };
+        match heard {
+            Ok(None) => Heard::Nothing,
+            Err(_) => Heard::Failed,
+            Ok(Some(mut answer)) if gate_dns::answers(&answer, &self.message) => {
+                if gate_dns::is_failure(&answer) {
+                    return Heard::Failed;
+                }
+                answer[..2].copy_from_slice(&self.theirs);
+                Heard::Answer(answer)
+            }
+            // Not what was asked for: what was may still come.
+            Ok(Some(_)) => Heard::Nothing,
+        }
+    }
+
+    fn failed(&self) -> Vec<u8> {
+        let mut message = self.message.clone();
+        message[..2].copy_from_slice(&self.theirs);
+        gate_dns::reply(&message, &self.asked, Code::Failed, &[])
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn by_datagram(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
+    let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any)?;
+    // The kernel then drops what comes from anybody else.
+    socket.connect(server)?;
+    socket.set_nonblocking(true)?;
+    socket.send(message)?;
+    Ok(Upstream::Datagram(socket))
+}
+
+fn by_stream(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
+    let len = u16::try_from(message.len()).map_err(io::Error::other)?;
+    let out = [&len.to_be_bytes(), message].concat();
+    Ok(Upstream::Stream { socket: dial(server)?, out, heard: Vec::new() })
+}
+
+/// Begins to connect, and does not wait for it.
+fn dial(server: SocketAddr) -> io::Result<TcpStream> {
+    let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is passed, and the descriptor is new.
+    let socket = unsafe { OwnedFd::from_raw_fd(sys::check(libc::socket(family, flags, 0))?) };
+    let address = sys::SocketAddress::from(server);
+    match sys::connect(socket.as_raw_fd(), address.bytes()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        Ok(()) | Err(_) => Ok(TcpStream::from(socket)),
+    }
+}
+
+/// Writes what is left to write, then reads. A whole answer, if there is one.
+fn progress(
+    socket: &mut TcpStream,
+    out: &mut Vec<u8>,
+    heard: &mut Vec<u8>,
+    bytes: &mut [u8],
+) -> io::Result<Option<Vec<u8>>> {
+    if !out.is_empty() {
+        match socket.write(out) {
+            Ok(len) => drop(out.drain(..len)),
+            // Not connected yet.
+            Err(error) if is_passing(&error) || error.raw_os_error() == Some(libc::ENOTCONN) => {}
+            Err(error) => return Err(error),
+        }
+        return Ok(None);
+    }
+    match socket.read(bytes) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(len) if heard.len() + len > usize::from(u16::MAX) + 2 => Err(io::ErrorKind::InvalidData.into()),
+        Ok(len) => {
+            heard.extend_from_slice(&bytes[..len]);
+            Ok(framed(heard).map(<[u8]>::to_vec))
+        }
+        Err(error) if is_passing(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,151 @@
+//! The two questions that the keeper has for the kernel's routing: where an address leads, and to have one of its own.
+//!
+//! Owns: messages of rtnetlink, byte for byte. Never: what follows from an answer.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::sys;
+
+const HEADER_LEN: usize = 16;
+const ERROR_LEN: usize = 20;
+const RTA_DST: u16 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// Where the type of a route lies in its answer.
+const ROUTE_TYPE_AT: usize = HEADER_LEN + 7;
+/// An address that needs no check whether somebody else has it.
+const IFA_F_NODAD: u8 = 2;
+const LOOPBACK_INDEX: u32 = 1;
+/// More than an answer to one of these has.
+const ANSWER_MAX: usize = 4096;
+
+/// Where the kernel would send a packet for an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leads {
+    /// To another machine.
+    Out,
+    /// To this one, or to many at once.
+    NotOut,
+}
+
+/// A socket for questions about the network namespace that it was opened in.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    socket: OwnedFd,
+    serial: u32,
+}
+
+impl Routes {
+    pub(crate) fn open() -> io::Result<Routes> {
+        let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: no memory is passed, and the descriptor is new.
+        let socket = unsafe {
+            let fd = sys::check(libc::socket(libc::AF_NETLINK, flags, libc::NETLINK_ROUTE))?;
+            OwnedFd::from_raw_fd(fd)
+        };
+        Ok(Routes { socket, serial: 0 })
+    }
+
+    /// Asks where an address leads now. The kernel answers within the call.
+    pub(crate) fn look_up(&mut self, to: IpAddr) -> io::Result<Leads> {
+        let (family, bits) = family_of(to);
+        let mut body = vec![family, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        attribute(&mut body, RTA_DST, to);
+        let answer = self.ask(libc::RTM_GETROUTE, libc::NLM_F_REQUEST as u16, &body)?;
+        match answer.get(ROUTE_TYPE_AT) {
+            Some(&libc::RTN_UNICAST) => Ok(Leads::Out),
+            Some(_) => Ok(Leads::NotOut),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Gives the loopback one more address, which nothing else has.
+    pub(crate) fn add_to_loopback(&mut self, address: IpAddr) -> io::Result<()> {
+        let (family, bits) = family_of(address);
+        let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
+        let mut body = vec![family, bits, flags, 0];
+        body.extend_from_slice(&LOOPBACK_INDEX.to_ne_bytes());
+        for kind in [IFA_LOCAL, IFA_ADDRESS] {
+            attribute(&mut body, kind, address);
+        }
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        self.ask(libc::RTM_NEWADDR, flags as u16, &body).map(drop)
+    }
+
+    fn ask(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+        self.serial = self.serial.wrapping_add(1);
+        let mut message = Vec::with_capacity(HEADER_LEN + body.len());
+        message.extend_from_slice(&((HEADER_LEN + body.len()) as u32).to_ne_bytes());
+        message.extend_from_slice(&kind.to_ne_bytes());
+        message.extend_from_slice(&flags.to_ne_bytes());
+        message.extend_from_slice(&self.serial.to_ne_bytes());
+        message.extend_from_slice(&0u32.to_ne_bytes());
+        message.extend_from_slice(body);
+        sys::write(self.socket.as_raw_fd(), &message)?;
+        let mut answer = vec![0; ANSWER_MAX];
+        loop {
+            let len = receive(self.socket.as_raw_fd(), &mut answer)?;
+            let heard = answer.get(..len).filter(|heard| heard.len() >= HEADER_LEN);
+            let heard = heard.ok_or(io::ErrorKind::InvalidData)?;
+            // What is left of a question that nobody waited for.
+            if heard[8..12] != self.serial.to_ne_bytes() {
+                continue;
+            }
+            let kind = u16::from_ne_bytes([heard[4], heard[5]]);
+            if i32::from(kind) == libc::NLMSG_ERROR {
+                let code: [u8; 4] = heard
+                    .get(HEADER_LEN..ERROR_LEN)
+                    .and_then(|code| code.try_into().ok())
+                    .ok_or(io::ErrorKind::InvalidData)?;
+                return match i32::from_ne_bytes(code) {
+                    0 => Ok(Vec::new()),
+                    error => Err(io::Error::from_raw_os_error(-error)),
+                };
+            }
+            return Ok(heard.to_vec());
+        }
+    }
+}
+
+/// The kernel has put its answer there before the question's call returned, so this never waits.
+fn receive(socket: i32, bytes: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most the slice's length into it.
+    let len = unsafe { libc::recv(socket, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+    usize::try_from(len).map_err(|_| io::Error::last_os_error())
+}
+
+fn family_of(address: IpAddr) -> (u8, u8) {
+    match address {
+        IpAddr::V4(_) => (libc::AF_INET as u8, 32),
+        IpAddr::V6(_) => (libc::AF_INET6 as u8, 128),
+    }
+}
+
+fn attribute(body: &mut Vec<u8>, kind: u16, address: IpAddr) {
+    let octets = match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    body.extend_from_slice(&((octets.len() + 4) as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(&octets);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_hosts_own_addresses_do_not_lead_out() {
+        let mut routes = Routes::open().unwrap();
+        for own in ["127.0.0.1", "127.8.9.10", "::1"] {
+            assert_eq!(routes.look_up(own.parse().unwrap()).unwrap(), Leads::NotOut, "{own}");
+        }
+        // With a way out or without: an address of another machine is never one of this.
+        if let Ok(leads) = routes.look_up("198.51.100.77".parse().unwrap()) {
+            assert_eq!(leads, Leads::Out);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Calls of the sandbox's programs that the keeper answers: who waits for what, and for how long.
+//!
+//! Owns: the listeners of execs, the calls that cannot be answered yet, and everybody's turn. What the answer is, is
+//! decided in `notify_connect`.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::confine::User;
+use crate::network::Supervised;
+use crate::notify_address::Address;
+use crate::notify_epoll::Epolls;
+use crate::notify_sys::{self, Answer, Call};
+use crate::stock::{Family, Stock};
+
+/// Most calls of one exec that wait for something. Its next ones wait in the kernel.
+const WAITING_OF_ONE_MAX: usize = 128;
+/// The same for all execs together, each of which holds a descriptor, of which they get a part.
+const WAITING_MAX: usize = 1024;
+const PART_OF_DESCRIPTORS: usize = 8;
+/// Most calls of one exec that are taken at once, so that everything else has its turn.
+const TURN_MAX: usize = 8;
+/// How often it is looked whether those who wait are still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Everybody whose calls come here.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    pub(crate) with: Supervised,
+    pub(crate) stock: Option<Stock>,
+    pub(crate) user: User,
+    listeners: Vec<Listener>,
+    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) epolls: Epolls,
+    /// Sockets that were handed in and whose program was not told yet that they are connected.
+    pub(crate) untold: Vec<u64>,
+    looked: Instant,
+    serial: u64,
+    waiting_max: usize,
+}
+
+/// The calls of one exec and all that it started.
+#[derive(Debug)]
+struct Listener {
+    serial: u64,
+    fd: OwnedFd,
+}
+
+/// A call that cannot be answered yet.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    serial: u64,
+    pub(crate) listener: u64,
+    pub(crate) call: Call,
+    pub(crate) stage: Stage,
+    pub(crate) until: Option<Instant>,
+}
+
+/// What a call waits for.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// A socket of the host's network, to take the place of the program's.
+    Socket { theirs: OwnedFd, family: Family, address: Address },
+    /// The connection of the socket that the program has by now.
+    Connected(OwnedFd),
+}
+
+/// What is watched, and whose it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Watched {
+    Calls(u64),
+    Gate,
+    Waits(u64),
+}
+
+impl Supervisor {
+    /// `descriptors` is how many the keeper may have.
+    pub(crate) fn new(
+        with: Supervised,
+        control: Option<OwnedFd>,
+        user: User,
+        descriptors: usize,
+    ) -> io::Result<Supervisor> {
+        let stock = control.map(Stock::new).transpose()?;
+        Ok(Supervisor {
+            with,
+            stock,
+            user,
+            listeners: Vec::new(),
+            waiting: Vec::new(),
+            epolls: Epolls::default(),
+            untold: Vec::new(),
+            looked: Instant::now(),
+            serial: 0,
+            waiting_max: WAITING_MAX.min(descriptors / PART_OF_DESCRIPTORS),
+        })
+    }
+
+    /// Answers the calls of one more exec.
+    pub(crate) fn add(&mut self, fd: OwnedFd) {
+        notify_sys::prefer_speed(&fd);
+        self.serial += 1;
+        self.listeners.push(Listener { serial: self.serial, fd });
+    }
+
+    /// How many descriptors are held here.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.listeners.len() + self.waiting.len()
+    }
+
+    pub(crate) fn watch(&self, mut add: impl FnMut(RawFd, libc::c_short, Watched)) {
+        if let Some(stock) = &self.stock {
+            add(stock.watched(), libc::POLLIN, Watched::Gate);
+        }
+        let has_room = self.waiting.len() < self.waiting_max;
+        for listener in &self.listeners {
+            let own = self.waiting.iter().filter(|waiting| waiting.listener == listener.serial).count();
+            // Its end is told in any case.
+            let events = if has_room && own < WAITING_OF_ONE_MAX { libc::POLLIN } else { 0 };
+            add(listener.fd.as_raw_fd(), events, Watched::Calls(listener.serial));
+        }
+        for waiting in &self.waiting {
+            if let Stage::Connected(socket) = &waiting.stage {
+                add(socket.as_raw_fd(), libc::POLLOUT, Watched::Waits(waiting.serial));
+            }
+        }
+    }
+
+    /// When something is due, if anybody waits.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let until = self.waiting.iter().filter_map(|waiting| waiting.until).min();
+        let look = (!self.waiting.is_empty()).then_some(self.looked + LOOK_EVERY);
+        until.into_iter().chain(look).min()
+    }
+
+    pub(crate) fn serve(&mut self, watched: Watched, events: libc::c_short) {
+        match watched {
+            Watched::Gate => self.hear_gate(),
+            Watched::Calls(serial) => {
+                for _ in 0..TURN_MAX {
+                    if !self.take_call(serial) {
+                        break;
+                    }
+                }
+                // Nobody is left who could call.
+                if events & (libc::POLLHUP | libc::POLLERR) != 0 {
+                    self.listeners.retain(|listener| listener.serial != serial);
+                    self.waiting.retain(|waiting| waiting.listener != serial);
+                }
+            }
+            Watched::Waits(serial) => {
+                if let Some(at) = self.waiting.iter().position(|waiting| waiting.serial == serial) {
+                    let waiting = self.waiting.swap_remove(at);
+                    self.go_on(waiting);
+                }
+            }
+        }
+    }
+
+    /// Gives up on those who are gone, and answers those who had their time.
+    pub(crate) fn keep_time(&mut self, now: Instant) {
+        let is_due = |waiting: &Waiting| waiting.until.is_some_and(|until| until <= now);
+        while let Some(at) = self.waiting.iter().position(is_due) {
+            let waiting = self.waiting.swap_remove(at);
+            self.time_out(&waiting);
+        }
+        if self.waiting.is_empty() || now < self.looked + LOOK_EVERY {
+            return;
+        }
+        self.looked = now;
+        let gone: Vec<u64> = self
+            .waiting
+            .iter()
+            .filter(|waiting| !self.still_waits(waiting.listener, &waiting.call))
+            .map(|waiting| waiting.serial)
+            .collect();
+        self.waiting.retain(|waiting| !gone.contains(&waiting.serial));
+    }
+
+    /// Has a call wait.
+    pub(crate) fn wait(&mut self, (listener, call): (u64, Call), stage: Stage, until: Option<Instant>) {
+        self.serial += 1;
+        if self.waiting.is_empty() {
+            self.looked = Instant::now();
+        }
+        self.waiting.push(Waiting { serial: self.serial, listener, call, stage, until });
+    }
+
+    /// Whether whoever called still does. What was fetched from it before is its own then.
+    pub(crate) fn still_waits(&self, listener: u64, call: &Call) -> bool {
+        self.listener(listener).is_some_and(|fd| notify_sys::is_valid(fd, call.id))
+    }
+
+    pub(crate) fn listener(&self, serial: u64) -> Option<&OwnedFd> {
+        self.listeners.iter().find(|listener| listener.serial == serial).map(|listener| &listener.fd)
+    }
+
+    /// Whether there may be another one.
+    fn take_call(&mut self, serial: u64) -> bool {
+        let own = self.waiting.iter().filter(|waiting| waiting.listener == serial).count();
+        if own >= WAITING_OF_ONE_MAX || self.waiting.len() >= self.waiting_max {
+            return false;
+        }
+        let Some(listener) = self.listener(serial) else { return false };
+        if !has_call(listener) {
+            return false;
+        }
+        // A caller that was killed meanwhile left nothing to take.
+        let Ok(call) = notify_sys::receive(listener) else { return false };
+        // One thread makes one call at a time: what it asked for before was given up for a signal.
+        self.waiting.retain(|waiting| waiting.call.thread != call.thread);
+        let decided = self.decide(serial, call);
+        self.finish(serial, &call, decided);
+        true
+    }
+
+    /// Answers, unless nobody waits for it any more.
+    pub(crate) fn answer(&self, listener: u64, call: &Call, answer: Answer) -> bool {
+        self.listener(listener).is_some_and(|fd| notify_sys::answer(fd, call.id, answer).is_ok())
+    }
+}
+
+fn has_call(listener: &OwnedFd) -> bool {
+    let mut polled = [libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    // SAFETY: the array holds exactly the one entry that is announced.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), 1, 0) };
+    ready == 1 && polled[0].revents & libc::POLLIN != 0
+}

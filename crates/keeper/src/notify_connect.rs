@@ -1,0 +1,368 @@
+//! What becomes of a program's `connect`, `bind` or `listen`.
+//!
+//! Owns: the decision about each, and carrying it out. The network of the sandbox is empty, so a call that is not
+//! answered here reaches nothing. What is let out gets a socket of the host's network, connected to the address that was
+//! checked, in place of its own; that socket is good for this one connection and for nothing else.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use crate::confine::User;
+use crate::gate_rules::{Place, canonical};
+use crate::netlink;
+use crate::network;
+use crate::notify::{Stage, Supervisor, Waiting};
+use crate::notify_address::{Address, Kind, Leads};
+use crate::notify_options;
+use crate::notify_sys::{self, Answer, Call};
+use crate::stock::{Family, Stock};
+use crate::sys;
+
+/// What a program is told of an address that it may not reach.
+const CLOSED: i32 = libc::EACCES;
+/// Most connections of which it is remembered that their programs were not told.
+const UNTOLD_MAX: usize = 64;
+const SO_COOKIE: libc::c_int = 57;
+/// States of a connection, as the kernel counts them.
+const SYN_SENT: u8 = 2;
+const CLOSE: u8 = 7;
+
+/// Where a connection leads.
+enum Way {
+    /// To the sandbox's own network.
+    Inside,
+    Outside,
+}
+
+/// What is known of a socket that was handed in.
+enum Before {
+    /// It is free to be connected anew.
+    Nothing,
+    Answer(Answer),
+    /// It is on its way.
+    Wait,
+}
+
+impl Supervisor {
+    /// The answer, unless the call has to wait.
+    pub(crate) fn decide(&mut self, listener: u64, call: Call) -> io::Result<Option<Answer>> {
+        let process = notify_sys::open_thread(call.thread)?;
+        let theirs = notify_sys::get_fd(&process, call.fd())?;
+        let kind = Kind::of(&theirs, self.with.cookie)?;
+        match (call.number, kind) {
+            (libc::SYS_connect | libc::SYS_bind, Kind::Other) => Ok(Some(Answer::Continue)),
+            (libc::SYS_bind, Kind::Own(_)) => {
+                let address = self.address(listener, &call)?;
+                Ok(Some(sys::bind(theirs.as_raw_fd(), address.bytes()).into()))
+            }
+            (libc::SYS_listen, Kind::Own(_) | Kind::Other) => {
+                self.check_waits(listener, &call)?;
+                Ok(Some(self.listen(&theirs, call.args[1] as i32).into()))
+            }
+            // It has the port that it was connected from, and no other.
+            (libc::SYS_bind | libc::SYS_listen, Kind::Hosts(_)) => Ok(Some(Answer::Error(libc::EINVAL))),
+            (libc::SYS_connect, Kind::Own(family) | Kind::Hosts(family)) => {
+                let address = self.address(listener, &call)?;
+                self.connect((listener, call), theirs, (kind, family), address)
+            }
+            (_, _) => Ok(Some(Answer::Error(libc::ENOSYS))),
+        }
+    }
+
+    /// The address of a call, copied once, from a caller that is still the same.
+    fn address(&self, listener: u64, call: &Call) -> io::Result<Address> {
+        let address = Address::fetch(call)?;
+        self.check_waits(listener, call)?;
+        Ok(address)
+    }
+
+    fn check_waits(&self, listener: u64, call: &Call) -> io::Result<()> {
+        let waits = self.still_waits(listener, call);
+        if waits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOENT)) }
+    }
+
+    fn connect(
+        &mut self,
+        caller: (u64, Call),
+        theirs: OwnedFd,
+        (kind, family): (Kind, Family),
+        address: Address,
+    ) -> io::Result<Option<Answer>> {
+        let (to, port) = match address.leads(family)? {
+            Leads::To(to, port) => (to, port),
+            Leads::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
+        };
+        if let Kind::Hosts(_) = kind {
+            match self.connected_before(&theirs)? {
+                Before::Nothing => {}
+                Before::Answer(answer) => return Ok(Some(answer)),
+                Before::Wait => {
+                    let until = give_up_at(&theirs);
+                    self.wait(caller, Stage::Connected(theirs), until);
+                    return Ok(None);
+                }
+            }
+        }
+        match (self.way(to, port)?, kind) {
+            (Way::Inside, Kind::Own(_)) => self.connect_inside(caller, theirs, &address),
+            // One of the host's network never leads there.
+            (Way::Inside, Kind::Hosts(_) | Kind::Other) => {
+                let ours = own_socket(family)?;
+                self.dial(caller, theirs, ours, &address)
+            }
+            (Way::Outside, _) => {
+                let waiting = self.waiting_for_sockets(family);
+                let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
+                match stock.take(family, waiting) {
+                    Ok(Some(ours)) => self.dial(caller, theirs, ours, &address),
+                    Ok(None) => {
+                        let until = give_up_at(&theirs);
+                        self.wait(caller, Stage::Socket { theirs, family, address }, until);
+                        Ok(None)
+                    }
+                    Err(errno) => Ok(Some(Answer::Error(errno))),
+                }
+            }
+        }
+    }
+
+    /// Where an address leads, if it is open.
+    fn way(&mut self, to: IpAddr, port: u16) -> io::Result<Way> {
+        let errno = |errno| Err(io::Error::from_raw_os_error(errno));
+        let rules = self.with.rules.as_ref();
+        if network::is_inside(to) {
+            let is_loopback = to.is_loopback() || to.is_unspecified();
+            let opens = is_loopback && rules.is_some_and(|rules| rules.opens_loopback(port));
+            return Ok(if opens { Way::Outside } else { Way::Inside });
+        }
+        let (Some(rules), Some(stock)) = (rules, &mut self.stock) else { return errno(libc::ENETUNREACH) };
+        // What the gate answered comes here before the program hears of it.
+        stock.hear();
+        let answered = stock.is_opened(to, port, Instant::now());
+        // Rules that close it whatever the host's own addresses are need no look at those.
+        if !rules.opens(to, port, Place::Elsewhere, answered) {
+            return errno(CLOSED);
+        }
+        let mut place = Place::Elsewhere;
+        for address in [to, canonical(to)] {
+            if self.with.routes.look_up(address)? == netlink::Leads::NotOut {
+                place = Place::Own;
+            }
+            if canonical(to) == to {
+                break;
+            }
+        }
+        if rules.opens(to, port, place, answered) { Ok(Way::Outside) } else { errno(CLOSED) }
+    }
+
+    fn waiting_for_sockets(&self, wanted: Family) -> usize {
+        let waits =
+            |waiting: &&Waiting| matches!(waiting.stage, Stage::Socket { family, .. } if family == wanted);
+        self.waiting.iter().filter(waits).count()
+    }
+
+    /// What a socket that was handed in before answers by itself, as the kernel would.
+    fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<Before> {
+        let fd = theirs.as_raw_fd();
+        let state: u8 = sys::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+        Ok(match state {
+            CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
+                0 => Before::Nothing,
+                errno => Before::Answer(Answer::Error(errno)),
+            },
+            SYN_SENT if is_blocking(theirs)? => Before::Wait,
+            SYN_SENT => Before::Answer(Answer::Error(libc::EALREADY)),
+            _ if self.is_told_now(theirs)? => Before::Answer(Answer::Done),
+            _ => Before::Answer(Answer::Error(libc::EISCONN)),
+        })
+    }
+
+    /// Whether a program has yet to be told of its connection, which it is by the answer to this.
+    fn is_told_now(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+        let cookie = cookie(socket)?;
+        let at = self.untold.iter().position(|untold| *untold == cookie);
+        if let Some(at) = at {
+            self.untold.remove(at);
+        }
+        Ok(at.is_some())
+    }
+
+    /// Connects the program's own socket, without waiting for it here.
+    fn connect_inside(
+        &mut self,
+        caller: (u64, Call),
+        theirs: OwnedFd,
+        address: &Address,
+    ) -> io::Result<Option<Answer>> {
+        let fd = theirs.as_raw_fd();
+        if !is_blocking(&theirs)? {
+            return Ok(Some(sys::connect(fd, address.bytes()).into()));
+        }
+        let flags = sys::flags_of(fd)?;
+        sys::set_flags(fd, flags | libc::O_NONBLOCK)?;
+        let connected = sys::connect(fd, address.bytes());
+        sys::set_flags(fd, flags)?;
+        match connected.as_ref().map_err(io::Error::raw_os_error) {
+            Err(Some(libc::EINPROGRESS | libc::EALREADY)) => {
+                let until = give_up_at(&theirs);
+                self.wait(caller, Stage::Connected(theirs), until);
+                Ok(None)
+            }
+            Ok(()) | Err(_) => Ok(Some(connected.into())),
+        }
+    }
+
+    /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
+    /// meanwhile finds it there.
+    fn dial(
+        &mut self,
+        (listener, call): (u64, Call),
+        theirs: OwnedFd,
+        ours: OwnedFd,
+        address: &Address,
+    ) -> io::Result<Option<Answer>> {
+        notify_options::copy(&theirs, &ours);
+        let connected = sys::connect(ours.as_raw_fd(), address.bytes());
+        let is_under_way = match connected.as_ref().map_err(io::Error::raw_os_error) {
+            Ok(()) => false,
+            Err(Some(libc::EINPROGRESS)) => true,
+            Err(_) => return Ok(Some(connected.into())),
+        };
+        let (blocks, until) = (is_blocking(&theirs)?, give_up_at(&theirs));
+        self.hand_in(listener, &call, theirs, &ours)?;
+        self.untold.truncate(UNTOLD_MAX - 1);
+        self.untold.insert(0, cookie(&ours)?);
+        if is_under_way && blocks {
+            self.wait((listener, call), Stage::Connected(ours), until);
+            return Ok(None);
+        }
+        if self.answer(listener, &call, connected.into()) && !is_under_way {
+            self.is_told_now(&ours)?;
+        }
+        Ok(None)
+    }
+
+    /// Puts a socket in the place of the program's.
+    fn hand_in(&mut self, listener: u64, call: &Call, theirs: OwnedFd, ours: &OwnedFd) -> io::Result<()> {
+        let flags = sys::flags_of(theirs.as_raw_fd())? & libc::O_NONBLOCK;
+        sys::set_flags(ours.as_raw_fd(), flags)?;
+        // One that waits in the call itself is not watched by it at the same time.
+        let watched = if flags & libc::O_NONBLOCK != 0 {
+            let process = notify_sys::open_thread(call.thread)?;
+            self.epolls.of(call.thread, &process, call.fd())
+        } else {
+            Vec::new()
+        };
+        let closes = closes_on_exec(call.thread, call.fd());
+        let fd = self.listener(listener).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+        notify_sys::replace(fd, call.id, call.fd(), ours, closes)?;
+        // The last that kept the program's own, with which its registrations go.
+        drop(theirs);
+        for registration in watched {
+            // One whose epoll is gone has nobody who waits.
+            drop(registration.renew(ours, call.fd()));
+        }
+        Ok(())
+    }
+
+    /// Hears the gate, and gives what it sent to those who wait for it.
+    pub(crate) fn hear_gate(&mut self) {
+        let Some(stock) = &mut self.stock else { return };
+        stock.hear();
+        let is_next = |waiting: &Waiting, stock: &Stock| match waiting.stage {
+            Stage::Socket { family, .. } => stock.has_news(family),
+            Stage::Connected(_) => false,
+        };
+        while let Some(stock) = &mut self.stock
+            && let Some(at) = self.waiting.iter().position(|waiting| is_next(waiting, stock))
+        {
+            // The order in which they came.
+            let Waiting { listener, call, stage, .. } = self.waiting.remove(at);
+            let Stage::Socket { theirs, family, address } = stage else { continue };
+            let decided = match stock.take(family, 0) {
+                Ok(Some(ours)) => self.dial((listener, call), theirs, ours, &address),
+                Ok(None) => Ok(Some(Answer::Error(libc::EAGAIN))),
+                Err(errno) => Ok(Some(Answer::Error(errno))),
+            };
+            self.finish(listener, &call, decided);
+        }
+    }
+
+    /// Answers as it was decided, if it was.
+    pub(crate) fn finish(&mut self, listener: u64, call: &Call, decided: io::Result<Option<Answer>>) {
+        let answer = match decided {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return,
+            Err(error) => Answer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        self.answer(listener, call, answer);
+    }
+
+    /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
+    pub(crate) fn go_on(&mut self, waiting: Waiting) {
+        let Waiting { listener, call, stage, .. } = waiting;
+        let Stage::Connected(socket) = stage else { return };
+        if !self.still_waits(listener, &call) {
+            return;
+        }
+        match sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
+            Ok(0) => {
+                if self.answer(listener, &call, Answer::Done) {
+                    // One that cannot be asked what it is was not remembered.
+                    drop(self.is_told_now(&socket));
+                }
+            }
+            other => self.finish(listener, &call, other.map(|errno| Some(Answer::Error(errno)))),
+        }
+    }
+
+    /// The program's own bound for this call is over; the connection goes on without it.
+    pub(crate) fn time_out(&mut self, waiting: &Waiting) {
+        self.answer(waiting.listener, &waiting.call, Answer::Error(libc::EINPROGRESS));
+    }
+
+    /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.
+    fn listen(&self, theirs: &OwnedFd, backlog: i32) -> io::Result<()> {
+        let domain: i32 = sys::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        match self.user {
+            User::Own(uid) if domain == libc::AF_UNIX => {
+                sys::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
+            }
+            User::Own(_) | User::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
+        }
+    }
+}
+
+/// A socket of the sandbox's own network, which this process is in.
+fn own_socket(family: Family) -> io::Result<OwnedFd> {
+    let domain = match family {
+        Family::V4 => libc::AF_INET,
+        Family::V6 => libc::AF_INET6,
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is passed, and the descriptor is new.
+    unsafe { Ok(OwnedFd::from_raw_fd(sys::check(libc::socket(domain, kind, 0))?)) }
+}
+
+fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
+    Ok(sys::flags_of(socket.as_raw_fd())? & libc::O_NONBLOCK == 0)
+}
+
+/// What a socket is known by for as long as it lives.
+fn cookie(socket: &OwnedFd) -> io::Result<u64> {
+    sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
+}
+
+fn give_up_at(theirs: &OwnedFd) -> Option<Instant> {
+    notify_options::send_timeout(theirs).map(|within| Instant::now() + within)
+}
+
+/// Whether a program's descriptor is closed when it becomes another. One that cannot be seen is.
+fn closes_on_exec(thread: i32, fd: RawFd) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/fdinfo/{fd}")).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0)
+}

@@ -1,0 +1,162 @@
+//! Sockets of the host's network that wait to be needed, so that no connection waits for the gate.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::gate::hand;
+use crate::gate_rules::canonical;
+use crate::sys;
+
+/// So many are kept of each kind.
+const KEPT_V4: usize = 4;
+const KEPT_V6: usize = 1;
+/// Most that are asked for at a time.
+const ASKED_MAX: usize = 64;
+/// Most addresses that are remembered as answers for listed names, and for how long.
+const OPENED_MAX: usize = 1024;
+const OPENED_FOR: Duration = Duration::from_secs(3600);
+
+/// Which addresses a socket can be connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+/// What the gate has handed over.
+#[derive(Debug)]
+pub(crate) struct Stock {
+    control: OwnedFd,
+    sockets: [Shelf; 2],
+    /// Answers for listed names: the address, the port or zero, and until when it counts.
+    opened: VecDeque<(IpAddr, u16, Instant)>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: VecDeque<OwnedFd>,
+    asked: usize,
+    /// Why there are none.
+    refused: Option<i32>,
+}
+
+impl Family {
+    const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    fn code(self) -> u8 {
+        match self {
+            Family::V4 => hand::V4,
+            Family::V6 => hand::V6,
+        }
+    }
+
+    fn of(code: u8) -> Option<Family> {
+        Family::ALL.into_iter().find(|family| family.code() == code)
+    }
+
+    fn kept(self) -> usize {
+        match self {
+            Family::V4 => KEPT_V4,
+            Family::V6 => KEPT_V6,
+        }
+    }
+}
+
+impl Stock {
+    /// `control` leads to a gate that serves.
+    pub(crate) fn new(control: OwnedFd) -> io::Result<Stock> {
+        sys::set_nonblocking(control.as_raw_fd())?;
+        let mut stock = Stock { control, sockets: Default::default(), opened: VecDeque::new() };
+        Family::ALL.iter().for_each(|family| stock.refill(*family, 0));
+        Ok(stock)
+    }
+
+    pub(crate) fn watched(&self) -> RawFd {
+        self.control.as_raw_fd()
+    }
+
+    /// One that is there, or why there will be none. `Ok(None)`: one is on its way, for each of so many that wait.
+    pub(crate) fn take(&mut self, family: Family, waiting: usize) -> Result<Option<OwnedFd>, i32> {
+        let shelf = &mut self.sockets[family as usize];
+        let taken = shelf.ready.pop_front();
+        if taken.is_none()
+            && let Some(errno) = shelf.refused.take()
+        {
+            return Err(errno);
+        }
+        self.refill(family, if taken.is_none() { waiting + 1 } else { waiting });
+        Ok(taken)
+    }
+
+    /// Whether whoever waits for one can be told something.
+    pub(crate) fn has_news(&self, family: Family) -> bool {
+        let shelf = &self.sockets[family as usize];
+        !shelf.ready.is_empty() || shelf.refused.is_some()
+    }
+
+    fn refill(&mut self, family: Family, waiting: usize) {
+        let shelf = &mut self.sockets[family as usize];
+        let wanted = (family.kept() + waiting).min(ASKED_MAX);
+        while shelf.ready.len() + shelf.asked < wanted {
+            // A gate that takes no more is asked again when one is needed, or it is gone.
+            if sys::send_packet(self.control.as_raw_fd(), &[family.code()], None).is_err() {
+                return;
+            }
+            shelf.asked += 1;
+        }
+    }
+
+    /// Takes what the gate sent.
+    pub(crate) fn hear(&mut self) {
+        let mut message = [0; 32];
+        while let Ok((len @ 1.., fd)) = sys::receive_packet(self.control.as_raw_fd(), &mut message) {
+            match (&message[..len], fd) {
+                ([code], Some(socket)) => {
+                    if let Some(family) = Family::of(*code) {
+                        let shelf = &mut self.sockets[family as usize];
+                        shelf.asked = shelf.asked.saturating_sub(1);
+                        shelf.ready.push_back(socket);
+                    }
+                }
+                ([hand::NONE, code, low, high], None) => {
+                    if let Some(family) = Family::of(*code) {
+                        let shelf = &mut self.sockets[family as usize];
+                        shelf.asked = shelf.asked.saturating_sub(1);
+                        shelf.refused = Some(i32::from_le_bytes([*low, *high, 0, 0]));
+                    }
+                }
+                ([hand::OPENED, high, low, address @ ..], None) => {
+                    if let Some(address) = address_of(address) {
+                        self.open(address, u16::from_be_bytes([*high, *low]), Instant::now());
+                    }
+                }
+                (_, _) => {}
+            }
+        }
+    }
+
+    fn open(&mut self, address: IpAddr, port: u16, now: Instant) {
+        self.opened.retain(|(known, at, until)| (*known, *at) != (address, port) && *until > now);
+        if self.opened.len() >= OPENED_MAX {
+            self.opened.pop_front();
+        }
+        self.opened.push_back((address, port, now + OPENED_FOR));
+    }
+
+    /// Whether an address was the answer for a listed name that is open at this port.
+    pub(crate) fn is_opened(&self, address: IpAddr, port: u16, now: Instant) -> bool {
+        let address = canonical(address);
+        let mut opened = self.opened.iter().filter(|(_, _, until)| *until > now);
+        opened.any(|(known, at, _)| *known == address && (*at == 0 || *at == port))
+    }
+}
+
+fn address_of(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = |octets: [u8; 4]| IpAddr::V4(Ipv4Addr::from(octets));
+    let v6 = |octets: [u8; 16]| IpAddr::V6(Ipv6Addr::from(octets));
+    let address = octets.try_into().map(v4).or_else(|_| octets.try_into().map(v6)).ok()?;
+    Some(canonical(address))
+}
