@@ -191,9 +191,11 @@ async fn a_job_that_is_not_there_or_over_is_refused_in_the_words_that_people_loo
     }
     let error = api.refused("job/cancel", json!({"job": job}), "job.not_running").await;
     assert_eq!(error["message"], "async job not currently running");
+    let many: serde_json::Map<String, Value> = (0..65).map(|n| (format!("k{n}"), json!(""))).collect();
     for (method, given) in [
         ("job/list", json!({"status": "orphaned"})),
         ("job/list", json!({"before": "yesterday"})),
+        ("job/list", json!({"labels": many})),
         ("job/output", json!({"job": job, "stream": "stdin"})),
         ("agent/stop", json!({"agent": agent, "jobs": "wait"})),
         ("agent/restart", json!({"agent": agent, "jobs": ""})),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::job::JobState;
+use lodge_core::limits::JOB_LABELS_MAX;
 use lodge_core::{AgentId, JobId};
 use lodge_proto::{
     ErrorBody, JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
@@ -58,7 +59,20 @@ pub(super) async fn call(
     }
 }
 
+/// Labels of a filter. A job has fewer, so that more of them fit none, and each costs a lookup.
+const FILTER_LABELS_MAX: usize = 2 * JOB_LABELS_MAX;
+
 fn list(shell: &Shell, given: &JobListParams) -> Answer {
+    if given.labels.len() > FILTER_LABELS_MAX {
+        return Err(ErrorBody::new(
+            "params.invalid",
+            format!(
+                "a filter has at most {FILTER_LABELS_MAX} labels, and this one has {}",
+                given.labels.len()
+            ),
+        )
+        .hint("give fewer labels: no job has so many"));
+    }
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
     let session = given.session.as_deref().map(session_id).transpose()?;
     let state = given.status.as_deref().map(state).transpose()?;
