@@ -447,6 +447,7 @@ fn shares(engine: &Engine) -> Result<(), String> {
         };
         let could = turn.row.state != TurnState::Running
             && session.live.first() == Some(id)
+            && !facts.quarantine.values().any(|row| row.work.subject == id.as_str())
             && agent.row.state == AgentState::Ready
             && agent.row.next.is_none()
             && agent.running < AGENT_TURNS_MAX;

@@ -48,7 +48,7 @@ impl World {
 
     /// Computes the model call of a turn. True: that was the daemon's end.
     pub fn swallow(&mut self, turn: &TurnId) -> bool {
-        if self.disk.quarantined(turn) {
+        if self.disk.quarantined(turn) && self.engine_sets_aside(turn) {
             self.fail(format!("the model call of {turn} is set aside, and is computed"));
         }
         if !self.pills.harmless.contains(turn) && !self.pills.deadly.contains(turn) {
@@ -74,6 +74,13 @@ impl World {
             }
         }
         true
+    }
+
+    /// An engine that was told to have it computed again need not wait for the disk: a model call is safe to repeat, and
+    /// whoever starts after a death before that commit finds it set aside.
+    fn engine_sets_aside(&self, turn: &TurnId) -> bool {
+        let facts = self.daemon.as_ref().map(|daemon| daemon.engine.facts());
+        facts.is_some_and(|facts| facts.quarantine.values().any(|row| row.work == call_of(turn)))
     }
 
     /// It is on disk that work is set aside, or that it is not any more.
