@@ -151,11 +151,12 @@ fn the_work_grows_with_the_text_and_not_with_what_looks_like_a_key() {
     for piece in
         ["sk-canary-", "sk-canary-0123456789abcde ", "736b2d63", "c2stY2FuYXJ5LTAx", "%73%6b", "\\", "0x"]
     {
-        let text = piece.repeat(200_000);
-        assert_eq!(redactor().redact(text.clone()), text);
+        let text = piece.repeat(20_000);
+        let redactor = redactor();
+        assert_eq!(redactor.redact(text.clone()), text);
         let mut stream = RedactedStream::default();
         let parts = text.as_bytes().chunks(997).map(|part| String::from_utf8_lossy(part).into_owned());
-        let shown: String = parts.map(|part| stream.push(&redactor(), &part)).collect();
-        assert_eq!(shown + &stream.finish(&redactor()), text);
+        let shown: String = parts.map(|part| stream.push(&redactor, &part)).collect();
+        assert_eq!(shown + &stream.finish(&redactor), text);
     }
 }
