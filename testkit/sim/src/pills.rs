@@ -51,7 +51,7 @@ impl World {
         if self.disk.quarantined(turn) && self.engine_sets_aside(turn) {
             self.fail(format!("the model call of {turn} is set aside, and is computed"));
         }
-        if !self.pills.harmless.contains(turn) && !self.pills.deadly.contains(turn) {
+        if self.plan.pills > 0 && !self.pills.harmless.contains(turn) && !self.pills.deadly.contains(turn) {
             let deadly = !self.calm && self.rng.chance(self.plan.pills);
             let pills = &mut self.pills;
             let known = if deadly { &mut pills.deadly } else { &mut pills.harmless };

@@ -211,7 +211,8 @@ impl Plan {
             pull_ms: pick(rng, &[1, 50, 1_000]),
             pull_fails: pick(rng, &[0, 100, 500]),
             announced: pick(rng, &[0, 300, 800]),
-            pills: pick(rng, &[0, 0, 2, 20]),
+            // Chosen aside, so that worlds without pills are what they would be if there were none at all.
+            pills: pick(&mut rng.clone(), &[0, 0, 2, 20]),
         }
     }
 
@@ -244,7 +245,7 @@ impl Plan {
                 (self.changes, self.papers, self.announced) = (200, 500, 800);
                 (self.callers, self.agents_max, self.sessions) = (8, 6, 2);
                 (self.pull_ms, self.pull_fails, self.disk_ms) = (1, 0, 40);
-                (self.jobs, self.job_tools) = (0, 0);
+                (self.jobs, self.job_tools, self.pills) = (0, 0, 0);
             }
             Mutation::None
             | Mutation::EarlyRelease

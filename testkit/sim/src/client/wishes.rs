@@ -34,11 +34,11 @@ impl World {
         {
             return what;
         }
-        if self.rng.chance(20) {
-            let aside = self.disk.quarantine().next().map(|row| row.id.clone());
-            if let Some(id) = aside {
-                return What::Release { id, how: self.some_release() };
-            }
+        let aside = self.disk.quarantine().next().map(|row| row.id.clone());
+        if let Some(id) = aside
+            && self.rng.chance(20)
+        {
+            return What::Release { id, how: self.some_release() };
         }
         if self.rng.chance(self.plan.jobs) {
             return self.some_job_wish(agent, text);
