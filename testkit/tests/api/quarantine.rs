@@ -48,6 +48,16 @@ pub async fn two_aside(world: &mut World) -> [Value; 2] {
     ids.try_into().expect("two")
 }
 
+/// Sends the first message of the session `s`, which kills three daemons. The first may die before it has answered.
+async fn send_pill(world: &mut World, asked: Value) -> String {
+    let mut client = world.lodge.client().await;
+    drop(client.call_value("turn/send", asked).await);
+    world.die(3);
+    let mut api = world.checked().await;
+    let turns = api.ok("turn/list", json!({"session": "s"})).await;
+    id(&turns["turns"][0]).to_owned()
+}
+
 async fn aside(api: &mut Checked) -> Vec<Value> {
     api.ok("quarantine/list", json!({})).await["work"].as_array().expect("a list").clone()
 }
@@ -58,12 +68,8 @@ async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
     let mut api = world.checked().await;
     let (agent, other) = (world.agent(&mut api, "ada").await, world.agent(&mut api, "bob").await);
     world.restart_with_pill("model_call:bitter");
-    let mut api = world.checked().await;
-    let sent = api
-        .ok("turn/send", json!({"agent": agent, "session": "s", "text": "bitter [[reply:at last]]"}))
-        .await;
-    let turn = id(&sent).to_owned();
-    world.die(3);
+    let asked = json!({"agent": agent, "session": "s", "text": "bitter [[reply:at last]]"});
+    let turn = send_pill(&mut world, asked).await;
     let mut api = world.checked().await;
     let work = aside(&mut api).await;
     assert_eq!(work.len(), 1, "{work:?}");
@@ -114,10 +120,9 @@ async fn a_schema_check_that_kills_the_daemon_is_set_aside_and_dropped_with_its_
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     world.restart_with_pill("schema_check:bitter");
-    let mut api = world.checked().await;
-    let asked = json!({"agent": agent, "text": "[[reply:\"bitter\"]]", "schema": {"type": "string"}});
-    let turn = id(&api.ok("turn/send", asked).await).to_owned();
-    world.die(3);
+    let asked =
+        json!({"agent": agent, "session": "s", "text": "[[reply:\"bitter\"]]", "schema": {"type": "string"}});
+    let turn = send_pill(&mut world, asked).await;
     let mut api = world.checked().await;
     let work = aside(&mut api).await;
     assert_eq!((work.len(), &work[0]["kind"], &work[0]["turn"]), (1, &json!("schema_check"), &json!(turn)));
