@@ -218,7 +218,7 @@ mod tests {
             Err(Failure::Told(report)) => report.hint.unwrap(),
             other => panic!("{kind}: {other:?}"),
         };
-        assert_eq!(hint("nosuchkind"), "the families are agent, daemon, job, lineage, session, turn");
+        assert_eq!(hint("nosuchkind"), "the families are agent, daemon, job, lineage, session, turn, work");
         assert_eq!(hint("daemon.ended"), "the kinds of that family are daemon.started, daemon.reloaded");
     }
 
