@@ -72,11 +72,11 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
     let handed_in = client(&world, "handed-in", &format!("NETWORK {server}")).await;
     let relayed = client(&relaying, "relayed", &format!("NETWORK {server}")).await;
     let mut found: [Vec<Measured>; 3] = Default::default();
-    for _ in 0..sizes.network_rounds {
+    for round in 0..sizes.network_rounds {
         for (found, (world, client)) in
             found.iter_mut().zip([(&world, &direct), (&world, &handed_in), (&relaying, &relayed)])
         {
-            found.push(measure(world, client, server, sizes).await);
+            found.push(measure(world, client, server, sizes, round).await);
         }
     }
     let [direct, handed_in, relayed] = found.map(Totals::of);
@@ -196,7 +196,7 @@ async fn client(world: &World, name: &str, network: &str) -> Client {
     Client { id, root: view["root"].as_str().expect("a root").into() }
 }
 
-async fn measure(world: &World, client: &Client, server: SocketAddr, sizes: Sizes) -> Measured {
+async fn measure(world: &World, client: &Client, server: SocketAddr, sizes: Sizes, round: usize) -> Measured {
     let script = client.root.join("etc/data/client.py");
     let words = [
         script.display().to_string(),
@@ -205,7 +205,7 @@ async fn measure(world: &World, client: &Client, server: SocketAddr, sizes: Size
         sizes.network_connects.to_string(),
         sizes.network_mb.to_string(),
     ];
-    let mut talk = world.talk(&client.id, &format!("s-{}", client.id)).await;
+    let mut talk = world.talk(&client.id, &format!("s-{}-{round}", client.id)).await;
     talk.turn(&format!("[[tool:python3|{}]] [[reply:done]]", json!(words))).await;
     let text = std::fs::read(client.root.join("workspace/measured")).expect("a measurement");
     let found: Value = serde_json::from_slice(&text).expect("a measurement");

@@ -212,6 +212,8 @@ impl Supervisor {
         self.waiting.retain(|waiting| waiting.call.thread != call.thread);
         let decided = self.decide(serial, call);
         self.finish(serial, &call, decided);
+        // The gate may have been heard for this call, and others wait for what it sent.
+        self.give_sockets();
         true
     }
 

@@ -269,8 +269,14 @@ impl Supervisor {
 
     /// Hears the gate, and gives what it sent to those who wait for it.
     pub(crate) fn hear_gate(&mut self) {
-        let Some(stock) = &mut self.stock else { return };
-        stock.hear();
+        if let Some(stock) = &mut self.stock {
+            stock.hear();
+        }
+        self.give_sockets();
+    }
+
+    /// Gives what is there to those who wait for it, whoever heard of it.
+    pub(crate) fn give_sockets(&mut self) {
         let is_next = |waiting: &Waiting, stock: &Stock| match waiting.stage {
             Stage::Socket { family, .. } => stock.has_news(family),
             Stage::Connected(_) => false,

@@ -57,6 +57,26 @@ print('proxy', [k for k in os.environ if 'proxy' in k.lower()])
 }
 
 #[tokio::test]
+async fn nobody_waits_for_a_socket_that_came_while_another_was_refused() {
+    let home = Home::new();
+    let address = own_address().expect("this host has an address beside its loopback");
+    let listed = origin(address);
+    let mut link = up(&home, list(&[&listed.to_string()])).await;
+    let program = format!(
+        "
+ok = []
+def reach():
+    for _ in range(20): socket.create_connection(('{address}', {port}), 20).close(); ok.append(1)
+def refused():
+    for _ in range(200): socket.socket().connect_ex(('10.9.8.7', 80))
+t = [threading.Thread(target=f) for f in [reach, refused] * 20]; [x.start() for x in t]; [x.join() for x in t]; print(len(ok))
+",
+        port = listed.port()
+    );
+    assert_eq!(run(&home, &mut link, "e1", &python(&program)).await, "400\n");
+}
+
+#[tokio::test]
 async fn servers_inside_are_reached_by_programs_inside_and_by_nobody_else() {
     for network in [Network::None, Network::Public] {
         let home = Home::new();
