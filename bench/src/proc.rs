@@ -60,7 +60,9 @@ fn parent(pid: u32) -> Option<u32> {
 
 fn is_runtime(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&line).contains("/usr/local/bin/runtime\0")
+    let line = String::from_utf8_lossy(&line);
+    // The second one is where the release before this one has it.
+    ["/opt/lodge/runtime\0", "/usr/local/bin/runtime\0"].iter().any(|runtime| line.contains(runtime))
 }
 
 /// Ends a process as `kill -9` does.

@@ -17,6 +17,8 @@ pub mod crash;
 mod decide;
 mod excerpt;
 mod home;
+mod host_etc;
+mod host_trees;
 mod hub;
 mod images;
 mod jobs;

@@ -158,6 +158,9 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
+    // So that the first agent need not wait for it. One that fails is tried again, and told, when an agent starts.
+    let preparing = shell.clone();
+    shell.tasks.spawn_blocking(move || drop(preparing.host_etc.refresh()));
     let ids = IdSource::new(seed);
     let version = env!("CARGO_PKG_VERSION");
     let (mut engine, first) = Engine::boot_without(opened.loaded, convicted, about, ids, version, now());

@@ -19,6 +19,7 @@ use crate::auth::Access;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
+use crate::host_etc::HostEtc;
 use crate::hub::Hub;
 use crate::images::Images;
 use crate::jobs::Jobs;
@@ -61,6 +62,8 @@ pub struct Shell {
     pub providers: Providers,
     pub calls: CallContext,
     pub host: Arc<lodge_exec::Host>,
+    /// What agents have of the host's `/etc`.
+    pub host_etc: HostEtc,
     pub runtime: lodge_exec::Stored,
     /// No more requests are taken.
     pub stop: CancellationToken,
@@ -155,6 +158,7 @@ impl Shell {
         if let Some(error) = providers.last_error() {
             tracing::warn!(event = "providers.broken", error = %error);
         }
+        let host_etc = HostEtc::new(&parts.config.data_dir);
         let (reader, room) = (Arc::new(parts.reader), Arc::new(parts.room));
         Arc::new(Shell {
             images: Images::of(&parts.config.data_dir, reader.clone(), room.clone()),
@@ -179,6 +183,7 @@ impl Shell {
             suspects: parts.suspects,
             providers,
             host: parts.host,
+            host_etc,
             runtime: parts.runtime,
             stop: CancellationToken::new(),
             end: CancellationToken::new(),

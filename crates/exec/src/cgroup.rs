@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -249,7 +249,8 @@ fn is_cgroup2(path: &Path) -> io::Result<bool> {
 /// None: somebody was faster, with the name or with sweeping it away.
 pub(crate) fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     match fs::create_dir(path) {
-        Ok(()) => {}
+        // Programs of the sandbox read their limits there, whatever the mask of modes here is.
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         Err(error) => return Err(error),
     }

@@ -39,9 +39,9 @@ pub struct Keeping<'a> {
 }
 
 impl Keeping<'_> {
-    /// Where a stream of an exec is kept.
-    pub fn path(&self, exec: &str, stream: Stream) -> PathBuf {
-        PLACE.iter().fold(self.root.to_owned(), |path, part| path.join(part)).join(kept_name(exec, stream))
+    /// Where a stream of an exec is kept, below the agent's root as `seen` by its programs.
+    pub fn path(&self, seen: &Path, exec: &str, stream: Stream) -> PathBuf {
+        PLACE.iter().fold(seen.to_owned(), |path, part| path.join(part)).join(kept_name(exec, stream))
     }
 }
 

@@ -9,8 +9,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use lodge_link::{
-    Bind, Controllers, Grouping, KeeperSpec, Limits, Network, SOCKET_FILE, Secret, descriptors, is_valid_id,
-    limits, ready,
+    Bind, Controllers, Grouping, KeeperSpec, Limits, Network, PrivateRoot, SOCKET_FILE, Secret, descriptors,
+    is_valid_id, limits, ready,
 };
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -40,8 +40,10 @@ pub struct SandboxSpec {
     pub id: String,
     pub incarnation: u32,
     pub secret: Secret,
-    /// The agent's root: visible inside at its own path, and writable.
+    /// The agent's directory, which becomes the root of the sandbox where this host allows it.
     pub root: PathBuf,
+    /// What belongs into that root. None: the sandbox sees the host's tree with parts of it hidden.
+    pub private_root: Option<PrivateRoot>,
     /// User and group of everything inside. Needed as root, without effect otherwise.
     pub uid: Option<u32>,
     pub binds: Vec<Bind>,
@@ -178,6 +180,7 @@ impl Host {
             network: spec.network.clone(),
             limits: spec.limits,
             controllers,
+            private_root: spec.private_root.clone(),
         }
         .encode();
         if bytes.len() > limits::SPEC_MAX {

@@ -5,13 +5,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lodge_link::{ExecKind, InForce, KeeperSpec};
 
 use crate::bounds::{Bounds, Processes};
 use crate::counters;
-use crate::fence::{Fence, Namespaces};
+use crate::fence::{Fence, Namespaces, View};
 use crate::files::Files;
 use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset, Tcp};
@@ -50,6 +50,8 @@ pub(crate) enum User {
 pub(crate) struct Confined {
     pub(crate) layers: Layers,
     pub(crate) namespaces: Namespaces,
+    /// Where the agent's directory is for this process.
+    pub(crate) root: PathBuf,
     pub(crate) proc_is_ours: bool,
     pub(crate) user: User,
     pub(crate) oom: Option<OomScore>,
@@ -118,7 +120,8 @@ impl OomScore {
 
 /// Confines this process and everything that it will start.
 pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
-    let Fence { mut layers, namespaces, proc_is_ours, groups, net, mut bounds } = fence;
+    let (root, hides_keeper) = (fence.root(spec), fence.hides_keeper());
+    let Fence { mut layers, namespaces, view, proc_is_ours, groups, net, mut bounds } = fence;
     let user = user(spec, &mut layers)?;
     bounds.set_users(user, namespaces);
     let files = Files::raise()?;
@@ -139,10 +142,14 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     }
     layers.note("capabilities", drop_capabilities());
     counters::bound_processes()?;
-    let mut writable = vec![spec.root.as_path(), Path::new("/tmp"), Path::new("/var/tmp"), Path::new("/dev")];
-    writable.extend(spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| bind.target.as_path()));
     let own = own_places(dir, groups.as_ref(), &bounds);
-    let rules = confine_files(&writable, &own, namespaces, &mut layers)?;
+    let own = if hides_keeper { own } else { Vec::new() };
+    let rules = landlock::prepare(readable(view), &writable(spec, view), &own, &mut layers);
+    // The keeper can share its execs' rules only where they do not see its directory.
+    let rules = match rules {
+        Some(rules) if hides_keeper => rules.enter().map(|()| None)?,
+        Some(_) | None => rules,
+    };
     // Where there is no Landlock, that was noted above.
     let supervises = net.supervised.as_ref().map(|_| landlock::without_tcp()).transpose()?;
     let tcp = if supervises.is_some() { Tcp::Closed } else { Tcp::Open };
@@ -164,6 +171,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     Ok(Confined {
         layers,
         namespaces,
+        root,
         proc_is_ours,
         user,
         oom,
@@ -187,18 +195,30 @@ fn own_places<'a>(dir: &'a OwnedFd, groups: Option<&'a Groups>, bounds: &'a Boun
     own.chain(bounds.parents().map(Place::RemoveFrom)).collect()
 }
 
-/// The keeper can share its execs' rules only where a mask keeps them from its directory.
-fn confine_files(
-    writable: &[&Path],
-    own: &[Place<'_>],
-    namespaces: Namespaces,
-    layers: &mut Layers,
-) -> io::Result<Option<Ruleset>> {
-    let is_hidden = namespaces == Namespaces::Own && layers.has("masks");
-    let rules = landlock::prepare(writable, if is_hidden { own } else { &[] }, layers);
-    match rules {
-        Some(rules) if is_hidden => rules.enter().map(|()| None),
-        Some(_) | None => Ok(rules),
+/// Where programs may read. In a root of its own there is nothing that a sandbox should not.
+fn readable(view: View) -> &'static [&'static str] {
+    match view {
+        View::Private => &["/"],
+        View::Host => &landlock::HOST_PLACES,
+    }
+}
+
+/// Where programs may write. The root itself is not among it: an ordinary user owns it, and could rename its parts.
+fn writable(spec: &KeeperSpec, view: View) -> Vec<PathBuf> {
+    let binds = spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| &bind.target);
+    match (view, &spec.private_root) {
+        (View::Private, Some(plan)) => {
+            let inside = |path: &PathBuf| {
+                let below = path.strip_prefix(&spec.root).or_else(|_| path.strip_prefix("/"));
+                Path::new("/").join(below.unwrap_or(path))
+            };
+            let parts = plan.writable.iter().map(|part| Path::new("/").join(part));
+            parts.chain(binds.map(inside)).chain(["/dev".into()]).collect()
+        }
+        (View::Private | View::Host, _) => {
+            let own = [spec.root.clone(), "/tmp".into(), "/var/tmp".into(), "/dev".into()];
+            own.into_iter().chain(binds.cloned()).collect()
+        }
     }
 }
 

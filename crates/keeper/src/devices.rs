@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::fence::{fd_path, mount};
+use crate::binds::fd_path;
+use crate::mounts::mount;
 use crate::read_only;
 use crate::sys;
 
@@ -24,17 +25,21 @@ const LINKS: [(&str, &str); 5] = [
 /// What is mounted there has room of its own.
 const PLACES: [&str; 2] = ["pts", "shm"];
 
-/// Replaces the host's devices, all or none of them.
-pub(crate) fn replace() -> io::Result<()> {
+/// Makes a `/dev` at `place`, all of it or nothing.
+pub(crate) fn make(place: &Path) -> io::Result<()> {
     let sources = NODES.map(|name| {
-        let path = Path::new(DEVICES).join(name);
-        sys::open_path(path.as_os_str()).map(|source| (path, source))
+        let source = sys::open_path(Path::new(DEVICES).join(name).as_os_str());
+        source.map(|source| (place.join(name), source))
     });
-    let target = sys::c_string(Path::new(DEVICES).as_os_str())?;
+    match std::fs::create_dir(place) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let target = sys::c_string(place.as_os_str())?;
     let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
     mount(Some(c"tmpfs"), &target, Some(c"tmpfs"), flags, Some(c"mode=0755,size=64k,nr_inodes=64"))?;
     let filled = sources.into_iter().flatten().try_for_each(|(path, source)| bind(&path, &source));
-    match filled.and_then(|()| furnish()).and_then(|()| read_only::remount(&target)) {
+    match filled.and_then(|()| furnish(place)).and_then(|()| read_only::remount(&target)) {
         Ok(()) => Ok(()),
         Err(error) => {
             // SAFETY: the path is a C string that outlives the call.
@@ -49,15 +54,16 @@ fn bind(path: &Path, source: &OwnedFd) -> io::Result<()> {
     mount(Some(&fd_path(source)), &sys::c_string(path.as_os_str())?, None, libc::MS_BIND, None)
 }
 
-fn furnish() -> io::Result<()> {
+fn furnish(place: &Path) -> io::Result<()> {
     for (name, to) in LINKS {
-        std::os::unix::fs::symlink(to, Path::new(DEVICES).join(name))?;
+        std::os::unix::fs::symlink(to, place.join(name))?;
     }
     for name in PLACES {
-        std::fs::create_dir(Path::new(DEVICES).join(name))?;
+        std::fs::create_dir(place.join(name))?;
     }
     // The host has so many terminals in all: one sandbox does not get them.
     let options = c"newinstance,ptmxmode=0666,mode=0620,max=256";
-    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
-    mount(Some(c"devpts"), c"/dev/pts", Some(c"devpts"), flags, Some(options))
+    let (flags, terminals) =
+        (libc::MS_NOSUID | libc::MS_NOEXEC, sys::c_string(place.join("pts").as_os_str())?);
+    mount(Some(c"devpts"), &terminals, Some(c"devpts"), flags, Some(options))
 }

@@ -126,7 +126,7 @@ impl Keeper {
     }
 
     fn free(&self) -> Option<Free> {
-        let root = sys::c_string(self.spec.root.as_os_str()).ok()?;
+        let root = sys::c_string(self.confined.root.as_os_str()).ok()?;
         Free::of(&root).ok()
     }
 
@@ -134,7 +134,7 @@ impl Keeper {
         if self.disk.under_way.is_some() || self.disk.not_before.is_some_and(|at| now < at) {
             return;
         }
-        match Measuring::begin(&self.spec.root, &self.dir, self.confined.namespaces, now) {
+        match Measuring::begin(&self.confined.root, &self.dir, self.confined.namespaces, now) {
             Ok(measuring) => self.disk.under_way = Some((measuring, free, now)),
             // No process could be had. There may be one at the next look.
             Err(_) => self.disk.not_before = Some(now + PAUSE),

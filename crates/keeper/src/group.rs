@@ -8,11 +8,12 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 use lodge_link::{Grouping, KeeperSpec, descriptors};
 
 use crate::bounds::number;
-use crate::fence::{self, Fence, Namespaces};
+use crate::fence::{self, Fence, Namespaces, View};
 use crate::read_only;
 use crate::sys;
 
@@ -32,6 +33,8 @@ pub(crate) struct Groups {
     pub(crate) dir: OwnedFd,
     pub(crate) parent: OwnedFd,
     name: CString,
+    /// Where the host has it.
+    path: Option<PathBuf>,
 }
 
 /// The cgroup of one exec.
@@ -71,11 +74,24 @@ impl Fence {
         }
     }
 
+    /// Lets the sandbox be told of cgroups by their names below its own, and of no others.
+    pub(crate) fn unshare_cgroups(&self) -> io::Result<()> {
+        // The kernel may refuse to start a process in a cgroup that is not below the namespace's.
+        if let Some(groups) = &self.groups
+            && !groups.is_below_own()?
+        {
+            return Err(io::Error::other("the sandbox's cgroup is not below its keeper's"));
+        }
+        // SAFETY: no memory is passed.
+        sys::check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
+    }
+
     fn take_groups(&self, name: &str) -> io::Result<Groups> {
         let groups = Groups {
             dir: sys::inherit(descriptors::CGROUP)?,
             parent: sys::open_at(descriptors::CGROUP, c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?,
             name: CString::new(name)?,
+            path: std::fs::read_link(format!("/proc/self/fd/{}", descriptors::CGROUP)).ok(),
         };
         // Kernels before 5.14 have no such file.
         open(&groups.dir, KILL, libc::O_WRONLY)?;
@@ -84,6 +100,8 @@ impl Fence {
             return Ok(groups);
         }
         match self.namespaces {
+            // Only its own is shown in there, and that read-only.
+            Namespaces::Own if self.view == View::Private => Ok(groups),
             Namespaces::Own if self.layers.has("masks") => read_only::cgroups().map(|()| groups),
             Namespaces::Own => Err(io::Error::other("its mounts cannot be made read-only")),
             Namespaces::Host => Err(io::Error::other("it needs a mount namespace")),
@@ -92,6 +110,21 @@ impl Fence {
 }
 
 impl Groups {
+    /// Where the host has the sandbox's cgroup.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.path.clone()
+    }
+
+    /// Whether this process is in the cgroup right above.
+    fn is_below_own(&self) -> io::Result<bool> {
+        let mut list = String::new();
+        File::from(open(&self.parent, PROCS, libc::O_RDONLY)?)
+            .take(PIDS_BYTES_MAX)
+            .read_to_string(&mut list)?;
+        let own = std::process::id().to_string();
+        Ok(list.lines().any(|line| line == own))
+    }
+
     /// Makes the cgroup of an exec. `serial` tells it from one of the same id that is not empty yet.
     pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<Group> {
         let name = CString::new(format!("{exec}.{serial}"))?;

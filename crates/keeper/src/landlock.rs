@@ -5,6 +5,7 @@
 //! may signal each other and nothing outside. Without a mask each exec enters one of its own, which leaves
 //! out the keeper's directory.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ const MAKE_SOCK: u64 = 1 << 9;
 const MAKE_FIFO: u64 = 1 << 10;
 const MAKE_BLOCK: u64 = 1 << 11;
 const MAKE_SYM: u64 = 1 << 12;
+const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
@@ -33,10 +35,12 @@ const SCOPE_ABSTRACT_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 /// The version of Landlock that can keep signals inside.
 const SCOPES_SINCE: i64 = 6;
+/// The version of Landlock that can allow links and moves between directories.
+const REFER_SINCE: i64 = 2;
 
-/// What of the host can be read: programs and what they are made of, their settings, and what the kernel tells. Whoever
-/// keeps data elsewhere has to mount it.
-const HOST_PLACES: [&str; 13] = [
+/// What of the host can be read by a sandbox that sees its tree: programs and what they are made of, their settings, and
+/// what the kernel tells. Data elsewhere has to be mounted.
+pub(crate) const HOST_PLACES: [&str; 13] = [
     "/usr",
     "/bin",
     "/sbin",
@@ -93,10 +97,15 @@ impl Ruleset {
     }
 }
 
-/// Makes the rules. `writable` are the places to write in; those that do not exist are left out. `own` are the
-/// keeper's, when it enters the rules itself.
-pub(crate) fn prepare(writable: &[&Path], own: &[Place<'_>], layers: &mut Layers) -> Option<Ruleset> {
-    let made = abi().and_then(|abi| Ok((abi, ruleset(abi, writable, own)?)));
+/// Makes the rules. `readable` are the places to read and run from, `writable` those to write in; those that do not exist
+/// are left out. `own` are the keeper's, when it enters the rules itself.
+pub(crate) fn prepare(
+    readable: &[&str],
+    writable: &[PathBuf],
+    own: &[Place<'_>],
+    layers: &mut Layers,
+) -> Option<Ruleset> {
+    let made = abi().and_then(|abi| Ok((abi, ruleset(abi, readable, writable, own)?)));
     match made {
         Ok((abi, ruleset)) => {
             layers.holds("landlock");
@@ -123,7 +132,8 @@ pub(crate) fn apart(tcp: Tcp) -> io::Result<Ruleset> {
         Tcp::Open => (0, size_of::<u64>()),
         Tcp::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),
     };
-    create(&RulesetAttr { handled_fs: MAKE_BLOCK, handled_net, scoped: 0 }, size).map(Ruleset)
+    let handled_fs = if abi()? < REFER_SINCE { MAKE_BLOCK } else { MAKE_BLOCK | REFER };
+    with_moves(&RulesetAttr { handled_fs, handled_net, scoped: 0 }, size)
 }
 
 /// Whether an exec may connect and bind streams by itself.
@@ -135,8 +145,8 @@ pub(crate) enum Tcp {
 
 /// Rules by which streams can be connected and bound by nobody but the keeper, and that take away nothing else.
 pub(crate) fn without_tcp() -> io::Result<Ruleset> {
-    let attr = RulesetAttr { handled_fs: 0, handled_net: BIND_TCP | CONNECT_TCP, scoped: 0 };
-    create(&attr, 2 * size_of::<u64>()).map(Ruleset)
+    let attr = RulesetAttr { handled_fs: REFER, handled_net: BIND_TCP | CONNECT_TCP, scoped: 0 };
+    with_moves(&attr, 2 * size_of::<u64>())
 }
 
 /// Whether this kernel can make such rules. Needs Linux 6.7.
@@ -147,13 +157,23 @@ pub(crate) fn can_close_tcp() -> io::Result<()> {
     }
 }
 
+/// Makes rules that allow links and moves between directories, where they handle those: any rules take them away that
+/// do not allow them.
+fn with_moves(attr: &RulesetAttr, size: usize) -> io::Result<Ruleset> {
+    let ruleset = create(attr, size)?;
+    if attr.handled_fs & REFER != 0 {
+        allow(&ruleset, &sys::open_path(OsStr::new("/"))?, REFER)?;
+    }
+    Ok(Ruleset(ruleset))
+}
+
 /// Rules by which signals stay among those who entered them together. None: this kernel has no such rules.
 pub(crate) fn tools_scope() -> io::Result<Option<Ruleset>> {
     if abi()? < SCOPES_SINCE {
         return Ok(None);
     }
-    let attr = RulesetAttr { handled_fs: 0, handled_net: 0, scoped: SCOPE_SIGNAL };
-    create(&attr, size_of::<RulesetAttr>()).map(|fd| Some(Ruleset(fd)))
+    let attr = RulesetAttr { handled_fs: REFER, handled_net: 0, scoped: SCOPE_SIGNAL };
+    with_moves(&attr, size_of::<RulesetAttr>()).map(Some)
 }
 
 /// Rules by which nothing new can be made anywhere. What is there can be removed, and files can be cut.
@@ -212,9 +232,9 @@ fn create(attr: &RulesetAttr, size: usize) -> io::Result<OwnedFd> {
     }
 }
 
-fn ruleset(abi: i64, writable: &[&Path], own: &[Place<'_>]) -> io::Result<Ruleset> {
+fn ruleset(abi: i64, readable: &[&str], writable: &[PathBuf], own: &[Place<'_>]) -> io::Result<Ruleset> {
     let (handled, ruleset) = (handled(abi), empty(abi)?);
-    for path in HOST_PLACES {
+    for path in readable {
         match sys::open_path(Path::new(path).as_os_str()) {
             Ok(place) => allow(&ruleset, &place, EXECUTE | READ_FILE | READ_DIR)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

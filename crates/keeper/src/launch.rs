@@ -110,8 +110,7 @@ fn serve(ready: &File) -> Result<(), Failed> {
     if net.gate.is_some() {
         net.resolver = Some(network::write_resolver(&dir).during("write where names are asked for")?);
     }
-    let mut fence = Fence::build(&spec, namespaces, layers, net).during("build the fence")?;
-    fence.bound(&spec);
+    let fence = Fence::build(&spec, &dir, namespaces, layers, net).during("build the fence")?;
     let listener = listen(&dir).during("listen")?;
     let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;
     let keeper = Keeper::new(spec, dir, lock, log, listener, host_pid, confined).during("prepare")?;

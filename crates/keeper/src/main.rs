@@ -3,6 +3,7 @@
 //! Owns: execs, their pipes, output files and exit records, the fence around them, and the link to a
 //! daemon that comes and goes. Never: models, prompts, JSON, or a decision about what to run.
 
+mod binds;
 mod bounds;
 mod captured;
 mod commands;
@@ -25,6 +26,7 @@ mod gate_rules;
 mod gate_serve;
 mod group;
 mod guardian;
+mod host_trees;
 mod job;
 mod keep;
 mod kills;
@@ -33,8 +35,10 @@ mod launch;
 mod layers;
 mod loads;
 mod log;
+mod masked;
 mod masks;
 mod measure;
+mod mounts;
 mod netlink;
 mod network;
 mod notify;
@@ -45,6 +49,7 @@ mod notify_options;
 mod notify_sys;
 mod parts;
 mod peers;
+mod private_root;
 mod probe;
 mod read_only;
 mod relay;
@@ -53,6 +58,7 @@ mod seccomp;
 mod spares;
 mod spawn;
 mod stock;
+mod supplementary;
 mod sys;
 mod tool_thread;
 mod tree;

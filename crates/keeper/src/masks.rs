@@ -1,4 +1,4 @@
-//! Which parts of the host a sandbox does not see.
+//! Which parts of the host a sandbox without a root of its own does not see.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};

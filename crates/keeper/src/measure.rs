@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use lodge_link::EXEC_DIR;
 
-use crate::fence::{Namespaces, fd_path};
+use crate::binds::fd_path;
+use crate::fence::Namespaces;
 use crate::removed;
 use crate::sys;
 

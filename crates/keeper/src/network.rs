@@ -235,6 +235,7 @@ fn start_gate() -> io::Result<(i32, OwnedFd)> {
     // SAFETY: this is the child, which owns its descriptors alone and does not return. Both lists end with a null
     // pointer and point to C strings.
     unsafe {
+        // Names resolve by the host's files, so a gate does not go with its keeper into the sandbox's own root.
         if libc::unshare(libc::CLONE_NEWNS) != 0 {
             libc::_exit(127);
         }

@@ -2,20 +2,23 @@
 //!
 //! One line a layer: `name<TAB>ok` or `name<TAB>missing<TAB>why`.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
-use lodge_link::{Controllers, Grouping, KeeperSpec, Limits, Network, SECRET_LEN, Secret};
+use lodge_link::{Controllers, Grouping, KeeperSpec, Limits, Network, PrivateRoot, SECRET_LEN, Secret};
 
 use crate::confine;
-use crate::fence::{self, Fence};
+use crate::fence::{self, Fence, Namespaces};
 use crate::layers::Layers;
+use crate::mounts::{make_private, mount};
 use crate::network::{self, Net};
 use crate::sys;
 
 /// Any user that is not root will do to see whether there can be one.
 const PROBE_UID: u32 = 65_534;
+const PROBE_ROOT: &str = "/tmp";
 
 pub(crate) fn probe(cgroups: (Grouping, Controllers)) -> ExitCode {
     match try_layers(cgroups) {
@@ -29,12 +32,12 @@ pub(crate) fn probe(cgroups: (Grouping, Controllers)) -> ExitCode {
 
 /// Builds a whole fence around a child that has nothing to run, and lets it tell.
 fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()> {
-    let spec = KeeperSpec {
+    let mut spec = KeeperSpec {
         sandbox: "probe".to_owned(),
         incarnation: 0,
         secret: Secret::new([0; SECRET_LEN]),
         state_dir: "/run".into(),
-        root: "/tmp".into(),
+        root: PROBE_ROOT.into(),
         uid: Some(PROBE_UID),
         binds: Vec::new(),
         failpoint: String::new(),
@@ -42,6 +45,7 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
         network: Network::Host,
         limits: Limits::default(),
         controllers,
+        private_root: None,
     };
     let mut layers = Layers::default();
     let namespaces = fence::unshare(&spec, &mut layers)?;
@@ -50,10 +54,14 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
         0 => {}
         child => return await_child(child),
     }
-    let dir: OwnedFd = std::fs::File::open("/")?.into();
+    if namespaces == Namespaces::Own && hide_probe_root().is_ok() {
+        let host_trees = vec!["/usr".into()];
+        spec.private_root =
+            Some(PrivateRoot { hostname: "probe".to_owned(), host_trees, writable: Vec::new() });
+    }
+    let dir: OwnedFd = std::fs::File::open(PROBE_ROOT)?.into();
     network::probe(&spec, namespaces, &mut layers);
-    let mut fence = Fence::build(&spec, namespaces, layers, Net::default())?;
-    fence.bound(&spec);
+    let fence = Fence::build(&spec, &dir, namespaces, layers, Net::default())?;
     let confined = confine::enter(&spec, &dir, fence)?;
     let mut out = io::stdout().lock();
     for layer in &confined.layers.list {
@@ -63,6 +71,13 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
         }
     }
     Ok(())
+}
+
+/// Lays an empty directory over the root of the probe, so that nothing is made in the host's.
+fn hide_probe_root() -> io::Result<()> {
+    make_private()?;
+    let place = sys::c_string(OsStr::new(PROBE_ROOT))?;
+    mount(Some(c"tmpfs"), &place, Some(c"tmpfs"), libc::MS_NODEV, Some(c"mode=0755,size=64k,nr_inodes=64"))
 }
 
 fn await_child(child: i32) -> io::Result<()> {

@@ -2,12 +2,11 @@
 //!
 //! Owns: the two ways to do so. Never: what follows when neither works.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::CStr;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::fence::mount;
+use crate::mounts::{beneath, mount, of_kind};
 use crate::sys;
 
 /// As the kernel's `mount_attr`.
@@ -21,10 +20,12 @@ struct MountAttr {
 
 const AT_RECURSIVE: libc::c_uint = 0x8000;
 const MOUNT_ATTR_RDONLY: u64 = 1;
+const MOUNT_ATTR_NOSUID: u64 = 1 << 1;
+const MOUNT_ATTR_NODEV: u64 = 1 << 2;
 
 /// Makes the mount at `path` and all that are beneath it read-only, or says why not all of them are.
 pub(crate) fn make_tree(path: &Path) -> io::Result<()> {
-    match set_tree(&sys::c_string(path.as_os_str())?) {
+    match set(&sys::c_string(path.as_os_str())?, MOUNT_ATTR_RDONLY, AT_RECURSIVE) {
         Ok(()) => Ok(()),
         // Before Linux 5.12 there is no such call, and some containers forbid those that they do not know.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => walk_tree(path),
@@ -40,26 +41,18 @@ pub(crate) fn cgroups() -> io::Result<()> {
     Ok(())
 }
 
-/// Mount points of a kind of file system, from the text of a `mountinfo`.
-fn of_kind(mountinfo: &[u8], kind: &[u8]) -> Vec<PathBuf> {
-    let lines = mountinfo.split(|byte| *byte == b'\n');
-    let mounts = lines.filter(|line| {
-        // Any number of fields stands before the dash, and the kind after it.
-        let mut words = line.split(|byte| *byte == b' ').skip_while(|word| *word != b"-");
-        words.nth(1) == Some(kind)
-    });
-    mounts.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped).collect()
+/// Lets the mount at `path` alone give no device and no other user. It stays as it is on kernels without that call.
+pub(crate) fn without_devices(path: &Path) -> io::Result<()> {
+    set(&sys::c_string(path.as_os_str())?, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0)
 }
 
 /// All at once, by the kernel.
-fn set_tree(path: &CStr) -> io::Result<()> {
-    let attr = MountAttr { set: MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, userns_fd: 0 };
+fn set(path: &CStr, attributes: u64, flags: libc::c_uint) -> io::Result<()> {
+    let attr = MountAttr { set: attributes, clear: 0, propagation: 0, userns_fd: 0 };
     let (at, size) = (libc::AT_FDCWD, size_of::<MountAttr>());
     // SAFETY: the path is a C string, and `attr` is as long as is announced; both outlive the call.
-    sys::check_long(unsafe {
-        libc::syscall(libc::SYS_mount_setattr, at, path.as_ptr(), AT_RECURSIVE, &attr, size)
-    })
-    .map(drop)
+    sys::check_long(unsafe { libc::syscall(libc::SYS_mount_setattr, at, path.as_ptr(), flags, &attr, size) })
+        .map(drop)
 }
 
 /// One by one. What another mount covers cannot be reached, so it does not matter that it is missed.
@@ -74,33 +67,6 @@ fn walk_tree(path: &Path) -> io::Result<()> {
         remount(&sys::c_string(mount.as_os_str())?).map_err(named)?;
     }
     Ok(())
-}
-
-/// Mount points at and beneath `top`, from the text of a `mountinfo`.
-fn beneath(mountinfo: &[u8], top: &Path) -> Vec<PathBuf> {
-    let lines = mountinfo.split(|byte| *byte == b'\n');
-    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped);
-    points.filter(|point| point.starts_with(top)).collect()
-}
-
-/// The kernel writes blanks and backslashes as three octal digits.
-fn unescaped(text: &[u8]) -> PathBuf {
-    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);
-    while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..3).filter(|_| *first == b'\\');
-        let code = code.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match code {
-            Some(byte) => {
-                out.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(out))
 }
 
 /// Makes one mount read-only and leaves those beneath it as they are.
@@ -121,20 +87,9 @@ pub(crate) fn remount(path: &CStr) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::PathBuf;
 
-    #[test]
-    fn mounts_beneath_a_place_are_found_whatever_their_names() {
-        let mountinfo = b"1 0 8:1 / / rw - ext4 /dev/vda rw\n\
-            2 1 0:5 / /a rw,relatime - tmpfs none rw\n\
-            3 2 0:6 / /a/with\\040blank\\134 rw - tmpfs none rw\n\
-            4 1 0:7 / /ab rw - tmpfs none rw\n\
-            broken\n";
-        let found = beneath(mountinfo, Path::new("/a"));
-        assert_eq!(found, [PathBuf::from("/a"), PathBuf::from("/a/with blank\\")]);
-        assert_eq!(of_kind(mountinfo, b"ext4"), [PathBuf::from("/")]);
-        assert_eq!(unescaped(b"/x\\9\\04"), PathBuf::from("/x\\9\\04"));
-    }
+    use super::*;
 
     /// Runs `seen` in a child with a mount namespace of its own, and says whether it all held.
     fn in_mount_namespace(seen: impl FnOnce() -> io::Result<bool>) -> Option<bool> {

@@ -40,6 +40,36 @@ pub enum Network {
     Lan,
 }
 
+/// The sandbox's own root, built out of the agent's directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrivateRoot {
+    /// The sandbox's host name.
+    pub hostname: String,
+    /// Directories and programs of the host that are shown read-only at their own paths.
+    pub host_trees: Vec<PathBuf>,
+    /// The parts of the root that programs may write to, relative to it.
+    pub writable: Vec<PathBuf>,
+}
+
+impl PrivateRoot {
+    fn put(&self, put: &mut Put) {
+        put.text(&self.hostname);
+        for paths in [&self.host_trees, &self.writable] {
+            put.list(paths, |put, path| {
+                put.os(path.as_os_str());
+            });
+        }
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<PrivateRoot, DecodeError> {
+        Ok(PrivateRoot {
+            hostname: take.text()?,
+            host_trees: take.list(|take| Ok(take.os()?.into()))?,
+            writable: take.list(|take| Ok(take.os()?.into()))?,
+        })
+    }
+}
+
 /// Everything a keeper has to know about its sandbox.
 #[derive(Debug, Clone)]
 pub struct KeeperSpec {
@@ -59,6 +89,8 @@ pub struct KeeperSpec {
     pub network: Network,
     pub limits: Limits,
     pub controllers: Controllers,
+    /// None: the sandbox sees the host's tree, with parts of it hidden.
+    pub private_root: Option<PrivateRoot>,
 }
 
 impl KeeperSpec {
@@ -89,6 +121,10 @@ impl KeeperSpec {
         }
         self.limits.put(&mut put);
         self.controllers.put(&mut put);
+        match &self.private_root {
+            Some(root) => root.put(put.u8(1)),
+            None => drop(put.u8(0)),
+        }
         put.out
     }
 
@@ -137,6 +173,15 @@ impl KeeperSpec {
         let limits = if take.is_empty() { Limits::default() } else { Limits::take(&mut take)? };
         let controllers =
             if take.is_empty() { Controllers::default() } else { Controllers::take(&mut take)? };
+        let private_root = if take.is_empty() {
+            None
+        } else {
+            match take.u8()? {
+                0 => None,
+                1 => Some(PrivateRoot::take(&mut take)?),
+                unknown => return Err(DecodeError::BadTag(unknown)),
+            }
+        };
         Ok(KeeperSpec {
             sandbox,
             incarnation,
@@ -150,6 +195,7 @@ impl KeeperSpec {
             network,
             limits,
             controllers,
+            private_root,
         })
     }
 }
@@ -179,6 +225,11 @@ mod tests {
             network: Network::List { allow: vec!["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()] },
             limits: Limits { memory_bytes: Some(1 << 30), ..Limits::default() },
             controllers: Controllers { memory: None, pids: Some("/sys/fs/cgroup/pids/x".into()) },
+            private_root: Some(PrivateRoot {
+                hostname: "agent".to_owned(),
+                host_trees: vec!["/usr".into(), "/opt/jdk".into()],
+                writable: vec!["workspace".into()],
+            }),
         }
     }
 
@@ -206,6 +257,7 @@ mod tests {
             network: Network::Host,
             limits: Limits::default(),
             controllers: Controllers::default(),
+            private_root: None,
             ..spec
         };
         assert_eq!(format!("{back:?}"), format!("{expected:?}"));
@@ -254,5 +306,19 @@ mod tests {
         for cut in 1..limits.out.len() {
             assert!(KeeperSpec::decode(&mut sample().encode()[..before + cut]).is_err(), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_spec_of_a_daemon_that_knew_no_private_roots_is_one_without() {
+        let mut root = Put::default();
+        sample().private_root.as_ref().unwrap().put(root.u8(1));
+        let before = sample().encode().len() - root.out.len();
+        let back = KeeperSpec::decode(&mut sample().encode()[..before]).unwrap();
+        assert_eq!(back.private_root, None);
+        for cut in 1..root.out.len() {
+            assert!(KeeperSpec::decode(&mut sample().encode()[..before + cut]).is_err(), "cut at {cut}");
+        }
+        let without = KeeperSpec { private_root: None, ..sample() };
+        assert_eq!(KeeperSpec::decode(&mut without.encode()).unwrap().private_root, None);
     }
 }

@@ -464,6 +464,9 @@ shapes! {
         /// How many tokens its model reads and writes in one call, where that is known.
         context_window: Option<u64>,
         uid: Option<u32>,
+        /// Directories and programs of the host that it sees, read-only, because its `host:` programs need them.
+        #[serde(default)]
+        host_dirs: Vec<String>,
         tools: Vec<ToolView>,
         configs: BTreeMap<String, String>,
         /// Keys only: values may be secrets.

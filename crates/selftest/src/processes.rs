@@ -4,6 +4,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// How the command line of a runtime goes on, wherever its root is.
+const RUNTIME: &str = "/opt/lodge/runtime ";
+
 /// One keeper: its pid alone would not say that it is the same process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keeper {
@@ -30,8 +33,8 @@ fn field<T: std::str::FromStr>(pid: i32, place: usize) -> Option<T> {
     stat.rsplit(')').next()?.split_whitespace().nth(place)?.parse().ok()
 }
 
-/// Every living process whose program is named by a path in this directory. Quick, and enough to find keepers and
-/// runtimes; what a tool started may bear any name.
+/// Every living process whose program is named by a path in this directory. Quick, and enough to find keepers; what runs in
+/// a sandbox has paths of its own.
 pub fn named(dir: &Path) -> Vec<(i32, String)> {
     let prefix = beneath(dir);
     alive(|pid| read(pid, "cmdline").starts_with(&prefix))
@@ -47,7 +50,10 @@ pub fn of(dir: &Path) -> Vec<(i32, String)> {
     let real = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
     let prefixes = [beneath(dir), beneath(&real)];
     let names = |text: &[u8]| prefixes.iter().any(|prefix| contains(text, prefix));
-    let mounts_tell = !names(&fs::read("/proc/self/mountinfo").unwrap_or_default());
+    let own_mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let as_root = mounted_from(&own_mounts, &real);
+    let shows = |text: &[u8]| names(text) || as_root.as_ref().is_some_and(|root| contains(text, root));
+    let mounts_tell = !shows(own_mounts.as_bytes());
     let own_pid = i32::try_from(std::process::id()).unwrap_or(0);
     let is_of = |pid: i32| {
         let told = |name: &str| names(&read(pid, name));
@@ -57,9 +63,22 @@ pub fn of(dir: &Path) -> Vec<(i32, String)> {
         told("cmdline")
             || told("environ")
             || links.into_iter().any(leads)
-            || (mounts_tell && told("mountinfo"))
+            || (mounts_tell && shows(&read(pid, "mountinfo")))
     };
     alive(|pid| pid != own_pid && is_of(pid))
+}
+
+/// How `mountinfo` tells of a mount of anything in a directory: by its device, and its path on that.
+fn mounted_from(mountinfo: &str, dir: &Path) -> Option<Vec<u8>> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(2);
+        let (device, root, point) = (words.next()?, words.next()?, words.next()?);
+        let below = dir.strip_prefix(point).ok()?;
+        Some((point.len(), device, Path::new(root).join(below)))
+    });
+    // The last of those at the same place covers the others.
+    let (_, device, path) = mounts.max_by_key(|(len, ..)| *len)?;
+    Some([device.as_bytes(), b" ", &beneath(&path)].concat())
 }
 
 /// The beginning of every path in a directory. The daemon and its clients name the directory itself, without a slash.
@@ -90,10 +109,9 @@ fn line(pid: i32) -> String {
 }
 
 /// The runtime that a keeper looks after, if it is there.
-pub fn runtime(home: &Path, keeper: Keeper) -> Option<i32> {
-    let is_runtime = |line: &str| line.contains("/usr/local/bin/runtime ");
-    let found = named(home).into_iter().find(|(pid, line)| is_runtime(line) && descends(*pid, keeper.pid));
-    found.map(|(pid, _)| pid)
+pub fn runtime(keeper: Keeper) -> Option<i32> {
+    let found = alive(|pid| descends(pid, keeper.pid));
+    found.into_iter().find(|(_, line)| line.contains(RUNTIME)).map(|(pid, _)| pid)
 }
 
 /// Whether a process is a child of another, or a child of its child.
@@ -200,6 +218,14 @@ mod tests {
             assert!(process.is_in(&found), "{what}: {found:?}");
             assert!(!process.is_in(&named(dir.path())), "{what} is in its name");
         }
+    }
+
+    #[test]
+    fn a_sandbox_is_found_by_the_device_and_the_path_that_its_root_is_mounted_from() {
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:31 /sub /tmp rw - tmpfs tmpfs rw\n";
+        let told = |dir: &str| String::from_utf8(mounted_from(mounts, Path::new(dir)).unwrap()).unwrap();
+        assert_eq!(told("/var/lib/lodge"), "8:1 /var/lib/lodge/");
+        assert_eq!(told("/tmp/x"), "0:31 /sub/x/");
     }
 
     #[test]

@@ -265,7 +265,7 @@ async fn the_example_starts_a_job_talks_on_and_hears_of_its_end() {
     let keeper = i32::try_from(keeper).expect("a pid");
     let is_job = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains("/usr/bin/sh\0-c\0for part in")
+        String::from_utf8_lossy(&line).contains("/opt/bins/sh\0-c\0for part in")
     };
     let shell = until("the job runs", || family(keeper).into_iter().find(is_job));
     kill(shell, libc::SIGSTOP);

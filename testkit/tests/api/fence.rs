@@ -20,23 +20,23 @@ async fn the_environment_of_a_tool_is_the_documented_one_and_nothing_else() {
         json!({"content": content, "name": "one", "env": {"OVERRIDDEN": "flag", "EXTRA": "a b=c\nd"}});
     api.ok("agent/create", params).await;
     let view = api.agent_is("one", "ready").await;
-    let root = view["root"].as_str().expect("a root");
+    assert!(view["root"].as_str().is_some_and(|root| root.starts_with('/')), "where the host has it");
     let text = api.answer("one", "s", "[[tool:env|[\"-0\"]]] [[reply:{{tool}}]]").await;
     let seen: BTreeMap<&str, &str> = text
         .split('\0')
         .filter_map(|pair| pair.split_once('='))
         .map(|(key, value)| (key.rsplit('\n').next().unwrap_or(key), value))
         .collect();
-    let below = |part: &str| format!("{root}/{part}");
+    let below = |part: &str| format!("/{part}");
     let expected: BTreeMap<&str, String> = BTreeMap::from([
-        ("PATH", below("usr/bin")),
+        ("PATH", below("opt/bins")),
         ("HOME", below("home")),
         ("XDG_CONFIG_HOME", below("home/.config")),
         ("XDG_CACHE_HOME", below("home/.cache")),
         ("XDG_DATA_HOME", below("home/.local/share")),
         ("TMPDIR", below("tmp")),
         ("LANG", "C.UTF-8".to_owned()),
-        ("LODGE_AGENT_ROOT", root.to_owned()),
+        ("LODGE_AGENT_ROOT", "/".to_owned()),
         ("FROM_IMAGE", "one".to_owned()),
         ("OVERRIDDEN", "flag".to_owned()),
         ("EMPTY", String::new()),
@@ -70,7 +70,7 @@ async fn a_tool_reaches_neither_the_daemons_files_nor_its_socket_nor_another_age
     script.push_str(&format!("test -S {}/lodge.sock && echo SOC''KET\n", home.display()));
     script.push_str(&format!("echo x > {}/planted 2>/dev/null && echo WR''OTE\n", home.display()));
     script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/etc/planted 2>/dev/null && echo WR''OTE\n");
-    script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/usr/bin/planted 2>/dev/null && echo WR''OTE\n");
+    script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/opt/bins/planted 2>/dev/null && echo WR''OTE\n");
     script.push_str("cat /proc/[0-9]*/comm\necho end\n");
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(&script));
     let answer = api.answer(&agent, "s", &text).await;
@@ -137,7 +137,7 @@ async fn the_root_has_the_documented_layout_and_description() {
     api.ok("agent/create", json!({"path": dir, "name": "full", "mounts": mounts})).await;
     let view = api.agent_is("full", "ready").await;
     let root = Path::new(view["root"].as_str().expect("a root"));
-    for part in ["etc/context", "etc/data", "usr/bin", "workspace", "tmp", "home", "var/lib"] {
+    for part in ["etc/context", "etc/data", "opt/bins", "workspace", "tmp", "home", "var/lib"] {
         assert!(root.join(part).is_dir(), "{part}");
     }
     assert_eq!(fs::read_to_string(root.join("etc/Agentfile")).expect("a file"), text);
@@ -158,7 +158,7 @@ async fn the_root_has_the_documented_layout_and_description() {
         "- name: SOUL".to_owned(),
         "  file: /etc/context/SOUL.md".to_owned(),
         "- name: sh".to_owned(),
-        "  binary: /usr/bin/sh".to_owned(),
+        "  binary: /opt/bins/sh".to_owned(),
         "  ref: host:sh".to_owned(),
     ] {
         assert!(yaml.lines().any(|found| found == line), "{line} is missing:\n{yaml}");
@@ -175,15 +175,31 @@ async fn the_root_has_the_documented_layout_and_description() {
 }
 
 #[tokio::test]
-async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_no_data() {
+async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_nothing_else() {
     let world = World::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "reader").await;
     // Every Linux has all of them, open to everybody.
-    let script = "for place in / /var /var/lib; do ls $place >/dev/null 2>&1 && echo \"$place is open\"; done; \
-        for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
+    let script = "ls -d /*; echo; for place in /var/cache /var/run /srv /mnt /run /root /boot /media; do test -e $place && echo \"$place is there\"; done; \
+        ls /home /var /opt /sys /sys/fs; for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
     api.answer(&agent, "s", &format!("{} [[reply:x]]", sh(script))).await;
     let messages = api.ok("session/messages", json!({"session": "s"})).await;
     let told = messages["messages"].as_array().unwrap().iter().find(|message| message["role"] == "tool");
-    assert_eq!(told.expect("a result")["text"].as_str().map(str::trim), Some("over"));
+    let told = told.expect("a result")["text"].as_str().expect("a text").to_owned();
+    let first = world.lodge.home().canonicalize().expect("a path");
+    let first = first.components().nth(1).expect("a directory").as_os_str().to_string_lossy().into_owned();
+    let is_known = |name: &str| {
+        let ours = [
+            "bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "opt", "proc", "sbin", "sys",
+            "tmp",
+        ];
+        ours.contains(&name) || ["usr", "var", "workspace"].contains(&name) || name == first
+    };
+    let top: Vec<&str> = told.lines().take_while(|line| line.starts_with('/')).collect();
+    assert!(top.len() >= 10 && top.iter().all(|path| is_known(&path[1..])), "{told}");
+    assert!(
+        !told.contains("is there") && !told.contains("is closed") && told.trim().ends_with("over"),
+        "{told}"
+    );
+    assert!(told.contains("bins\nlodge") || told.contains("bin-images"), "{told}");
 }

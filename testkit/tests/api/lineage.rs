@@ -13,8 +13,7 @@ fn pid(view: &Value) -> i32 {
 }
 
 fn is_runtime(pid: &i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.contains("usr/local/bin/runtime"))
+    fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("opt/lodge/runtime"))
 }
 
 fn runtime_of(view: &Value) -> i32 {

@@ -145,7 +145,7 @@ async fn nothing_is_written_outside_the_state_directory() {
     };
     assert_eq!(names(world.lodge.dir()), ["home", "lodged.log", "mock-llm.log"]);
     // And inside it only what is documented.
-    let known = "agents anchor.lock bin credentials.json daemon.db daemon.db-shm daemon.db-wal lodge.sock logs \
+    let known = "agents anchor.lock bin credentials.json daemon.db daemon.db-shm daemon.db-wal host-etc lodge.sock logs \
         providers.yaml registry reserve run skills suspects";
     let known: Vec<&str> = known.split_whitespace().collect();
     for name in names(&world.lodge.home()) {

@@ -93,6 +93,10 @@ def files():
         attempt("hard link to %s" % path, lambda: must_fail(os.link, path, os.path.join(WORK, "linked")))
         attempt("rename of %s" % path, lambda: must_fail(os.rename, path, path + ".gone"))
         attempt("write to %s" % path, lambda: write(path))
+        attempt("change the mode of %s" % path, lambda: must_fail(os.chmod, path, 0o640))
+        attempt("change the times of %s" % path, lambda: must_fail(os.utime, path, (1, 1)))
+        attempt("set an attribute of %s" % path, lambda: must_fail(os.setxattr, path, "user.planted", b"x"))
+        attempt("change the owner of %s" % path, lambda: must_fail(os.chown, path, os.getuid(), -1))
         link = os.path.join(WORK, "link")
         os.path.lexists(link) and os.unlink(link)
         os.symlink(path, link)
@@ -100,8 +104,17 @@ def files():
     for path in GIVEN["dirs"]:
         attempt("new file in %s" % path, lambda: write(os.path.join(path, "planted")))
         attempt("new directory in %s" % path, lambda: must_fail(os.mkdir, os.path.join(path, "planted-dir")))
-    for path in [GIVEN["state"], os.path.join(GIVEN["state"], "agents"), "/home", "/root", "/run", "/tmp", "/var/tmp"]:
+    for path in GIVEN["fifos"]:
+        attempt("words into %s" % path, lambda: into_fifo(path))
+    for path in [
+        GIVEN["state"], os.path.join(GIVEN["state"], "agents"), "/", "/home", "/root", "/run", "/tmp", "/var/tmp", "/var",
+        "/var/lib", "/opt", "/srv", "/mnt", "/media", "/etc",
+    ]:
         attempt("names in %s" % path, lambda: look(path))
+    for descriptor in os.listdir("/proc/self/fd"):
+        for way in ("/..", "/../..", "/../../.."):
+            attempt("out by descriptor %s%s" % (descriptor, way), lambda: look("/proc/self/fd/%s%s" % (descriptor, way)))
+    attempt("out by the keeper's root", lambda: look("/proc/1/root/.."))
     attempt("read by handle", by_handle)
 
 
@@ -111,6 +124,12 @@ def look(path):
     if seen:
         raise Open(seen)
     return found
+
+
+def into_fifo(path):
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(fd, b"x")
+    raise Open("wrote to it")
 
 
 def by_handle():
@@ -123,12 +142,18 @@ def by_handle():
 
 
 def own_parts():
-    for part in ["etc/agent.yaml", "usr/bin/sh", "usr/local/bin/runtime", "etc/data/attack.py"]:
+    for part in ["etc/agent.yaml", "opt/bins/sh", "opt/lodge/runtime", "etc/data/attack.py", "etc/passwd"]:
         path = os.path.join(ROOT, part)
         attempt("write to its %s" % part, lambda: write(path))
         attempt("remove its %s" % part, lambda: must_fail(os.unlink, path))
         attempt("replace its %s" % part, lambda: replace(path))
-    for part in ["etc", "usr", "usr/bin"]:
+    for part in ["workspace", "home", "tmp", "var", "sys", "dev", "proc"]:
+        path = os.path.join(ROOT, part)
+        attempt("rename its %s" % part, lambda: must_fail(os.rename, path, path + ".old"))
+    for part in ["", "sys", "sys/fs", "dev", "proc"]:
+        path = os.path.join(ROOT, part)
+        attempt("new file in its /%s" % part, lambda: write(os.path.join(path, "planted")))
+    for part in ["etc", "usr", "opt", "opt/bins"]:
         path = os.path.join(ROOT, part)
         attempt("rename its %s" % part, lambda: must_fail(os.rename, path, path + ".old"))
         attempt("change the mode of its %s" % part, lambda: must_fail(os.chmod, path, 0o777))
@@ -186,7 +211,7 @@ def sockets():
 
 def any_socket():
     tried = 0
-    for top in ["/tmp", "/var", "/run", "/dev", "/home", "/root", "/srv", "/mnt", "/media", "/opt", "/etc"]:
+    for top in ["/tmp", "/var", "/run", "/dev", "/home", "/root", "/srv", "/mnt", "/media", "/opt", "/etc", "/usr/local"]:
         for directory, _, names in os.walk(top):
             for name in names:
                 path = os.path.join(directory, name)
@@ -241,7 +266,7 @@ def role(pid, line):
         return "keeper"
     if line.startswith("keeper gate"):
         return "gate"
-    if "local/bin/runtime" in line:
+    if "opt/lodge/runtime" in line:
         return "runtime"
     return "process"
 
@@ -500,6 +525,21 @@ def settings():
 
 def cgroups():
     attempt("another cgroup", any_cgroup)
+    attempt("cgroups of others", lambda: foreign_cgroups())
+    attempt("the rest of /sys", rest_of_sys)
+
+
+def foreign_cgroups():
+    seen = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith("lodge-")]
+    if seen:
+        raise Open(seen)
+
+
+def rest_of_sys():
+    seen = sorted(os.path.join(directory, name) for directory in ("/sys", "/sys/fs", "/sys/devices", "/sys/devices/system") for name in os.listdir(directory))
+    known = ["/sys/devices", "/sys/devices/system", "/sys/devices/system/cpu", "/sys/fs", "/sys/fs/cgroup"]
+    if [path for path in seen if path not in known]:
+        raise Open(seen)
 
 
 def any_cgroup():

@@ -53,14 +53,17 @@ async fn a_hole_that_was_made_on_purpose_is_noticed() {
     let hole = targets.secrets[0].parent().expect("a directory").to_owned();
     let mounts = json!([{"host": hole, "target": "/hole", "read_only": false}]);
     let scene = set(world, &mut api, targets, "NETWORK host", mounts).await;
-    let inside = PathBuf::from(scene.burglar["root"].as_str().expect("a root")).join("hole");
+    let inside = PathBuf::from("/hole");
     let mut given = scene.given();
     given["parts"] = json!(["files", "sockets"]);
     given["files"] = json!([inside.join("secret")]);
     given["sockets"] = json!([inside.join("docker.sock")]);
+    given["fifos"] = json!([inside.join("fifo")]);
     let report = tried(&mut api, &scene, &given).await;
     let open: Vec<&str> = report.lines().filter(|line| line.contains("\tOPEN\t")).collect();
-    for way in ["read ", "write to ", "connect to "] {
+    for way in
+        ["read ", "write to ", "change the mode of ", "change the times of ", "words into ", "connect to "]
+    {
         assert!(open.iter().any(|line| line.starts_with(way)), "{way}: {report}");
     }
     let touched = scene.targets.touched().join("; ");
@@ -107,7 +110,7 @@ async fn nothing_succeeds(network: &str) {
 async fn tried(api: &mut Checked, scene: &Scene, given: &Value) -> String {
     let root = PathBuf::from(scene.burglar["root"].as_str().expect("a root"));
     fs::write(root.join("workspace/given"), given.to_string()).expect("a file");
-    let call = json!([root.join("etc/data/attack.py"), "given"]);
+    let call = json!(["/etc/data/attack.py", "given"]);
     let turn = api.say("burglar", "b", &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await;
     let report = fs::read_to_string(root.join("workspace/report")).unwrap_or_default();
     assert!(report.ends_with("over\n"), "it came to its end: {turn:#}\n{report}");
@@ -166,6 +169,7 @@ impl Scene {
             "dirs": dirs,
             "names": [self.targets.name, text(&self.victim["id"])],
             "sockets": sockets,
+            "fifos": self.targets.fifos(),
             "abstract": abstract_names,
             "dial": if is_host { json!([]) } else { self.dial() },
             "pids": pids.into_iter().filter(|pid| *pid > PID_MIN).collect::<Vec<_>>(),
@@ -212,7 +216,7 @@ impl Scene {
                 !counts
                     && (line.starts_with("keeper\0")
                         || line.contains("bin/keeper-")
-                        || line.contains("local/bin/runtime"))
+                        || line.contains("opt/lodge/runtime"))
             };
             pids.extend(family.into_iter().filter(stays).map(i64::from));
         }
@@ -229,7 +233,7 @@ impl Scene {
     fn planted(&self, root: &Path) -> Vec<PathBuf> {
         let home = self.world.lodge.home();
         let places =
-            [home.clone(), home.join("run"), home.join("agents"), root.join("etc"), root.join("usr/bin")];
+            [home.clone(), home.join("run"), home.join("agents"), root.join("etc"), root.join("opt/bins")];
         let places = places
             .into_iter()
             .chain(["/etc", "/etc/cron.d", "/usr/bin", "/usr/local/bin"].map(PathBuf::from));

@@ -12,6 +12,7 @@ mod jobs;
 mod links;
 mod network;
 mod quota;
+mod root;
 mod targets;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]
 #[path = "../api/world.rs"]

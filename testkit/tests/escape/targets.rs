@@ -4,14 +4,29 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub const CANARY: &str = "canary-that-sings-outside";
 /// Where hosts have files and sockets of everybody.
-const PLACES: [&str; 6] = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/home"];
+const PLACES: [&str; 12] = [
+    "/tmp",
+    "/var/tmp",
+    "/dev/shm",
+    "/run",
+    "/root",
+    "/home",
+    "/var/lib",
+    "/opt",
+    "/srv",
+    "/mnt",
+    "/etc",
+    "/usr/local",
+];
+/// Shown to agents whose programs are the host's: what lies there is theirs to read.
+const SHOWN: &str = "/usr";
 
 /// Everything that was put somewhere. Dropping it takes it away.
 #[derive(Debug)]
@@ -22,6 +37,10 @@ pub struct Targets {
     listeners: Vec<(String, UnixListener)>,
     pub sockets: Vec<PathBuf>,
     pub secrets: Vec<PathBuf>,
+    /// Each with its reader.
+    fifos: Vec<(PathBuf, fs::File)>,
+    /// How the secrets were.
+    marks: Vec<(PathBuf, Mark)>,
     terminal: OwnedFd,
     pub terminal_path: PathBuf,
     pub shm_key: i32,
@@ -34,7 +53,7 @@ impl Targets {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("escape-{}-{number}", std::process::id());
         let (mut dirs, mut listeners) = (Vec::new(), Vec::new());
-        let (mut sockets, mut secrets) = (Vec::new(), Vec::new());
+        let (mut sockets, mut secrets, mut fifos) = (Vec::new(), Vec::new(), Vec::new());
         // Where this user may not write, nobody could have put anything for it.
         for dir in
             PLACES.iter().map(|place| Path::new(place).join(&name)).filter(|dir| fs::create_dir(dir).is_ok())
@@ -46,7 +65,10 @@ impl Targets {
             let listener = UnixListener::bind(&socket).expect("a socket");
             fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("a mode");
             listeners.push((socket.display().to_string(), listener));
-            secrets.push(secret);
+            fifos.push(fifo(&dir.join("fifo")));
+            if !dir.starts_with(SHOWN) {
+                secrets.push(secret);
+            }
             sockets.push(socket);
             dirs.push(dir);
         }
@@ -65,7 +87,9 @@ impl Targets {
             dirs,
             listeners,
             sockets,
+            marks: secrets.iter().map(|secret| (secret.clone(), mark(secret))).collect(),
             secrets,
+            fifos,
             terminal,
             terminal_path,
             shm_key,
@@ -85,9 +109,19 @@ impl Targets {
                 found.push(format!("{} is another", secret.display()));
             }
         }
+        for (secret, before) in &self.marks {
+            if mark(secret) != *before {
+                found.push(format!("mode, times or attributes of {} are others", secret.display()));
+            }
+        }
+        for (path, reader) in &self.fifos {
+            if matches!(io::Read::read(&mut &*reader, &mut [0; 16]), Ok(1..)) {
+                found.push(format!("somebody wrote to {}", path.display()));
+            }
+        }
         for dir in &self.dirs {
             let names = fs::read_dir(dir).map(|names| names.count());
-            if names.ok() != Some(2) {
+            if names.ok() != Some(3) {
                 found.push(format!("something was put into {}", dir.display()));
             }
         }
@@ -99,6 +133,33 @@ impl Targets {
         }
         found
     }
+}
+
+impl Targets {
+    pub fn fifos(&self) -> Vec<&Path> {
+        self.fifos.iter().map(|(path, _)| path.as_path()).collect()
+    }
+}
+
+/// Mode, owner, time of the last change of the contents, and attributes.
+type Mark = (u32, u32, i64, bool);
+
+fn mark(path: &Path) -> Mark {
+    let found = fs::symlink_metadata(path).expect("a file");
+    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: both texts are C strings that outlive the call; with no room announced, the kernel only counts.
+    let len = unsafe { libc::getxattr(name.as_ptr(), c"user.planted".as_ptr(), std::ptr::null_mut(), 0) };
+    (found.mode(), found.uid(), found.mtime(), len >= 0)
+}
+
+/// A FIFO that everybody may write to, and its reader.
+fn fifo(path: &Path) -> (PathBuf, fs::File) {
+    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: the path is a C string that outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o666) }, 0);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("a mode");
+    let reader = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).expect("a reader");
+    (path.to_owned(), reader)
 }
 
 impl Drop for Targets {

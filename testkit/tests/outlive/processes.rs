@@ -31,7 +31,7 @@ pub fn stands_still(pid: i32) -> bool {
 
 /// The runtime of an agent's sandbox.
 pub fn runtime_of(keeper: i32) -> i32 {
-    let is_runtime = |pid: &i32| command_line(*pid).contains("usr/local/bin/runtime ");
+    let is_runtime = |pid: &i32| command_line(*pid).contains("opt/lodge/runtime ");
     family(keeper).into_iter().find(is_runtime).expect("a runtime")
 }
 

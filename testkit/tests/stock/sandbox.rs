@@ -25,6 +25,13 @@ fn every_tool_runs_in_the_sandbox_of_an_agent_without_a_network() {
     // The name of the BIN is the utility that busybox is.
     assert_eq!(run("one two", &["wc", "-w"]).trim(), "2");
     assert_eq!(run("[1]", &["jq", ".[0]"]).trim(), "1");
+    // Nothing of the host is there, and a script finds the agent's own shell.
+    let script = "ls /; printf '#!/bin/sh\\necho ran\\n' > script; chmod +x script; ./script";
+    let seen = run("", &["sh", "-c", script]);
+    let first = lodge.dir().canonicalize().expect("a path");
+    let first = first.components().nth(1).expect("a directory").as_os_str().to_string_lossy().into_owned();
+    let own = ["bin", "dev", "etc", "home", "opt", "proc", "ran", "sys", "tmp", "var", "workspace"];
+    assert!(seen.lines().all(|name| own.contains(&name) || name == first) && seen.contains("ran"), "{seen}");
     // Tools find each other by PATH, and a server of the sandbox's own loopback: nothing else is there to be reached.
     let script = "echo '{\"n\": 7}' > n.json; httpd -p 127.0.0.1:8088 -h . \
                   && xh --ignore-stdin -b GET http://127.0.0.1:8088/n.json | jaq .n; killall httpd";

@@ -145,6 +145,7 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         let what = mount.description.as_ref().map(|what| format!(": {what}")).unwrap_or_default();
         ("mount", format!("{} at {}{mode}{what}", mount.host, mount.target))
     }));
+    rows.extend(detail.host_dirs.iter().map(|dir| ("host", format!("{dir} (read-only, for host programs)"))));
     rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
     rows.extend(detail.tools.iter().map(|tool| {
         let safe = if tool.safe { ", safe to repeat" } else { "" };

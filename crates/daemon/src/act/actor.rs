@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::calling::Calling;
 use super::jobs::Outputs;
+use super::layout::Layout;
 use super::pulse::Pulse;
 use super::{Order, root, runtime, tools};
 use crate::auth::derive;
@@ -54,7 +55,10 @@ pub(super) struct Actor {
 pub(super) struct Sandbox {
     pub(super) row: AgentRow,
     pub(super) image: ImageRecord,
+    /// The agent's directory on the host.
     pub(super) root: PathBuf,
+    /// Where things are for its programs.
+    pub(super) layout: Layout,
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
     pub(super) living: Arc<Living>,
@@ -216,10 +220,11 @@ impl Actor {
     pub(super) async fn connected(&mut self, link: Link, row: AgentRow, image: ImageRecord, how: Up) {
         let (welcome, sender, receiver) = link.split();
         let knows_jobs = welcome.knows_jobs();
+        let root = root::root_of(&self.shell.config.data_dir, &row);
+        let layout = Layout::of(&welcome.layers, &root);
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
         let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
         self.shell.set_living(&self.agent, Some(living.clone()));
-        let root = root::root_of(&self.shell.config.data_dir, &row);
         let runtime = runtime_exec(row.runs);
         let known = welcome.execs.iter().find(|known| known.exec == runtime).map(|known| &known.state);
         let running = matches!(known, Some(ExecState::Running { .. }));
@@ -228,6 +233,10 @@ impl Actor {
         }
         if running {
             crash::point("during_adoption");
+        } else if layout.is_fallback()
+            && let Err(detail) = self.describe_root(&layout, &row, &image).await
+        {
+            return self.not_started(row.runs, detail).await;
         }
         let ended = match known {
             Some(ExecState::Exited(record)) => Some(record.clone()),
@@ -235,13 +244,14 @@ impl Actor {
         };
         let (running_tools, ended_tools) = tools::known(&welcome.execs);
         let (earlier, alive) = tools::earlier_runtimes(&welcome.execs, &runtime);
-        let env = root::environment(&root, &row, &image);
-        let cwd = root.join("workspace");
-        let argv = runtime_argv(&root, &image);
+        let env = root::environment(&layout, &row, &image);
+        let cwd = layout.workspace();
+        let argv = runtime_argv(&layout, &image);
         self.up = Some(Sandbox {
             row,
             image: root::without_contents(image),
             root,
+            layout,
             sender,
             receiver,
             living,
@@ -306,7 +316,7 @@ impl Actor {
         let Some(up) = &mut self.up else { return };
         up.probes += 1;
         let id = format!("initialize:{epoch}:{}", up.probes);
-        let line = runtime::initialize(&id, epoch, &up.root, &up.row, &up.image);
+        let line = runtime::initialize(&id, epoch, &up.layout, &up.row, &up.image);
         let was_ready = up.row.state == AgentState::Ready;
         up.probe = Some((id, (!was_ready).then(|| Instant::now() + patience)));
         if was_ready {
@@ -475,14 +485,14 @@ pub(super) fn runtime_exec(run: u32) -> String {
     format!("{RUNTIME_EXEC}{run}")
 }
 
-fn runtime_argv(root: &std::path::Path, image: &ImageRecord) -> Vec<std::ffi::OsString> {
-    let mut argv = vec![root.join(root::RUNTIME).into_os_string()];
+fn runtime_argv(layout: &Layout, image: &ImageRecord) -> Vec<std::ffi::OsString> {
+    let mut argv = vec![layout.runtime().into_os_string()];
     if image.exec.is_empty() {
         argv.push("serve".into());
     } else {
         argv.extend(image.exec.iter().map(Into::into));
     }
     argv.push("--root".into());
-    argv.push(root.into());
+    argv.push(layout.root().into());
     argv
 }

@@ -114,11 +114,9 @@ impl Actor {
         let start = Start {
             exec: job.as_str().to_owned(),
             kind: ExecKind::Job,
-            argv: std::iter::once(up.root.join("usr/bin").join(&row.request.bin).into_os_string())
-                .chain(row.request.args.iter().map(Into::into))
-                .collect(),
-            env: root::environment(&up.root, &up.row, &up.image),
-            cwd: up.root.join("workspace"),
+            argv: up.layout.tool_argv(&row.request.bin, &row.request.args),
+            env: root::environment(&up.layout, &up.row, &up.image),
+            cwd: up.layout.workspace(),
             stdin,
             output_cap: row.request.output_bytes,
             timeout_ms: row.request.timeout_ms,

@@ -7,6 +7,7 @@ mod calling;
 mod ending;
 mod history;
 mod jobs;
+mod layout;
 mod model;
 mod notes;
 mod prune;

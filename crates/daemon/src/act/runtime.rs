@@ -1,7 +1,6 @@
 //! The runtime protocol, as the daemon speaks it: newline-delimited JSON-RPC through the keeper.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::job::JobState;
@@ -11,6 +10,7 @@ use lodge_model::{Params, Tool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::layout::Layout;
 use crate::engine::Ask;
 use crate::engine::jobs::{JobWish, JobWork};
 
@@ -241,8 +241,14 @@ struct FinishAsk {
 }
 
 /// The probe: everything a runtime needs, and the question whether it is ready.
-pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<u8> {
-    let context: Vec<Value> = super::root::contexts(root, row, image)
+pub(super) fn initialize(
+    id: &str,
+    epoch: u64,
+    layout: &Layout,
+    row: &AgentRow,
+    image: &ImageRecord,
+) -> Vec<u8> {
+    let context: Vec<Value> = super::root::contexts(layout, row, image)
         .into_iter()
         .map(|section| match &section.description {
             Some(description) => {
@@ -268,7 +274,7 @@ pub(super) fn initialize(id: &str, epoch: u64, root: &Path, row: &AgentRow, imag
             "protocol": 1,
             "epoch": epoch,
             "agent": {"id": row.id.as_str(), "name": row.name, "model": row.spec.model},
-            "root": root,
+            "root": layout.root(),
             "configs": super::root::configs(row, image),
             "context": context,
             "tools": tools,

@@ -1,16 +1,18 @@
 //! The start of an agent's sandbox: whatever it lacks is told before anything is made.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lodge_core::record::{AgentRow, FileRecord, ImageRecord, NetworkMode};
-use lodge_exec::{Link, Network, SandboxSpec};
+use lodge_exec::{Link, Network, PrivateRoot, SandboxSpec};
 
 use super::actor::Actor;
+use super::layout::Layout;
 use super::root::RootError;
 use super::{pulls, root};
 use crate::chain;
 use crate::crash;
 use crate::engine::{Lack, Seen, Up};
+use crate::host_trees::HostTrees;
 
 impl Actor {
     /// Starts the agent's keeper, and what belongs into it.
@@ -59,23 +61,30 @@ impl Actor {
         let root = root::root_of(data_dir, row);
         let failed = NotStarted::Failed;
         let runtime = self.shell.runtime.path().map_err(|error| failed(chain(&error)))?;
+        let host_trees = HostTrees::of(row);
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),
             incarnation: row.incarnation,
             secret: secret.clone(),
             root: root.clone(),
+            private_root: Some(PrivateRoot {
+                hostname: root::hostname(&row.name),
+                host_trees: host_trees.trees.clone(),
+                writable: root::THEIRS.map(PathBuf::from).into(),
+            }),
             uid: row.uid,
-            binds: root::binds(&root, row, runtime),
+            binds: root::binds(&root, row, runtime, self.shell.host_etc.dir()),
             network: network_of(row),
             limits: crate::limits::of_sandbox(row, data_dir),
             log: root::log_of(data_dir, row),
             failpoint: crash::keeper_point(),
         };
-        match self.make_root(&root, row, image, runtime).await {
-            // It is brought anew where that can be, and then there is a second chance.
+        let make = || self.make_root(&root, row, image, runtime, &host_trees);
+        match make().await {
+            // It is fetched again where that can be, and then there is a second chance.
             Err(lacks @ NotStarted::Lacks(_)) => {
                 let Ok(_pins) = self.shell.images.mend(row).await else { return Err(lacks) };
-                self.make_root(&root, row, image, runtime).await?;
+                make().await?;
             }
             made => made?,
         }
@@ -91,15 +100,22 @@ impl Actor {
         row: &AgentRow,
         image: &ImageRecord,
         runtime: &Path,
+        host: &HostTrees,
     ) -> Result<(), NotStarted> {
         let (root, row, image, runtime) = (root.to_owned(), row.clone(), image.clone(), runtime.to_owned());
-        let (images, room) = (self.shell.images.clone(), self.shell.room.clone());
+        let (shell, host) = (self.shell.clone(), host.clone());
         let make = move || {
             let files = root::Files {
-                contents: &|file: &FileRecord| images.contents(file).map_err(|error| pulls::told(&error)),
-                room: &|bytes| room.spares(bytes),
+                contents: &|file: &FileRecord| {
+                    shell.images.contents(file).map_err(|error| pulls::told(&error))
+                },
+                room: &|bytes| shell.room.spares(bytes),
             };
-            root::make(&root, &row, &image, &runtime, &files)
+            let of_host = |cause| RootError::Io { path: shell.host_etc.dir().to_owned(), cause };
+            let copied = shell.host_etc.refresh().map_err(of_host)?;
+            let (row, image, runtime, host, copied) = (&row, &image, runtime.as_path(), &host, &copied[..]);
+            let making = root::Making { row, image, runtime, host, copied };
+            root::make(&root, &making, &files)
         };
         match tokio::task::spawn_blocking(make).await {
             Ok(Ok(())) => Ok(()),
@@ -107,6 +123,26 @@ impl Actor {
             Ok(Err(error)) => Err(NotStarted::Failed(chain(&error))),
             Err(error) => Err(NotStarted::Failed(error.to_string())),
         }
+    }
+}
+
+impl Actor {
+    /// Tells the agent where its files are on a host where it has no root of its own. A start prepares for one.
+    pub(super) async fn describe_root(
+        &self,
+        layout: &Layout,
+        row: &AgentRow,
+        image: &ImageRecord,
+    ) -> Result<(), String> {
+        let root = root::root_of(&self.shell.config.data_dir, row);
+        let (layout, row, image, shell) = (layout.clone(), row.clone(), image.clone(), self.shell.clone());
+        let describe = move || {
+            let runtime = shell.runtime.path().map_err(|error| chain(&error))?;
+            let host = HostTrees::default();
+            let making = root::Making { row: &row, image: &image, runtime, host: &host, copied: &[] };
+            root::describe(&root, &layout, &making).map_err(|error| chain(&error))
+        };
+        tokio::task::spawn_blocking(describe).await.unwrap_or_else(|error| Err(error.to_string()))
     }
 }
 

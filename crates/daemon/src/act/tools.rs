@@ -33,11 +33,9 @@ impl Actor {
         let start = Start {
             exec: exec.to_owned(),
             kind: ExecKind::Tool,
-            argv: std::iter::once(up.root.join("usr/bin").join(&request.bin).into_os_string())
-                .chain(request.args.iter().map(Into::into))
-                .collect(),
-            env: root::environment(&up.root, &up.row, &up.image),
-            cwd: up.root.join("workspace"),
+            argv: up.layout.tool_argv(&request.bin, &request.args),
+            env: root::environment(&up.layout, &up.row, &up.image),
+            cwd: up.layout.workspace(),
             stdin: request.stdin.clone(),
             output_cap: limits::output_bytes(&up.row),
             timeout_ms: request.timeout_ms,
@@ -145,7 +143,7 @@ impl Actor {
     /// Where a stream lies once its exec is forgotten, as the agent sees it.
     fn kept_path(&self, exec: &str, stream: Stream) -> String {
         let Some(up) = &self.up else { return String::new() };
-        keeping(up).path(exec, stream).display().to_string()
+        keeping(up).path(up.layout.root(), exec, stream).display().to_string()
     }
 
     async fn tell_end(&self, exec: &str, end: ExecEnd) {

@@ -11,6 +11,7 @@ use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
 use super::{create, params, update};
 use crate::auth::Who;
 use crate::engine::{Command, RequestKey, RunningJobs};
+use crate::host_trees::HostTrees;
 use crate::shell::Shell;
 use crate::view;
 
@@ -116,6 +117,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
         context_window: context_window(shell, &found.row.spec.model),
         uid: found.row.uid,
+        host_dirs: HostTrees::of(&found.row).trees.iter().map(|dir| dir.display().to_string()).collect(),
         tools: view::tools(&found.row),
         configs: image.configs.into_iter().chain(found.row.spec.configs.clone()).collect(),
         env_keys,

@@ -70,12 +70,22 @@ async fn a_tool_has_its_own_uid_when_it_can_and_never_a_capability() {
 }
 
 #[tokio::test]
-async fn a_tool_writes_beneath_its_root_and_not_elsewhere() {
+async fn a_tool_writes_to_the_parts_of_its_root_that_are_its_own_and_not_elsewhere() {
     let home = Home::new();
-    let mut link = home.up().await;
+    let work = home.root.join("work");
+    std::fs::create_dir(&work).unwrap();
+    if let Some(uid) = home.uid {
+        std::os::unix::fs::chown(&work, Some(uid), Some(uid)).unwrap();
+    }
+    let mut spec = home.spec();
+    spec.private_root.as_mut().unwrap().writable = vec!["work".into(), "tmp".into()];
+    home.host.start(&spec).await.unwrap();
+    let mut link = home.dial(1).await;
     let outside = tempfile::tempdir_in("/var/tmp").unwrap();
-    let script = "echo x > inside && mkdir -p a/b && mv inside a/b/ && echo ok; \
-        for place in /etc /usr /run /home /root /; do touch $place/x 2>/dev/null && echo wrote $place; done; \
+    // The root belongs to the tool's user here, so that nothing but the rules keeps it from changing it.
+    let script = "cd /work; echo x > inside && mkdir -p a/b && mv inside a/b/ && mv a /tmp/ && mv /tmp/a . && echo ok; \
+        for place in /etc /usr /run /home /root /proc /sys /dev / /var; do touch $place/x 2>/dev/null && echo wrote $place; done; \
+        mv /work /other 2>/dev/null && echo renamed; mkdir /new 2>/dev/null && echo made; rmdir /tmp 2>/dev/null && echo removed; \
         t=$(mktemp) && rm $t && echo temporary; mount -t tmpfs none . 2>/dev/null && echo mounted; \
         unshare -U true 2>/dev/null && echo unshared; true";
     let mut start = home.sh("e1", script);

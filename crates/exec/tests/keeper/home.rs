@@ -1,14 +1,16 @@
 //! A state directory of its own for each test, and one sandbox in it.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lodge_exec::{Command, ExecKind, ExitRecord, Host, KeeperEvent, Link, SandboxSpec, Secret, Start};
+use lodge_exec::{
+    Command, ExecKind, ExitRecord, Host, KeeperEvent, Link, PrivateRoot, SandboxSpec, Secret, Start,
+};
 
 pub(crate) const BOX: &str = "box";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -68,6 +70,7 @@ impl Home {
             chown(&root, Some(uid), Some(uid)).unwrap();
         }
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
+        furnish(&root, uid);
         Home { host, root, secret: Secret::new([7; 32]), uid, base: base.canonicalize().unwrap(), _dir: None }
     }
 
@@ -89,6 +92,12 @@ impl Home {
             incarnation: 1,
             secret: self.secret.clone(),
             root: self.root.clone(),
+            private_root: Some(PrivateRoot {
+                hostname: BOX.to_owned(),
+                host_trees: host_trees(),
+                // Scripts of tests write where they start.
+                writable: vec!["".into()],
+            }),
             uid: self.uid,
             binds: Vec::new(),
             network: lodge_exec::Network::Host,
@@ -166,6 +175,39 @@ impl Home {
         let pid = rustix::process::Pid::from_raw(self.keeper_pid().unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
+}
+
+/// What the daemon puts into an agent's directory: a way from its former path, and where programs of the host are.
+fn furnish(root: &Path, uid: Option<u32>) {
+    let make = |path: PathBuf| {
+        fs::create_dir_all(&path).unwrap();
+        if let Some(uid) = uid {
+            chown(&path, Some(uid), Some(uid)).unwrap();
+        }
+    };
+    make(root.join("tmp"));
+    make(root.join("var/tmp"));
+    let former = root.join(root.strip_prefix("/").unwrap());
+    make(former.parent().unwrap().to_owned());
+    symlink("/", former).unwrap();
+    // Some programs are found by a link there.
+    make(root.join("etc/alternatives"));
+    if let Ok(to) = fs::read_link("/etc/alternatives/awk") {
+        symlink(to, root.join("etc/alternatives/awk")).unwrap();
+    }
+    for name in PROGRAM_PLACES {
+        if let Ok(to) = fs::read_link(Path::new("/").join(name)) {
+            symlink(to, root.join(name)).unwrap();
+        }
+    }
+}
+
+const PROGRAM_PLACES: [&str; 5] = ["usr", "bin", "sbin", "lib", "lib64"];
+
+/// Directories of the host that programs need, without links to them.
+fn host_trees() -> Vec<PathBuf> {
+    let places = PROGRAM_PLACES.map(|name| Path::new("/").join(name));
+    places.into_iter().filter(|path| path.symlink_metadata().is_ok_and(|found| found.is_dir())).collect()
 }
 
 impl Drop for Home {

@@ -76,8 +76,8 @@ impl World {
     async fn wait_no_tool(&mut self) {
         let until = Instant::now() + PATIENCE;
         loop {
-            let found = processes::named(&self.lodge.home());
-            let tools: Vec<_> = found.iter().filter(|(_, line)| line.contains("/usr/bin/bash")).collect();
+            let found = processes::of(&self.lodge.home());
+            let tools: Vec<_> = found.iter().filter(|(_, line)| line.contains("/opt/bins/bash")).collect();
             if tools.is_empty() {
                 return;
             }

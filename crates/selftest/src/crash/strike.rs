@@ -96,7 +96,7 @@ impl World {
         let home = self.lodge.home();
         let keeper = processes::keeper(&home, &self.agents[at].sandbox)?;
         match part {
-            Part::Runtime => processes::runtime(&home, keeper),
+            Part::Runtime => processes::runtime(keeper),
             Part::Keeper => Some(keeper.pid),
         }
     }

@@ -1,12 +1,11 @@
 //! What an agent is told about itself and its surroundings, in words; written anew at every start, so that whatever was
 //! changed about it shows.
 
-use std::path::Path;
-
 use lodge_core::record::{AgentRow, ImageRecord, LimitsRecord, MountRecord, NetworkMode};
 
+use super::configured_env;
 use super::mask;
-use super::{configured_env, mount_target};
+use crate::act::layout::Layout;
 
 /// The names of the sections that are ours.
 const AGENT: &str = "AGENT";
@@ -35,13 +34,13 @@ impl Section {
 }
 
 /// Every section of the system prompt, in order. An image has none with a name of ours.
-pub(in crate::act) fn contexts(root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<Section> {
+pub(in crate::act) fn contexts(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> Vec<Section> {
     let mut all = vec![
-        Section::ours(AGENT, about_agent(root, row, image)),
-        Section::ours(WORKSPACE, about_workspace(root)),
+        Section::ours(AGENT, about_agent(layout, row, image)),
+        Section::ours(WORKSPACE, about_workspace(layout)),
     ];
     if !row.spec.mounts.is_empty() {
-        all.push(Section::ours(MOUNTS, about_mounts(root, &row.spec.mounts)));
+        all.push(Section::ours(MOUNTS, about_mounts(layout, &row.spec.mounts)));
     }
     all.extend(image.contexts.iter().map(|context| Section {
         name: context.name.clone(),
@@ -51,7 +50,7 @@ pub(in crate::act) fn contexts(root: &Path, row: &AgentRow, image: &ImageRecord)
     all
 }
 
-fn about_agent(root: &Path, row: &AgentRow, image: &ImageRecord) -> String {
+fn about_agent(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> String {
     let mut text = format!("You are the agent `{}` (id `{}`).\n", row.name, row.id);
     let described = row.spec.labels.get("description").or_else(|| image.labels.get("description"));
     if let Some(description) = described {
@@ -62,7 +61,7 @@ fn about_agent(root: &Path, row: &AgentRow, image: &ImageRecord) -> String {
         row.image, row.spec.model
     ));
     text.push_str(&about_tools(row));
-    text.push_str(&about_files(root, image));
+    text.push_str(&about_files(layout, image));
     text.push_str(&about_env(row, image));
     text.push_str(&about_capabilities(row));
     text.push_str(&about_limits(row.spec.limits.unwrap_or_default()));
@@ -83,9 +82,9 @@ fn about_tools(row: &AgentRow) -> String {
     text
 }
 
-fn about_files(root: &Path, image: &ImageRecord) -> String {
+fn about_files(layout: &Layout, image: &ImageRecord) -> String {
     let rows = image.files.iter().map(|file| {
-        let path = root.join("etc/data").join(&file.name).display().to_string();
+        let path = layout.path("etc/data").join(&file.name).display().to_string();
         vec![code(&path), cell(file.description.as_deref().unwrap_or_default())]
     });
     table("Files that came with you", &["file", "what it is"], rows.collect())
@@ -153,29 +152,35 @@ fn about_network(row: &AgentRow) -> String {
     format!("\n## Network\n\n{words}\n")
 }
 
-fn about_workspace(root: &Path) -> String {
-    let shown = root.display();
+fn about_workspace(layout: &Layout) -> String {
+    let at = |below: &str| layout.path(below).display().to_string();
     format!(
-        "Your files are on the host, below `{shown}`:\n\n\
+        "Your files:\n\n\
          | directory | what it is |\n|---|---|\n\
-         | `{shown}/workspace` | yours: programs start here; kept until you are removed |\n\
-         | `{shown}/home` | your `HOME`, kept |\n\
-         | `{shown}/var/lib` | data that you want to keep |\n\
-         | `{shown}/tmp` | scratch, wiped at every start |\n\
-         | `{shown}/etc` | about you, read-only: `agent.yaml`, `Agentfile`, `context/`, `data/` |\n\
-         | `{shown}/usr/bin` | your tools, read-only |\n\n\
+         | `{}` | yours: programs start here; kept until you are removed |\n\
+         | `{}` | your `HOME`, kept |\n\
+         | `{}` | data that you want to keep |\n\
+         | `{}` | scratch, wiped at every start |\n\
+         | `{}` | about you, read-only: `agent.yaml`, `Agentfile`, `context/`, `data/` |\n\
+         | `{}` | your tools, read-only |\n\n\
          - Use absolute paths, or paths relative to the workspace.\n\
-         - Write in the first four, and in what is mounted to be written; all the rest is refused.\n"
+         - Write in the first four, and in what is mounted to be written; all the rest is refused.\n",
+        at("workspace"),
+        at("home"),
+        at("var/lib"),
+        at("tmp"),
+        at("etc"),
+        layout.bins().display(),
     )
 }
 
-fn about_mounts(root: &Path, mounts: &[MountRecord]) -> String {
+fn about_mounts(layout: &Layout, mounts: &[MountRecord]) -> String {
     let mut text = "Directories and files of the host that you can use:\n\n".to_owned();
     for mount in mounts {
         let mode = if mount.read_only { "read-only" } else { "read and write" };
         let what =
             mount.description.as_deref().map(|what| format!(": {}", one_line(what))).unwrap_or_default();
-        text.push_str(&format!("- `{}` ({mode}){what}\n", mount_target(root, &mount.target).display()));
+        text.push_str(&format!("- `{}` ({mode}){what}\n", layout.path(&mount.target).display()));
     }
     text
 }

@@ -4,6 +4,7 @@
 //! ours are replaced, not merged.
 
 mod contexts;
+mod etc;
 pub(crate) mod mask;
 mod tree;
 mod yaml;
@@ -12,16 +13,27 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use lodge_core::record::{AgentRow, EnvRecord, FileRecord, ImageRecord, MountRecord};
 use lodge_exec::Bind;
 
 pub(super) use self::contexts::contexts;
-use self::tree::{clear, own_dir, put};
+pub(super) use self::etc::hostname;
+use self::tree::{clear, link, own_dir, put};
+use super::layout::{BIN_IMAGES, Layout, RUNTIME};
+use crate::host_trees::{HostTrees, link_target};
 
-/// Where the runtime's program stands inside the root.
-pub(super) const RUNTIME: &str = "usr/local/bin/runtime";
+/// Parts of the root that are Lodge's: made again at every start. The last ones are places to mount something at, or
+/// links to it.
+const OURS: [&str; 13] =
+    ["etc", "usr", "tmp", "opt", "proc", "dev", "sys", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+/// Directories that the agent's programs may write to, and those that are made in them.
+pub(super) const THEIRS: [&str; 4] = ["workspace", "tmp", "home", "var"];
+const IN_THEIRS: [&str; 5] = ["home/.config", "home/.cache", "home/.local", "home/.local/share", "var/lib"];
+/// Places that something else covers, so that no link from the root's path on the host can be there.
+const COVERED: [&str; 10] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"];
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RootError {
@@ -67,56 +79,111 @@ pub(super) fn log_of(data_dir: &Path, row: &AgentRow) -> PathBuf {
     data_dir.join("logs").join(format!("{}.log", row.id))
 }
 
-/// Makes the root. Doing it twice gives the same. `runtime` is the stock one, as it is stored.
-pub(super) fn make(
-    root: &Path,
-    row: &AgentRow,
-    image: &ImageRecord,
-    runtime: &Path,
-    files: &Files<'_>,
-) -> Result<(), RootError> {
+/// What an agent's root is made of.
+pub(super) struct Making<'m> {
+    pub row: &'m AgentRow,
+    pub image: &'m ImageRecord,
+    /// The stock runtime, as it is stored.
+    pub runtime: &'m Path,
+    pub host: &'m HostTrees,
+    /// The names in the copy of the host's `/etc`.
+    pub copied: &'m [OsString],
+}
+
+/// Makes the root. Doing it twice gives the same.
+pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Result<(), RootError> {
+    let Making { row, image, host, copied, .. } = *making;
     row.spec.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
-    for ours in ["etc", "usr", "tmp"] {
+    for ours in OURS {
         clear(&root.join(ours))?;
     }
-    for ours in ["etc", "etc/context", "etc/data", "usr", "usr/bin", "usr/local", "usr/local/bin"] {
+    for ours in ["etc", "etc/context", "etc/data", "opt", "opt/bins", BIN_IMAGES, "opt/lodge", etc::HOST_ETC]
+    {
         own_dir(&root.join(ours), None)?;
     }
-    for theirs in [
-        "workspace",
-        "tmp",
-        "home",
-        "home/.config",
-        "home/.cache",
-        "home/.local",
-        "home/.local/share",
-        "var",
-        "var/lib",
-    ] {
+    for theirs in THEIRS.iter().chain(&IN_THEIRS) {
         own_dir(&root.join(theirs), row.uid)?;
     }
+    // Wiped like that, and one file system with it.
+    link(Path::new("../tmp"), &root.join("var/tmp"))?;
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
     put(&root.join(RUNTIME), b"")?;
     put_files(&root.join("etc/data"), image, files)?;
-    let sections = contexts(root, row, image);
-    for section in &sections {
-        put(&root.join("etc/context").join(section.file()), section.text.as_bytes())?;
-    }
-    for tool in &row.spec.tools {
-        let place = root.join("usr/bin").join(&tool.name);
-        match tool.image {
-            // The program is bound over it: no path of the store leads into a sandbox.
-            Some(_) => put(&place, b"")?,
-            None => std::os::unix::fs::symlink(&tool.path, &place)
-                .map_err(|cause| RootError::Io { path: place, cause })?,
-        }
-    }
+    etc::make(&root.join("etc"), row, copied)?;
+    put_tools(root, row)?;
+    put_links(root, row, host)?;
     for mount in &row.spec.mounts {
         make_target(root, row, mount)?;
     }
-    let yaml = yaml::agent_yaml(row, image, &sections, runtime).map_err(|cause| RootError::Yaml { cause })?;
+    describe(root, &Layout::private(), making)
+}
+
+/// Writes what the agent and its runtime are told about it, for programs that see its root as `layout` says.
+pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Result<(), RootError> {
+    let Making { row, image, runtime, .. } = *making;
+    let sections = contexts(layout, row, image);
+    for section in &sections {
+        put(&root.join("etc/context").join(section.file()), section.text.as_bytes())?;
+    }
+    let yaml = yaml::agent_yaml(layout, row, image, &sections, runtime);
+    let yaml = yaml.map_err(|cause| RootError::Yaml { cause })?;
     put(&root.join("etc/agent.yaml"), yaml.as_bytes())
+}
+
+/// Every tool by its name in one directory: a link to a program of the host, or to where one of an image is bound.
+fn put_tools(root: &Path, row: &AgentRow) -> Result<(), RootError> {
+    for tool in &row.spec.tools {
+        let place = root.join("opt/bins").join(&tool.name);
+        match tool.image {
+            Some(_) => {
+                let program = Path::new(&tool.name).join(&tool.name);
+                own_dir(&root.join(BIN_IMAGES).join(&tool.name), None)?;
+                // The program is bound over it: no path of the store leads into a sandbox.
+                put(&root.join(BIN_IMAGES).join(&program), b"")?;
+                link(&Path::new("../bin-images").join(program), &place)?;
+            }
+            None => link(&link_target(Path::new(&tool.path)), &place)?,
+        }
+    }
+    Ok(())
+}
+
+/// Links that programs expect: to system directories of the host, to a shell, and from the root's path on the host.
+fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
+    for (place, to) in &host.links {
+        link(to, &root.join(place.strip_prefix("/").unwrap_or(place)))?;
+    }
+    if host.trees.is_empty() {
+        for (tool, dir) in [("sh", "bin"), ("env", "usr/bin")] {
+            if row.spec.tools.iter().any(|known| known.name == tool) {
+                own_dir(&root.join(dir), None)?;
+                link(&Path::new("/opt/bins").join(tool), &root.join(dir).join(tool))?;
+            }
+        }
+    }
+    let Ok(former) = root.strip_prefix("/") else { return Ok(()) };
+    if COVERED.iter().any(|place| former.starts_with(place)) {
+        return Ok(());
+    }
+    let former = root.join(former);
+    let is_theirs = |dir: &Path| THEIRS.iter().chain(&IN_THEIRS).any(|theirs| dir == root.join(theirs));
+    let way: Vec<&Path> = above(root, &former).into_iter().filter(|dir| !is_theirs(dir)).collect();
+    way.iter().try_for_each(|dir| own_dir(dir, None))?;
+    link(Path::new("/"), &former)?;
+    // Nothing else is to be there that looks like a file of the daemon's.
+    way.iter().try_for_each(|dir| {
+        let closed = fs::set_permissions(dir, fs::Permissions::from_mode(0o555));
+        closed.map_err(|cause| RootError::Io { path: dir.to_path_buf(), cause })
+    })
+}
+
+/// The directories between the root and `target`, the highest first.
+fn above<'t>(root: &Path, target: &'t Path) -> Vec<&'t Path> {
+    let above = target.ancestors().skip(1).take_while(|dir| *dir != root && dir.starts_with(root));
+    let mut above: Vec<&Path> = above.collect();
+    above.reverse();
+    above
 }
 
 /// Writes the files that came with an image: all of them, or none that would take the room of others.
@@ -150,12 +217,7 @@ fn check_mount(mount: &MountRecord) -> Result<(), RootError> {
 /// The place that a mount will cover.
 fn make_target(root: &Path, row: &AgentRow, mount: &MountRecord) -> Result<(), RootError> {
     let target = mount_target(root, &mount.target);
-    let mut above: Vec<&Path> =
-        target.ancestors().skip(1).take_while(|dir| *dir != root && dir.starts_with(root)).collect();
-    above.reverse();
-    for dir in above {
-        own_dir(dir, row.uid)?;
-    }
+    above(root, &target).into_iter().try_for_each(|dir| own_dir(dir, row.uid))?;
     if Path::new(&mount.host).is_dir() {
         own_dir(&target, row.uid)?;
     } else if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
@@ -180,19 +242,21 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 }
 
 /// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
-/// runtime, programs from images, and the operator's mounts.
-pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path) -> Vec<Bind> {
+/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts.
+pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, host_etc: &Path) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| Bind { source, target, read_only: true };
     let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("etc"), root.join("etc")),
-        read_only(root.join("usr"), root.join("usr")),
+        read_only(root.join("opt"), root.join("opt")),
+        read_only(host_etc.to_owned(), root.join(etc::HOST_ETC)),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
     let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
-    binds.extend(
-        tools.map(|tool| read_only(PathBuf::from(&tool.path), root.join("usr/bin").join(&tool.name))),
-    );
+    binds.extend(tools.map(|tool| {
+        let place = root.join(BIN_IMAGES).join(&tool.name).join(&tool.name);
+        read_only(PathBuf::from(&tool.path), place)
+    }));
     binds.extend(row.spec.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
@@ -206,19 +270,9 @@ fn mount_target(root: &Path, target: &str) -> PathBuf {
 }
 
 /// The whole environment of everything in the sandbox.
-pub(super) fn environment(root: &Path, row: &AgentRow, image: &ImageRecord) -> Vec<(OsString, OsString)> {
-    let mut env: Vec<(OsString, OsString)> = [
-        ("PATH", "usr/bin"),
-        ("HOME", "home"),
-        ("XDG_CONFIG_HOME", "home/.config"),
-        ("XDG_CACHE_HOME", "home/.cache"),
-        ("XDG_DATA_HOME", "home/.local/share"),
-        ("TMPDIR", "tmp"),
-    ]
-    .map(|(key, below)| (key.into(), root.join(below).into()))
-    .into();
+pub(super) fn environment(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> Vec<(OsString, OsString)> {
+    let mut env = layout.variables();
     env.push(("LANG".into(), "C.UTF-8".into()));
-    env.push(("LODGE_AGENT_ROOT".into(), root.into()));
     env.extend(configured_env(row, image).into_iter().map(|var| (var.key.into(), var.value.into())));
     env
 }
@@ -251,235 +305,4 @@ pub(super) fn remove(data_dir: &Path, row: &AgentRow) -> Result<(), RootError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use lodge_core::agent::AgentState;
-    use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
-    use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn image() -> ImageRecord {
-        let env = |key: &str, value: &str, what: Option<&str>| EnvRecord {
-            key: key.into(),
-            value: value.into(),
-            description: what.map(Into::into),
-        };
-        ImageRecord {
-            agentfile: b"FROM scratch\n".to_vec(),
-            contexts: vec![ContextRecord {
-                name: "SOUL".into(),
-                description: Some("who".into()),
-                text: "kind".into(),
-            }],
-            files: vec![FileRecord { name: "n.txt".into(), bytes: b"x".to_vec(), ..FileRecord::default() }],
-            configs: [("max-steps".to_owned(), "5".to_owned()), ("custom".to_owned(), "a".to_owned())].into(),
-            env: vec![env("B", "image", Some("the second")), env("PATH", "/evil", None), env("C", "c", None)],
-            exec: vec!["serve".into(), "-v".into()],
-            ..ImageRecord::default()
-        }
-    }
-
-    /// As an earlier release kept them.
-    fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
-        Ok(file.bytes.clone())
-    }
-
-    const KEPT: Files<'static> = Files { contents: &kept, room: &|_| true };
-
-    fn row(host: &Path) -> AgentRow {
-        let (mut ids, now) = (IdSource::new(1), Timestamp::from_ms(1));
-        let tool = ToolRecord {
-            name: "sh".into(),
-            source: "host:sh".into(),
-            path: "/bin/sh".into(),
-            digest: "sha256:1".into(),
-            safe: false,
-            description: "a shell".into(),
-            usage: Some("sh -c".into()),
-            image: None,
-        };
-        let mount = MountRecord {
-            host: host.to_str().unwrap().into(),
-            target: "/mnt/x".into(),
-            read_only: true,
-            description: Some("mine".into()),
-        };
-        let spec = AgentSpec {
-            model: "p/m".into(),
-            env: [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "agent".to_owned())].into(),
-            configs: [("custom".to_owned(), "b".to_owned())].into(),
-            mounts: vec![mount],
-            tools: vec![tool],
-            capabilities: vec!["note_save".into()],
-            ..AgentSpec::default()
-        };
-        AgentRow {
-            id: "agt_1".parse().unwrap(),
-            name: "one".into(),
-            image: "one:latest".into(),
-            image_digest: "sha256:2".into(),
-            lineage: LineageId::new(&mut ids, now),
-            sandbox: SandboxId::new(&mut ids, now),
-            state: AgentState::Starting,
-            failure_detail: None,
-            incarnation: 1,
-            runs: 1,
-            uid: None,
-            created_at: now,
-            started_at: None,
-            spec,
-            retry: lodge_core::record::Retry::default(),
-            next: None,
-        }
-    }
-
-    #[test]
-    fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
-        fs::create_dir(&host).unwrap();
-        make(&root, &row(&host), &image(), Path::new("/state/bin/runtime-abc"), &KEPT).unwrap();
-        let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
-        let yaml: Value = serde_saphyr::from_str(&text).unwrap();
-        let expected = json!({
-            "id": "agt_1", "name": "one", "model": "p/m", "workspace": "/workspace",
-            "image": {"ref": "one:latest", "digest": "sha256:2"},
-            "runtime": {"ref": "lodge:runtime", "digest": "sha256:abc", "binary": "/usr/local/bin/runtime"},
-            "configs": {"custom": "b", "max-steps": "5"},
-            "capabilities": [{"name": "note_save"}],
-            "envs": [{"key": "A"}, {"key": "B", "description": "the second"}, {"key": "C"}],
-            "mounts": [{"target": "/mnt/x", "description": "mine", "read_only": true}],
-            "context": [
-                {"name": "AGENT", "file": "/etc/context/AGENT.md"},
-                {"name": "WORKSPACE", "file": "/etc/context/WORKSPACE.md"},
-                {"name": "MOUNTS", "file": "/etc/context/MOUNTS.md"},
-                {"name": "SOUL", "file": "/etc/context/SOUL.md", "description": "who"},
-            ],
-            "tools": [{
-                "name": "sh", "description": "a shell", "binary": "/usr/bin/sh", "ref": "host:sh", "digest": "sha256:1",
-                "usage": "sh -c",
-            }],
-            "exec": ["serve", "-v"],
-        });
-        assert_eq!(yaml, expected, "{text}");
-        let own = RuntimeRecord {
-            source: "host:loop".into(),
-            path: "/usr/bin/loop".into(),
-            digest: "sha256:3".into(),
-            image: None,
-        };
-        let mut row = row(&host);
-        row.spec.runtime = Some(own);
-        make(&root, &row, &image(), Path::new("/state/bin/runtime-abc"), &KEPT).unwrap();
-        let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
-        assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
-    }
-
-    #[test]
-    fn the_agents_variables_go_before_the_images_and_reserved_ones_never_come_through() {
-        let (root, host) = (Path::new("/r"), Path::new("/h"));
-        let env = environment(root, &row(host), &image());
-        let of = |key: &str| -> Vec<String> {
-            let found = env.iter().filter(|(known, _)| known == key);
-            found.map(|(_, value)| value.to_string_lossy().into_owned()).collect()
-        };
-        assert_eq!((of("A"), of("B"), of("C")), (vec!["1".into()], vec!["agent".into()], vec!["c".into()]));
-        assert_eq!((of("PATH"), env.len()), (vec!["/r/usr/bin".to_owned()], 11));
-    }
-
-    #[test]
-    fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linked() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
-        fs::create_dir(&host).unwrap();
-        let mut row = row(&host);
-        let rg = ToolRecord {
-            name: "rg".into(),
-            path: "/state/registry/programs/1/ripgrep".into(),
-            image: Some("rg:latest@sha256:1".into()),
-            ..row.spec.tools[0].clone()
-        };
-        row.spec.tools.push(rg);
-        let own =
-            RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
-        row.spec.runtime = Some(own);
-        make(&root, &row, &image(), Path::new("/r-1"), &KEPT).unwrap();
-        assert_eq!(fs::read_link(root.join("usr/bin/sh")).unwrap(), Path::new("/bin/sh"));
-        assert_eq!(
-            root.join("usr/bin/rg").symlink_metadata().map(|meta| (meta.is_file(), meta.len())).unwrap(),
-            (true, 0)
-        );
-        let binds = binds(&root, &row, Path::new("/r-1"));
-        let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
-        let rg = &binds[at("usr/bin/rg")];
-        assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
-        assert_eq!(binds[at(RUNTIME)].source, Path::new("/state/registry/programs/2/loop"));
-        assert!(
-            at("usr") < at("usr/bin/rg") && !binds.iter().any(|bind| bind.target == root.join("usr/bin/sh"))
-        );
-    }
-
-    #[test]
-    fn a_file_whose_contents_cannot_be_had_is_told_by_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = dir.path().canonicalize().unwrap().join("host");
-        fs::create_dir(&host).unwrap();
-        let lost = Files { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
-        let made = make(&dir.path().join("root"), &row(&host), &image(), Path::new("/r-1"), &lost);
-        assert!(matches!(&made, Err(RootError::Contents { file, .. }) if file == "n.txt"), "{made:?}");
-    }
-
-    #[test]
-    fn files_that_the_disk_has_no_room_for_are_not_begun() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = dir.path().canonicalize().unwrap().join("host");
-        fs::create_dir(&host).unwrap();
-        let (root, image) = (dir.path().join("root"), image());
-        let full = Files { room: &|_| false, ..KEPT };
-        make(&root, &row(&host), &image, Path::new("/r-1"), &KEPT).unwrap();
-        let made = make(&root, &row(&host), &image, Path::new("/r-1"), &full);
-        assert!(matches!(made, Err(RootError::NoRoom { bytes: 1.. })), "{made:?}");
-        assert!(!root.join("etc/data/n.txt").exists());
-        let without = ImageRecord { files: Vec::new(), ..image };
-        make(&root, &row(&host), &without, Path::new("/r-1"), &full).unwrap();
-    }
-
-    #[test]
-    fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = dir.path().canonicalize().unwrap().join("host");
-        let fails = || {
-            let made = make(&dir.path().join("root"), &row(&host), &image(), Path::new("/r-1"), &KEPT);
-            crate::chain(&made.unwrap_err())
-        };
-        let gone = fails();
-        assert!(gone.contains(host.to_str().unwrap()) && gone.contains("No such file"), "{gone}");
-        std::os::unix::fs::symlink(dir.path(), &host).unwrap();
-        let moved = fails();
-        assert!(moved.contains("a link leads to") && !dir.path().join("root").exists(), "{moved}");
-    }
-
-    #[test]
-    fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let base = dir.path().canonicalize().unwrap();
-        let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
-        fs::write(&host, "x").unwrap();
-        fs::create_dir(&victim).unwrap();
-        fs::write(victim.join("x"), "kept").unwrap();
-        fs::create_dir_all(root.join("mnt")).unwrap();
-        for link in [&victim, &victim.join("x")] {
-            clear(&root.join("mnt")).unwrap();
-            if link.is_dir() {
-                std::os::unix::fs::symlink(link, root.join("mnt")).unwrap();
-            } else {
-                fs::create_dir(root.join("mnt")).unwrap();
-                std::os::unix::fs::symlink(link, root.join("mnt/x")).unwrap();
-            }
-            make(&root, &row(&host), &image(), Path::new("/r-1"), &KEPT).unwrap();
-            assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
-            assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
-        }
-    }
-}
+mod tests;

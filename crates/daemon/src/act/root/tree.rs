@@ -122,6 +122,12 @@ fn make_mine<P: rustix::path::Arg + Copy>(dir: impl AsFd, name: P) -> io::Result
     Ok(chmodat(dir, name, Mode::RWXU, AtFlags::empty())?)
 }
 
+/// A link of this name: anything else that has it is removed first.
+pub(super) fn link(to: &Path, path: &Path) -> Result<(), RootError> {
+    clear(path)?;
+    std::os::unix::fs::symlink(to, path).map_err(|cause| RootError::Io { path: path.to_owned(), cause })
+}
+
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
     let failed = |cause| RootError::Io { path: path.to_owned(), cause };
     fs::write(path, bytes).map_err(failed)?;

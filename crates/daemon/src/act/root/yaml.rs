@@ -2,13 +2,14 @@
 //! no path of the host's mounts stands in it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lodge_core::record::{AgentRow, ImageRecord};
 use serde::Serialize;
 
 use super::contexts::Section;
-use super::{RUNTIME, configs, configured_env};
+use super::{configs, configured_env};
+use crate::act::layout::Layout;
 
 /// What the stock runtime is called.
 const STOCK: &str = "lodge:runtime";
@@ -18,7 +19,7 @@ struct AgentYaml<'a> {
     id: &'a str,
     name: &'a str,
     model: &'a str,
-    workspace: &'static str,
+    workspace: PathBuf,
     image: Provenance<'a>,
     runtime: Runtime,
     configs: BTreeMap<&'a str, &'a str>,
@@ -41,7 +42,7 @@ struct Provenance<'a> {
 struct Runtime {
     r#ref: String,
     digest: String,
-    binary: String,
+    binary: PathBuf,
 }
 
 #[derive(Serialize)]
@@ -60,7 +61,7 @@ struct Env<'a> {
 
 #[derive(Serialize)]
 struct Mount<'a> {
-    target: &'a str,
+    target: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
     read_only: bool,
@@ -69,7 +70,7 @@ struct Mount<'a> {
 #[derive(Serialize)]
 struct Context<'a> {
     name: &'a str,
-    file: String,
+    file: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
 }
@@ -78,7 +79,7 @@ struct Context<'a> {
 struct Tool<'a> {
     name: &'a str,
     description: &'a str,
-    binary: String,
+    binary: PathBuf,
     r#ref: &'a str,
     digest: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +87,7 @@ struct Tool<'a> {
 }
 
 pub(super) fn agent_yaml(
+    layout: &Layout,
     row: &AgentRow,
     image: &ImageRecord,
     sections: &[Section],
@@ -97,9 +99,9 @@ pub(super) fn agent_yaml(
         id: row.id.as_str(),
         name: &row.name,
         model: &row.spec.model,
-        workspace: "/workspace",
+        workspace: layout.workspace(),
         image: Provenance { r#ref: &row.image, digest: &row.image_digest },
-        runtime: runtime(row, stock),
+        runtime: runtime(layout, row, stock),
         configs: configs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
         capabilities: row
             .spec
@@ -113,7 +115,7 @@ pub(super) fn agent_yaml(
             .mounts
             .iter()
             .map(|mount| Mount {
-                target: &mount.target,
+                target: layout.path(&mount.target),
                 description: mount.description.as_deref(),
                 read_only: mount.read_only,
             })
@@ -122,7 +124,7 @@ pub(super) fn agent_yaml(
             .iter()
             .map(|section| Context {
                 name: &section.name,
-                file: format!("/etc/context/{}", section.file()),
+                file: layout.path("etc/context").join(section.file()),
                 description: section.description.as_deref(),
             })
             .collect(),
@@ -133,7 +135,7 @@ pub(super) fn agent_yaml(
             .map(|tool| Tool {
                 name: &tool.name,
                 description: &tool.description,
-                binary: format!("/usr/bin/{}", tool.name),
+                binary: layout.tool(&tool.name),
                 r#ref: &tool.source,
                 digest: &tool.digest,
                 usage: tool.usage.as_deref(),
@@ -145,8 +147,8 @@ pub(super) fn agent_yaml(
 }
 
 /// The stock one is stored under its digest.
-fn runtime(row: &AgentRow, stock: &Path) -> Runtime {
-    let binary = format!("/{RUNTIME}");
+fn runtime(layout: &Layout, row: &AgentRow, stock: &Path) -> Runtime {
+    let binary = layout.runtime();
     match &row.spec.runtime {
         Some(own) => Runtime { r#ref: own.source.clone(), digest: own.digest.clone(), binary },
         None => {

@@ -13,10 +13,13 @@ const MOUNTS_MAX: usize = 64;
 /// Each is a path of the kernel's, and is told to the model.
 const TARGET_BYTES_MAX: usize = 1_024;
 const DESCRIPTION_BYTES_MAX: usize = 1_024;
-/// Parts of an agent's root that are Lodge's: made anew, wiped, or kept for the agent.
-const OURS: [&str; 4] = ["etc", "usr", "tmp", "var"];
+/// Parts of an agent's root that are Lodge's: made again at every start, wiped, or kept for the agent.
+const OURS: [&str; 13] =
+    ["etc", "usr", "tmp", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"];
 /// Parts that may hold mounts and are not to be covered whole.
-const OURS_ITSELF: [&str; 1] = ["home"];
+const OURS_ITSELF: [&str; 2] = ["home", "opt"];
+/// Parts of `/opt` that are Lodge's: tools, their images, and the runtime.
+const OURS_IN_OPT: [&str; 3] = ["bins", "bin-images", "lodge"];
 /// Where the kernel and its daemons keep what is no file of anybody's.
 const NOT_FILES: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 /// People's disks, which some hosts put there.
@@ -164,6 +167,9 @@ fn check_target(given: &str) -> Result<String, Refused> {
     match parts[..] {
         [] => Err(Refused::TargetRoot),
         [first, ..] if OURS.contains(&first) => Err(Refused::Ours { part: first.to_owned() }),
+        ["opt", part, ..] if OURS_IN_OPT.contains(&part) => {
+            Err(Refused::Ours { part: format!("opt/{part}") })
+        }
         [only] if OURS_ITSELF.contains(&only) => Err(Refused::Ours { part: only.to_owned() }),
         _ => Ok(format!("/{}", parts.join("/"))),
     }
@@ -317,6 +323,15 @@ mod tests {
             ("/usr/bin", "`/usr` in"),
             ("/usr/bin/sh", "`/usr` in"),
             ("/usr/local/bin/runtime", "`/usr` in"),
+            ("/bin/sh", "`/bin` in"),
+            ("/lib64", "`/lib64` in"),
+            ("/proc/self", "`/proc` in"),
+            ("/dev", "`/dev` in"),
+            ("/sys/fs/cgroup", "`/sys` in"),
+            ("/opt", "`/opt` in"),
+            ("/opt/bins", "`/opt/bins` in"),
+            ("/opt/bin-images/sh/sh", "`/opt/bin-images` in"),
+            ("/opt/lodge/runtime", "`/opt/lodge` in"),
             ("/var", "`/var` in"),
             ("/var/lib/x", "`/var` in"),
             ("/tmp/x", "`/tmp` in"),
@@ -329,6 +344,8 @@ mod tests {
             ("/workspace", "/workspace"),
             ("/workspace/project/", "/workspace/project"),
             ("/home/notes", "/home/notes"),
+            ("/opt/kit", "/opt/kit"),
+            ("/library", "/library"),
             ("//mnt/./data//", "/mnt/data"),
             ("/etcetera", "/etcetera"),
             ("/..data", "/..data"),

@@ -13,8 +13,8 @@ use super::Shelf;
 use crate::api::methods::internal;
 use crate::shell::Shell;
 
-/// Where `host:` programs may live: what every sandbox sees of the host.
-const HOST_PROGRAM_ROOTS: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/opt"];
+/// Where no `host:` program can live: a sandbox has its own.
+const NOT_PROGRAMS: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 /// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
 const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
@@ -22,7 +22,7 @@ const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", 
 pub(super) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     match &bin.image {
         Some(image) => image_tool(shell, bin, image),
-        None => host_tool(bin),
+        None => host_tool(shell, bin),
     }
 }
 
@@ -46,18 +46,19 @@ fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord,
 }
 
 /// Finds a host program and records where it is and what it is.
-fn host_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
+fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let missing = |why: String| {
         ErrorBody::new("bin.not_found", format!("BIN {}: {why}", bin.name))
             .hint("install that program on this host, or remove the BIN line")
     };
     let path = find(&bin.host).ok_or_else(|| missing(absent(&bin.host)))?;
     let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-    let visible = |path: &Path| HOST_PROGRAM_ROOTS.iter().any(|root| path.starts_with(root));
-    if !visible(&path) || !visible(&real) {
+    let hidden = [&path, &real].into_iter().any(|path| is_hidden(shell, path));
+    if hidden {
         let path = real.display();
-        return Err(missing(format!("`{path}` is not visible inside a sandbox"))
-            .hint("host programs must live below /usr, /bin, /sbin or /opt"));
+        return Err(missing(format!("`{path}` is not visible inside a sandbox")).hint(
+            "host programs may live anywhere but in /proc, /sys, /dev, /run and Lodge's state directory",
+        ));
     }
     let digest = digest_of(&path).map_err(|error| missing(unreadable(&path, &error)))?;
     let path = path.display().to_string();
@@ -76,6 +77,12 @@ fn host_tool(bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
         usage: bin.usage.clone(),
         image: None,
     })
+}
+
+/// Whether no sandbox may see what is at this path.
+fn is_hidden(shell: &Shell, path: &Path) -> bool {
+    let state = &shell.config.data_dir;
+    path.starts_with(state) || NOT_PROGRAMS.iter().any(|place| path.starts_with(place))
 }
 
 /// Finds the program that is an agent's runtime. It is shown to the sandbox by itself, so it may live anywhere.

@@ -1,0 +1,286 @@
+//! Roots on disk.
+
+use lodge_core::agent::AgentState;
+use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
+use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn image() -> ImageRecord {
+    let env = |key: &str, value: &str, what: Option<&str>| EnvRecord {
+        key: key.into(),
+        value: value.into(),
+        description: what.map(Into::into),
+    };
+    ImageRecord {
+        agentfile: b"FROM scratch\n".to_vec(),
+        contexts: vec![ContextRecord {
+            name: "SOUL".into(),
+            description: Some("who".into()),
+            text: "kind".into(),
+        }],
+        files: vec![FileRecord { name: "n.txt".into(), bytes: b"x".to_vec(), ..FileRecord::default() }],
+        configs: [("max-steps".to_owned(), "5".to_owned()), ("custom".to_owned(), "a".to_owned())].into(),
+        env: vec![env("B", "image", Some("the second")), env("PATH", "/evil", None), env("C", "c", None)],
+        exec: vec!["serve".into(), "-v".into()],
+        ..ImageRecord::default()
+    }
+}
+
+/// As an earlier release kept them.
+fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
+    Ok(file.bytes.clone())
+}
+
+/// Where the stock runtime is stored.
+const STOCK: &str = "/state/bin/runtime-abc";
+
+fn made(root: &Path, row: &AgentRow, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
+    let host = HostTrees::of(row);
+    let copied = ["ld.so.cache".into(), "ssl".into()];
+    let making = Making { row, image, runtime: Path::new(STOCK), host: &host, copied: &copied };
+    make(root, &making, files)
+}
+
+const KEPT: Files<'static> = Files { contents: &kept, room: &|_| true };
+
+fn row(host: &Path) -> AgentRow {
+    let (mut ids, now) = (IdSource::new(1), Timestamp::from_ms(1));
+    let tool = ToolRecord {
+        name: "sh".into(),
+        source: "host:sh".into(),
+        path: "/bin/sh".into(),
+        digest: "sha256:1".into(),
+        safe: false,
+        description: "a shell".into(),
+        usage: Some("sh -c".into()),
+        image: None,
+    };
+    let mount = MountRecord {
+        host: host.to_str().unwrap().into(),
+        target: "/mnt/x".into(),
+        read_only: true,
+        description: Some("mine".into()),
+    };
+    let spec = AgentSpec {
+        model: "p/m".into(),
+        env: [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "agent".to_owned())].into(),
+        configs: [("custom".to_owned(), "b".to_owned())].into(),
+        mounts: vec![mount],
+        tools: vec![tool],
+        capabilities: vec!["note_save".into()],
+        ..AgentSpec::default()
+    };
+    AgentRow {
+        id: "agt_1".parse().unwrap(),
+        name: "one".into(),
+        image: "one:latest".into(),
+        image_digest: "sha256:2".into(),
+        lineage: LineageId::new(&mut ids, now),
+        sandbox: SandboxId::new(&mut ids, now),
+        state: AgentState::Starting,
+        failure_detail: None,
+        incarnation: 1,
+        runs: 1,
+        uid: None,
+        created_at: now,
+        started_at: None,
+        spec,
+        retry: lodge_core::record::Retry::default(),
+        next: None,
+    }
+}
+
+#[test]
+fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
+    fs::create_dir(&host).unwrap();
+    made(&root, &row(&host), &image(), &KEPT).unwrap();
+    let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
+    let yaml: Value = serde_saphyr::from_str(&text).unwrap();
+    let expected = json!({
+        "id": "agt_1", "name": "one", "model": "p/m", "workspace": "/workspace",
+        "image": {"ref": "one:latest", "digest": "sha256:2"},
+        "runtime": {"ref": "lodge:runtime", "digest": "sha256:abc", "binary": "/opt/lodge/runtime"},
+        "configs": {"custom": "b", "max-steps": "5"},
+        "capabilities": [{"name": "note_save"}],
+        "envs": [{"key": "A"}, {"key": "B", "description": "the second"}, {"key": "C"}],
+        "mounts": [{"target": "/mnt/x", "description": "mine", "read_only": true}],
+        "context": [
+            {"name": "AGENT", "file": "/etc/context/AGENT.md"},
+            {"name": "WORKSPACE", "file": "/etc/context/WORKSPACE.md"},
+            {"name": "MOUNTS", "file": "/etc/context/MOUNTS.md"},
+            {"name": "SOUL", "file": "/etc/context/SOUL.md", "description": "who"},
+        ],
+        "tools": [{
+            "name": "sh", "description": "a shell", "binary": "/opt/bins/sh", "ref": "host:sh", "digest": "sha256:1",
+            "usage": "sh -c",
+        }],
+        "exec": ["serve", "-v"],
+    });
+    assert_eq!(yaml, expected, "{text}");
+    let own = RuntimeRecord {
+        source: "host:loop".into(),
+        path: "/usr/bin/loop".into(),
+        digest: "sha256:3".into(),
+        image: None,
+    };
+    let mut row = row(&host);
+    row.spec.runtime = Some(own);
+    made(&root, &row, &image(), &KEPT).unwrap();
+    let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
+    assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
+}
+
+#[test]
+fn the_agents_variables_go_before_the_images_and_reserved_ones_never_come_through() {
+    let env = environment(&Layout::private(), &row(Path::new("/h")), &image());
+    let of = |key: &str| -> Vec<String> {
+        let found = env.iter().filter(|(known, _)| known == key);
+        found.map(|(_, value)| value.to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!((of("A"), of("B"), of("C")), (vec!["1".into()], vec!["agent".into()], vec!["c".into()]));
+    assert_eq!((of("PATH"), env.len()), (vec!["/opt/bins".to_owned()], 11));
+}
+
+#[test]
+fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
+    fs::create_dir(&host).unwrap();
+    let mut row = row(&host);
+    let rg = ToolRecord {
+        name: "rg".into(),
+        path: "/state/registry/programs/1/ripgrep".into(),
+        image: Some("rg:latest@sha256:1".into()),
+        ..row.spec.tools[0].clone()
+    };
+    row.spec.tools.push(rg);
+    let own = RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
+    row.spec.runtime = Some(own);
+    made(&root, &row, &image(), &KEPT).unwrap();
+    assert_eq!(fs::read_link(root.join("opt/bins/sh")).unwrap(), Path::new("/bin/sh"));
+    // By a way that is right wherever the root is.
+    assert_eq!(fs::read_link(root.join("opt/bins/rg")).unwrap(), Path::new("../bin-images/rg/rg"));
+    let program = root.join("opt/bins/rg").canonicalize().unwrap();
+    assert_eq!(program.metadata().map(|meta| (meta.is_file(), meta.len())).unwrap(), (true, 0));
+    let binds = binds(&root, &row, Path::new("/r-1"), Path::new("/state/host-etc"));
+    let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
+    let rg = &binds[at("opt/bin-images/rg/rg")];
+    assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
+    assert_eq!(binds[at(RUNTIME)].source, Path::new("/state/registry/programs/2/loop"));
+    assert!(at("opt") < at("opt/bin-images/rg/rg") && at("opt") < at("opt/lodge/etc"));
+    assert!(!binds.iter().any(|bind| bind.target == root.join("opt/bins/sh")));
+}
+
+#[test]
+fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let (root, host) = (base.join("root"), base.join("host"));
+    fs::create_dir(&host).unwrap();
+    made(&root, &row(&host), &image(), &KEPT).unwrap();
+    let read = |name: &str| fs::read_to_string(root.join("etc").join(name)).unwrap();
+    assert!(read("passwd").contains(":/home:/opt/bins/sh\n"));
+    assert_eq!(read("hostname"), "one\n");
+    assert!(read("hosts").contains("127.0.1.1 one\n"));
+    assert_eq!(fs::read_link(root.join("etc/ssl")).unwrap(), Path::new("../opt/lodge/etc/ssl"));
+    let former = root.join(root.strip_prefix("/").unwrap());
+    assert_eq!(fs::read_link(former).unwrap(), Path::new("/"));
+    assert_eq!(fs::read_link(root.join("var/tmp")).unwrap(), Path::new("../tmp"));
+    // Without programs of the host, a script still finds the agent's own shell.
+    let mut row = row(&host);
+    row.spec.tools[0].image = Some("sh:latest@sha256:1".into());
+    made(&root, &row, &image(), &KEPT).unwrap();
+    assert_eq!(fs::read_link(root.join("bin/sh")).unwrap(), Path::new("/opt/bins/sh"));
+    assert!(!root.join("lib").exists() && !root.join("usr").exists());
+}
+
+#[test]
+fn what_is_told_of_files_follows_the_layout() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let (root, host) = (base.join("root"), base.join("host"));
+    fs::create_dir(&host).unwrap();
+    let (row, image) = (row(&host), image());
+    made(&root, &row, &image, &KEPT).unwrap();
+    let told = || {
+        ["etc/agent.yaml", "etc/context/WORKSPACE.md", "etc/context/MOUNTS.md"]
+            .map(|file| fs::read_to_string(root.join(file)).unwrap())
+            .concat()
+    };
+    assert!(told().contains("`/workspace`") && told().contains("`/mnt/x`") && !told().contains("/root/"));
+    let missing = lodge_exec::Layer { name: "private_root".into(), missing: Some("refused".into()) };
+    let layout = Layout::of(&[missing], &root);
+    let none = HostTrees::default();
+    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none, copied: &[] };
+    describe(&root, &layout, &making).unwrap();
+    for path in ["workspace", "mnt/x", "opt/bins/sh", "etc/context/SOUL.md"] {
+        assert!(told().contains(root.join(path).to_str().unwrap()), "{path}: {}", told());
+    }
+}
+
+#[test]
+fn a_file_whose_contents_cannot_be_had_is_told_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = dir.path().canonicalize().unwrap().join("host");
+    fs::create_dir(&host).unwrap();
+    let lost = Files { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
+    let made = made(&dir.path().join("root"), &row(&host), &image(), &lost);
+    assert!(matches!(&made, Err(RootError::Contents { file, .. }) if file == "n.txt"), "{made:?}");
+}
+
+#[test]
+fn files_that_the_disk_has_no_room_for_are_not_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = dir.path().canonicalize().unwrap().join("host");
+    fs::create_dir(&host).unwrap();
+    let (root, image) = (dir.path().join("root"), image());
+    let full = Files { room: &|_| false, ..KEPT };
+    made(&root, &row(&host), &image, &KEPT).unwrap();
+    let refused = made(&root, &row(&host), &image, &full);
+    assert!(matches!(refused, Err(RootError::NoRoom { bytes: 1.. })), "{refused:?}");
+    assert!(!root.join("etc/data/n.txt").exists());
+    let without = ImageRecord { files: Vec::new(), ..image };
+    made(&root, &row(&host), &without, &full).unwrap();
+}
+
+#[test]
+fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = dir.path().canonicalize().unwrap().join("host");
+    let fails = || {
+        let made = made(&dir.path().join("root"), &row(&host), &image(), &KEPT);
+        crate::chain(&made.unwrap_err())
+    };
+    let gone = fails();
+    assert!(gone.contains(host.to_str().unwrap()) && gone.contains("No such file"), "{gone}");
+    std::os::unix::fs::symlink(dir.path(), &host).unwrap();
+    let moved = fails();
+    assert!(moved.contains("a link leads to") && !dir.path().join("root").exists(), "{moved}");
+}
+
+#[test]
+fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
+    fs::write(&host, "x").unwrap();
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("x"), "kept").unwrap();
+    fs::create_dir_all(root.join("mnt")).unwrap();
+    for link in [&victim, &victim.join("x")] {
+        clear(&root.join("mnt")).unwrap();
+        if link.is_dir() {
+            std::os::unix::fs::symlink(link, root.join("mnt")).unwrap();
+        } else {
+            fs::create_dir(root.join("mnt")).unwrap();
+            std::os::unix::fs::symlink(link, root.join("mnt/x")).unwrap();
+        }
+        made(&root, &row(&host), &image(), &KEPT).unwrap();
+        assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
+        assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
+    }
+}

@@ -1,0 +1,182 @@
+//! Which directories of the host a sandbox needs for its `host:` programs.
+//!
+//! Owns: that choice. An agent whose tools all come from images needs none. Programs below `/usr` need the host's system
+//! directories; a program elsewhere also needs its own tree, which is as narrow as it can be.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lodge_core::record::AgentRow;
+
+/// Where systems keep programs and what those are made of.
+const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+/// Stores whose programs lead to each other by absolute paths.
+const STORES: [&str; 2] = ["/nix/store", "/gnu/store"];
+/// Names of directories beside which a program keeps its libraries.
+const PROGRAM_DIRS: [&str; 3] = ["bin", "sbin", "libexec"];
+/// Prepared by the daemon, so that nothing of it is shown.
+const SETTINGS: &str = "/etc";
+/// The longest chain of links that is followed, as in the kernel.
+const LINKS_MAX: usize = 40;
+
+/// What a sandbox needs of the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HostTrees {
+    /// Directories and single programs, none beneath another.
+    pub trees: Vec<PathBuf>,
+    /// System directories that are links on this host: their names, and where they lead.
+    pub links: Vec<(PathBuf, PathBuf)>,
+}
+
+impl HostTrees {
+    /// Those of an agent, by where its host programs are now.
+    pub(crate) fn of(row: &AgentRow) -> HostTrees {
+        let tools = row.spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
+        let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+        let programs = tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty());
+        HostTrees::of_programs(programs.map(Path::new))
+    }
+
+    fn of_programs<'p>(programs: impl Iterator<Item = &'p Path>) -> HostTrees {
+        let homes = homes();
+        let mut own: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut has_any = false;
+        for program in programs {
+            has_any = true;
+            own.extend(locations(program).iter().filter_map(|location| own_tree(location, &homes)));
+        }
+        if !has_any {
+            return HostTrees::default();
+        }
+        let mut found = HostTrees::default();
+        for place in SYSTEM.iter().map(PathBuf::from) {
+            match std::fs::read_link(&place) {
+                Ok(to) => found.links.push((place, to)),
+                Err(_) if place.is_dir() => found.trees.push(place),
+                Err(_) => {}
+            }
+        }
+        for tree in own {
+            if !found.trees.iter().any(|above| tree.starts_with(above)) {
+                found.trees.push(tree);
+            }
+        }
+        found
+    }
+}
+
+/// Where a sandbox finds a host program: the path that its link in `/opt/bins` leads to.
+pub(crate) fn link_target(program: &Path) -> PathBuf {
+    if is_system(program) {
+        return program.to_owned();
+    }
+    // No link of a directory is there in the sandbox.
+    locations(program).into_iter().next().unwrap_or_else(|| program.to_owned())
+}
+
+/// The program and every link on the way to it, each with the real path of its directory.
+fn locations(program: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut at = program.to_owned();
+    for _ in 0..LINKS_MAX {
+        let (Some(dir), Some(name)) = (at.parent().and_then(|dir| dir.canonicalize().ok()), at.file_name())
+        else {
+            break;
+        };
+        let location = dir.join(name);
+        let next = std::fs::read_link(&location);
+        found.push(location);
+        match next {
+            Ok(to) => at = dir.join(to),
+            Err(_) => break,
+        }
+    }
+    found
+}
+
+fn is_system(path: &Path) -> bool {
+    SYSTEM.iter().any(|place| path.starts_with(place))
+}
+
+/// The tree that a program outside of the system directories is shown with.
+///
+/// `/opt/jdk/bin/java` is shown with `/opt/jdk`. A directory of settings (`~/.cargo`), a home and a directory of the
+/// root are never shown as a whole: then it is the directory of the program, or the program alone.
+fn own_tree(location: &Path, homes: &[PathBuf]) -> Option<PathBuf> {
+    if is_system(location) || location.starts_with(SETTINGS) {
+        return None;
+    }
+    if let Some(store) = STORES.iter().map(PathBuf::from).find(|store| location.starts_with(store)) {
+        return Some(store);
+    }
+    let is_wide = |dir: &Path| {
+        let is_hidden = dir.file_name().is_none_or(|name| name.as_bytes().starts_with(b"."));
+        let depth = dir.components().count();
+        is_hidden || depth <= 2 || homes.iter().any(|home| home.starts_with(dir))
+    };
+    let dir = location.parent()?;
+    let is_program_dir = dir.file_name().is_some_and(|name| PROGRAM_DIRS.iter().any(|known| name == *known));
+    let above = dir.parent().filter(|above| is_program_dir && !is_wide(above));
+    let tree = above.or_else(|| Some(dir).filter(|dir| !is_wide(dir)));
+    Some(tree.unwrap_or(location).to_owned())
+}
+
+/// Homes of people on this host.
+fn homes() -> Vec<PathBuf> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let homes = passwd.lines().filter_map(|line| line.split(':').nth(5));
+    let mut homes: Vec<PathBuf> = homes.map(PathBuf::from).filter(|home| home.is_absolute()).collect();
+    homes.extend(std::env::var_os("HOME").map(PathBuf::from));
+    homes.retain(|home| home.components().count() > 1);
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_shown_with_as_little_as_it_needs() {
+        let homes = [PathBuf::from("/home/ann"), PathBuf::from("/root")];
+        for (program, tree) in [
+            ("/usr/bin/git", None),
+            ("/etc/alternatives/vi", None),
+            ("/opt/jdk/bin/java", Some("/opt/jdk")),
+            ("/opt/idea/idea.sh", Some("/opt/idea")),
+            ("/opt/tool", Some("/opt/tool")),
+            ("/opt/bin/tool", Some("/opt/bin")),
+            ("/home/ann/.pyenv/versions/3.12/bin/python", Some("/home/ann/.pyenv/versions/3.12")),
+            ("/root/.nvm/versions/node/v20/bin/node", Some("/root/.nvm/versions/node/v20")),
+            ("/home/ann/.cargo/bin/rg", Some("/home/ann/.cargo/bin")),
+            ("/home/ann/bin/mine", Some("/home/ann/bin")),
+            ("/home/ann/mine", Some("/home/ann/mine")),
+            ("/home/ann/.hidden/mine", Some("/home/ann/.hidden/mine")),
+            ("/home/bin/tool", Some("/home/bin")),
+            ("/nix/store/abc-git/bin/git", Some("/nix/store")),
+        ] {
+            assert_eq!(own_tree(Path::new(program), &homes), tree.map(PathBuf::from), "{program}");
+        }
+    }
+
+    #[test]
+    fn an_agent_without_host_programs_needs_nothing_and_one_with_any_needs_the_system() {
+        assert_eq!(HostTrees::of_programs(std::iter::empty()), HostTrees::default());
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(dir.join("kit-1/bin")).unwrap();
+        std::fs::write(dir.join("kit-1/bin/tool"), "").unwrap();
+        std::os::unix::fs::symlink("kit-1", dir.join("kit")).unwrap();
+        std::os::unix::fs::symlink(dir.join("kit/bin/tool"), dir.join("link")).unwrap();
+        let found = HostTrees::of_programs([dir.join("kit/bin/tool").as_path()].into_iter());
+        assert!(
+            found.trees.contains(&"/usr".into()) && found.trees.contains(&dir.join("kit-1")),
+            "{found:?}"
+        );
+        // The link of the directory is not there inside.
+        assert_eq!(link_target(&dir.join("kit/bin/tool")), dir.join("kit-1/bin/tool"));
+        assert_eq!(link_target(Path::new("/usr/bin/env")), Path::new("/usr/bin/env"));
+        let linked = locations(&dir.join("link"));
+        assert_eq!(linked, [dir.join("link"), dir.join("kit-1/bin/tool")]);
+    }
+}

@@ -1,0 +1,147 @@
+//! Paths of the host that are bound into the sandbox.
+//!
+//! Owns: opening their sources before anything is hidden, and binding them without following a link that the sandbox
+//! made. A bind that is to be read-only and is not ends the start.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lodge_link::Bind;
+
+use crate::layers::Layers;
+use crate::mounts::mount;
+use crate::read_only;
+use crate::sys;
+
+/// A bind whose source was opened before anything was hidden.
+pub(crate) struct Opened {
+    pub(crate) bind: Bind,
+    pub(crate) source: OwnedFd,
+}
+
+/// Why a bind is not what was asked for.
+pub(crate) enum NotBound {
+    /// It is not there.
+    Absent(io::Error),
+    /// It was there, but not read-only.
+    Writable(io::Error),
+}
+
+impl From<io::Error> for NotBound {
+    fn from(error: io::Error) -> NotBound {
+        NotBound::Absent(error)
+    }
+}
+
+/// Opens the sources of binds in the new mount namespace. One that is not there is a missing layer.
+pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io::Result<Vec<Opened>> {
+    let mut opened = Vec::new();
+    for bind in binds {
+        match sys::open_path(bind.source.as_os_str()) {
+            Ok(source) => {
+                check_itself(&bind.source, &source)?;
+                opened.push(Opened { bind, source });
+            }
+            Err(error) => layers.missing("bind", format!("{}: {error}", bind.source.display())),
+        }
+    }
+    Ok(opened)
+}
+
+/// Binds what was opened into a root that is being built: each target lies in it, whatever its path says.
+pub(crate) fn bind_into(root: &Path, opened: &[Opened], layers: &mut Layers) -> io::Result<()> {
+    for Opened { bind, source } in opened {
+        let target =
+            if bind.target.starts_with(root) { bind.target.clone() } else { within(root, &bind.target) };
+        let inside = Bind { target, ..bind.clone() };
+        match bind_one(&inside, source, Some(root)) {
+            Ok(()) => {}
+            Err(NotBound::Writable(error)) => return Err(not_read_only(bind, &error)),
+            Err(NotBound::Absent(error)) => {
+                layers.missing("bind", format!("{}: {error}", bind.target.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where a path of the sandbox lies on the host while its root is being built.
+pub(crate) fn within(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// Refuses a source that leads elsewhere. Its path was the real one when it was checked; since then a link may have
+/// been put above it.
+pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
+    let real = std::fs::read_link(OsStr::from_bytes(fd_path(source).to_bytes()))?;
+    if real == path {
+        return Ok(());
+    }
+    // The path last: it may be longer than what is told of a failure.
+    Err(io::Error::other(format!("a link leads elsewhere now, so nothing is bound from {}", path.display())))
+}
+
+pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
+    // The path last: it may be longer than what is told of a failure.
+    io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
+}
+
+pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), NotBound> {
+    let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    let target = match base {
+        Some(base) => make_target(base, &bind.target, is_dir)?,
+        // On the host's own ground nothing is created.
+        None => sys::open_path(bind.target.as_os_str())?,
+    };
+    let from = fd_path(source);
+    mount(Some(&from), &fd_path(&target), None, libc::MS_BIND | libc::MS_REC, None)?;
+    if bind.read_only {
+        // By its path, because the descriptor refers to what the mount now covers.
+        if let Err(error) = read_only::make_tree(&bind.target) {
+            unmount(&bind.target);
+            return Err(NotBound::Writable(error));
+        }
+    }
+    Ok(())
+}
+
+/// Takes a mount away with all that is mounted beneath it. What stays of it goes with the namespace.
+pub(crate) fn unmount(target: &Path) {
+    if let Ok(path) = sys::c_string(target.as_os_str()) {
+        // SAFETY: the path is a C string that outlives the call.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// Makes the way from `base` to `target`, without following a link on it.
+pub(crate) fn make_target(base: &Path, target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
+    let mut at = sys::open_path(base.as_os_str())?;
+    let way = target.strip_prefix(base).map_err(io::Error::other)?;
+    let mut parts = way.iter().peekable();
+    while let Some(part) = parts.next() {
+        let name = sys::c_string(part)?;
+        if is_dir || parts.peek().is_some() {
+            ignore_existing(sys::mkdir_at(at.as_raw_fd(), &name, 0o755))?;
+            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY, 0)?;
+        } else {
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+            ignore_existing(sys::open_at(at.as_raw_fd(), &name, flags, 0o644).map(drop))?;
+            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+        }
+    }
+    Ok(at)
+}
+
+fn ignore_existing(made: io::Result<()>) -> io::Result<()> {
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+pub(crate) fn fd_path(fd: &OwnedFd) -> std::ffi::CString {
+    std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default()
+}

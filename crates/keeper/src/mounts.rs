@@ -1,0 +1,117 @@
+//! The mount calls themselves.
+//!
+//! Owns: the unsafe part of changing the mount namespace, and reading what is mounted. Never: what to mount where.
+
+use std::ffi::{CStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use crate::sys;
+
+pub(crate) fn mount(
+    source: Option<&CStr>,
+    target: &CStr,
+    kind: Option<&CStr>,
+    flags: libc::c_ulong,
+    options: Option<&CStr>,
+) -> io::Result<()> {
+    let or_null = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: every pointer is null or a C string that outlives the call.
+    sys::check(unsafe {
+        libc::mount(or_null(source), target.as_ptr(), or_null(kind), flags, or_null(options).cast())
+    })
+    .map(drop)
+}
+
+/// Keeps what is mounted from now on from the host, and what the host mounts from here.
+pub(crate) fn make_private() -> io::Result<()> {
+    mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None)
+}
+
+/// Makes the mount at `path` the root of this mount namespace, and lets go of the old one.
+pub(crate) fn pivot(path: &Path) -> io::Result<()> {
+    std::env::set_current_dir(path)?;
+    let here = c".";
+    // SAFETY: the path is a C string that outlives both calls.
+    unsafe {
+        sys::check_long(libc::syscall(libc::SYS_pivot_root, here.as_ptr(), here.as_ptr()))?;
+        // The old root lies over the new one at the same place.
+        sys::check(libc::umount2(here.as_ptr(), libc::MNT_DETACH))?;
+    }
+    std::env::set_current_dir("/")
+}
+
+/// A mount of its own of an open directory, attached nowhere: `..` from its top leads nowhere else.
+pub(crate) fn clone_dir(dir: RawFd) -> io::Result<OwnedFd> {
+    const OPEN_TREE_CLONE: libc::c_uint = 1;
+    const AT_RECURSIVE: libc::c_uint = 0x8000;
+    let flags = OPEN_TREE_CLONE
+        | AT_RECURSIVE
+        | libc::O_CLOEXEC as libc::c_uint
+        | libc::AT_EMPTY_PATH as libc::c_uint;
+    // SAFETY: the path is a C string that outlives the call; the result is a new descriptor.
+    let tree = unsafe {
+        let fd = sys::check_long(libc::syscall(libc::SYS_open_tree, dir, c"".as_ptr(), flags))?;
+        OwnedFd::from_raw_fd(fd as RawFd)
+    };
+    // The one above can only be referred to, not read.
+    sys::open_at(tree.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)
+}
+
+/// Mount points at and beneath `top`, from the text of a `mountinfo`.
+pub(crate) fn beneath(mountinfo: &[u8], top: &Path) -> Vec<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped);
+    points.filter(|point| point.starts_with(top)).collect()
+}
+
+/// Mount points of a kind of file system, from the text of a `mountinfo`.
+pub(crate) fn of_kind(mountinfo: &[u8], kind: &[u8]) -> Vec<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let mounts = lines.filter(|line| {
+        // Any number of fields stands before the dash, and the kind after it.
+        let mut words = line.split(|byte| *byte == b' ').skip_while(|word| *word != b"-");
+        words.nth(1) == Some(kind)
+    });
+    mounts.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped).collect()
+}
+
+/// The kernel writes blanks and backslashes as three octal digits.
+fn unescaped(text: &[u8]) -> PathBuf {
+    let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..3).filter(|_| *first == b'\\');
+        let code = code.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match code {
+            Some(byte) => {
+                out.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_beneath_a_place_are_found_whatever_their_names() {
+        let mountinfo = b"1 0 8:1 / / rw - ext4 /dev/vda rw\n\
+            2 1 0:5 / /a rw,relatime - tmpfs none rw\n\
+            3 2 0:6 / /a/with\\040blank\\134 rw - tmpfs none rw\n\
+            4 1 0:7 / /ab rw - tmpfs none rw\n\
+            broken\n";
+        let found = beneath(mountinfo, Path::new("/a"));
+        assert_eq!(found, [PathBuf::from("/a"), PathBuf::from("/a/with blank\\")]);
+        assert_eq!(of_kind(mountinfo, b"ext4"), [PathBuf::from("/")]);
+        assert_eq!(unescaped(b"/x\\9\\04"), PathBuf::from("/x\\9\\04"));
+    }
+}

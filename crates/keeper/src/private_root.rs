@@ -1,0 +1,170 @@
+//! The sandbox's own root: the agent's directory becomes `/`.
+//!
+//! It is built at the directory's own path, out of mounts that only this namespace has, and then the keeper pivots into
+//! it. Every source has to be opened, and `/proc` mounted, before the host's root is let go of.
+//!
+//! Owns: what is mounted in that root, and the layer `private_root`. Never: what to do where it cannot be had.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use lodge_link::{KeeperSpec, PrivateRoot};
+
+use crate::binds::{self, Opened, fd_path, make_target, unmount, within};
+use crate::devices;
+use crate::fence::{self, NO_PROC, tests_without};
+use crate::group::Groups;
+use crate::host_trees;
+use crate::layers::Layers;
+use crate::masked;
+use crate::mounts::{clone_dir, mount, pivot};
+use crate::read_only;
+use crate::sys;
+
+/// A failpoint that does not kill: the keeper behaves as on a host where no root can be built.
+const NO_PRIVATE_ROOT: &str = "keeper.no_private_root";
+/// What programs read to learn how many processors there are.
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// A root that was built and is not entered yet.
+pub(crate) struct Built {
+    root: PathBuf,
+    /// Whether its `/proc` shows the sandbox's own processes.
+    pub(crate) proc_is_ours: bool,
+}
+
+/// Why there is no root.
+pub(crate) enum NotBuilt {
+    /// This host cannot have one. What was mounted is gone again.
+    Impossible(io::Error),
+    /// The sandbox must not start at all.
+    Refused(io::Error),
+}
+
+/// Builds the root of the sandbox at the path of the agent's directory. Nothing sees it before [`Built::enter`].
+pub(crate) fn build(
+    spec: &KeeperSpec,
+    plan: &PrivateRoot,
+    opened: &[Opened],
+    layers: &mut Layers,
+) -> Result<Built, NotBuilt> {
+    if tests_without(spec, NO_PRIVATE_ROOT) {
+        return Err(NotBuilt::Impossible(io::Error::other("a test does without")));
+    }
+    bind_itself(&spec.root).map_err(NotBuilt::Impossible)?;
+    let mut noted = Layers::default();
+    let built = furnish(spec, plan, &mut noted).and_then(|proc_is_ours| {
+        devices::make(&spec.root.join("dev"))?;
+        noted.holds("devices");
+        fence::share_memory(spec, &spec.root.join("dev/shm"), &mut noted);
+        Ok(proc_is_ours)
+    });
+    let proc_is_ours = match built {
+        Ok(proc_is_ours) => proc_is_ours,
+        Err(error) => {
+            unmount(&spec.root);
+            return Err(NotBuilt::Impossible(error));
+        }
+    };
+    binds::bind_into(&spec.root, opened, &mut noted).map_err(NotBuilt::Refused)?;
+    layers.list.append(&mut noted.list);
+    Ok(Built { root: spec.root.clone(), proc_is_ours })
+}
+
+/// A mount of the agent's directory: a root has to be one.
+fn bind_itself(root: &Path) -> io::Result<()> {
+    let source = sys::open_path(root.as_os_str())?;
+    binds::check_itself(root, &source)?;
+    let place = fd_path(&source);
+    mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None)?;
+    // A bonus: nobody inside could make a device, or gain anything by a set-id program.
+    drop(read_only::without_devices(root));
+    Ok(())
+}
+
+/// Mounts `/proc` and what programs of the host need. Says whether `/proc` is the sandbox's own.
+fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> io::Result<bool> {
+    let root = &spec.root;
+    let place = make_target(root, &root.join("proc"), true)?;
+    if !is_empty(&place)? {
+        return Err(io::Error::other("the agent's directory has something in the place of /proc"));
+    }
+    // Once covered, nothing can be put there.
+    host_trees::show(root, &plan.host_trees, &place, layers)?;
+    if plan.host_trees.iter().any(|tree| spec.state_dir.starts_with(tree)) {
+        // The daemon's own files are never shown, wherever they are.
+        let state = within(root, &spec.state_dir);
+        masked::hide(&state)?;
+        read_only::remount(&sys::c_string(state.as_os_str())?)?;
+    }
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    let fresh = if tests_without(spec, NO_PROC) {
+        Err(io::Error::other("a test does without"))
+    } else {
+        mount(Some(c"proc"), &fd_path(&place), Some(c"proc"), flags, None)
+    };
+    let is_ours = layers.note("proc", fresh);
+    if !is_ours {
+        // Where something covers a part of the host's, as in containers, a fresh one is refused.
+        mount(Some(c"/proc"), &fd_path(&place), None, libc::MS_BIND | libc::MS_REC, None)?;
+    }
+    Ok(is_ours)
+}
+
+fn is_empty(place: &OwnedFd) -> io::Result<bool> {
+    let dir = sys::open_at(place.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    Ok(sys::names(dir.as_raw_fd())?.is_empty())
+}
+
+impl Built {
+    /// Shows the processors, and the sandbox's own cgroups as far as it has any. The cgroup namespace comes before:
+    /// its root is what programs are told that they are in.
+    pub(crate) fn show_system(&self, spec: &KeeperSpec, groups: Option<&Groups>, layers: &mut Layers) {
+        let legacy = [("memory", &spec.controllers.memory), ("pids", &spec.controllers.pids)];
+        let legacy: Vec<(&str, &Path)> =
+            legacy.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?))).collect();
+        let unified = groups.and_then(Groups::path);
+        let mut shown = vec![(PathBuf::from(PROCESSORS), PathBuf::from(PROCESSORS))];
+        if let Some(path) = unified {
+            let at =
+                if legacy.is_empty() { PathBuf::from(CGROUPS) } else { Path::new(CGROUPS).join("unified") };
+            shown.push((path, at));
+        }
+        shown.extend(legacy.iter().map(|(name, path)| (path.to_path_buf(), Path::new(CGROUPS).join(name))));
+        let show = |(source, at): &(PathBuf, PathBuf)| match self.show_read_only(source, at) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(|error| io::Error::other(format!("{}: {error}", at.display()))),
+        };
+        layers.note("system", shown.iter().try_for_each(show));
+    }
+
+    fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {
+        let source = sys::open_path(source.as_os_str())?;
+        let target = within(&self.root, at);
+        let place = make_target(&self.root, &target, true)?;
+        mount(Some(&fd_path(&source)), &fd_path(&place), None, libc::MS_BIND | libc::MS_REC, None)?;
+        read_only::make_tree(&target).inspect_err(|_| unmount(&target))
+    }
+
+    /// Makes it the root of this namespace. From here on nothing of the host can be reached but what is mounted in it,
+    /// and what is open.
+    ///
+    /// `dir` is the keeper's own directory. It is replaced by a mount of its own, so that no way leads out of it.
+    pub(crate) fn enter(self, dir: &OwnedFd) -> io::Result<()> {
+        let path = std::fs::read_link(OsStr::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())))?;
+        // The inherited one belongs to the host's mounts, of which nothing can be cloned here.
+        let here = sys::open_path(path.as_os_str())?;
+        let (own, found) = (sys::stat(dir.as_raw_fd())?, sys::stat(here.as_raw_fd())?);
+        if (own.st_dev, own.st_ino) != (found.st_dev, found.st_ino) {
+            return Err(io::Error::other(format!("another directory is at {}", path.display())));
+        }
+        let alone = clone_dir(here.as_raw_fd())?;
+        // SAFETY: both descriptors are open; the old one is replaced in place and stays owned.
+        sys::check(unsafe { libc::dup3(alone.as_raw_fd(), dir.as_raw_fd(), libc::O_CLOEXEC) })?;
+        drop(here);
+        pivot(&self.root)
+    }
+}

@@ -1,0 +1,230 @@
+//! The root of an agent: what is in it, what is not, and that ordinary programs work in it.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::checked::Checked;
+use crate::world::{AGENTFILE, World, is_root, sh};
+
+/// What an agent's shell says to a script.
+async fn says(api: &mut Checked, agent: &str, script: &str) -> String {
+    api.answer(agent, "s", &format!("{} [[reply:{{{{tool}}}}]]", sh(script))).await
+}
+
+fn layer<'v>(view: &'v Value, name: &str) -> &'v Value {
+    let layers = view["isolation"].as_array().expect("layers");
+    layers.iter().find(|layer| layer["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// A daemon with one agent that has the usual tools and these.
+async fn with_tools(tools: &str) -> (World, Checked, Value) {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}NETWORK none\n{tools}");
+    api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    let view = api.agent_is("one", "ready").await;
+    (world, api, view)
+}
+
+#[tokio::test]
+async fn an_agents_directory_is_its_root_and_its_path_on_the_host_leads_there() {
+    let (_world, mut api, view) = with_tools("").await;
+    assert_eq!(layer(&view, "private_root")["in_force"], true, "{view:#}");
+    let root = view["root"].as_str().expect("a root");
+    let script = format!(
+        "pwd; echo $LODGE_AGENT_ROOT; cat {root}/etc/hostname; echo x > {root}/workspace/by-the-old-path; ls /workspace; \
+         cat /etc/passwd; test -e {root}/../../daemon.db && echo LEAK; test -e /{root}/../../run && echo LEAK; hostname 2>/dev/null; true"
+    );
+    let said = says(&mut api, "one", &script).await;
+    assert!(said.contains("/workspace\n/\none\nby-the-old-path\n"), "{said}");
+    assert!(said.contains("agent:x:") && !said.contains("LEAK"), "{said}");
+    assert!(Path::new(root).join("workspace/by-the-old-path").exists());
+}
+
+#[tokio::test]
+async fn files_move_and_link_between_the_parts_of_a_root() {
+    let (_world, mut api, _) = with_tools("BIN python3 host:python3 \"moves\"\n").await;
+    let program = "import os\nopen('/workspace/a', 'w').write('x')\n\
+        os.rename('/workspace/a', '/home/a'); os.link('/home/a', '/tmp/b'); os.rename('/tmp/b', '/var/lib/c')\n\
+        os.rename('/var/lib/c', '/workspace/c'); print('mo' + 'ved')\n\
+        for part in ('/workspace', '/home', '/etc', '/tmp'):\n    \
+            try:\n        os.rename(part, '/other'); print('RENAMED', part)\n    except OSError: pass\n";
+    let said = api
+        .answer("one", "s", &format!("[[tool:python3|{}]] [[reply:{{{{tool}}}}]]", json!(["-c", program])))
+        .await;
+    assert!(said.contains("moved") && !said.contains("RENAMED"), "{said}");
+}
+
+#[tokio::test]
+async fn an_agent_without_host_programs_sees_no_directory_of_the_host() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let content = "FROM scratch\nNAME bare\nMODEL mock/m\nNETWORK none\n";
+    api.ok("agent/create", json!({"content": content, "name": "bare"})).await;
+    let view = api.agent_is("bare", "ready").await;
+    assert!(api.answer("bare", "s", "[[reply:well]]").await.contains("well"));
+    assert_eq!(view["host_dirs"], json!([]), "{view:#}");
+    let home = world.lodge.home().canonicalize().expect("a path");
+    let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", view["pid"])).expect("mounts");
+    let mut points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    points.retain(|point| !point.starts_with("/dev") && !point.starts_with("/sys/fs/cgroup"));
+    points.sort_unstable();
+    let expected =
+        ["/", "/etc", "/opt", "/opt/lodge/etc", "/opt/lodge/runtime", "/proc", "/sys/devices/system/cpu"];
+    assert_eq!(points, expected, "{mounts}");
+    assert!(!home.join("agents").join(view["id"].as_str().expect("an id")).join("usr").exists());
+}
+
+/// Programs that hosts have, each with what to ask it and what it answers.
+const PROGRAMS: [(&str, &str, &str); 8] = [
+    (
+        "git",
+        "git init -q r && cd r && git -c user.name=a -c user.email=b commit -q --allow-empty -m mess''age && git log --format=%s",
+        "message",
+    ),
+    (
+        "python3",
+        "python3 -c 'import ssl, sqlite3, ctypes, getpass; print(getpass.getuser(), 6 * 7)'",
+        "agent 42",
+    ),
+    ("perl", "perl -e 'print 6 * 7, \"\\n\"'", "42"),
+    ("node", "node -e 'console.log(6 * 7, require(\"os\").cpus().length > 0)'", "42 true"),
+    ("awk", "awk 'BEGIN { print 6 * 7 }'", "42"),
+    ("openssl", "openssl version -d", "OPENSSLDIR"),
+    ("make", "printf 'all:\\n\\t@echo ma''de\\n' > Makefile && make", "made"),
+    ("bash", "bash -c 'echo $((6 * 7)) > >(cat); wait'", "42"),
+];
+
+#[tokio::test]
+async fn programs_of_the_host_run_as_they_do_outside() {
+    let has = |name: &str| {
+        ["/usr/local/bin", "/usr/bin", "/bin"].iter().any(|dir| Path::new(dir).join(name).exists())
+    };
+    let found: Vec<_> = PROGRAMS.iter().filter(|(name, ..)| has(name)).collect();
+    let tools: String =
+        found.iter().map(|(name, ..)| format!("BIN {name} host:{name} \"a program\"\n")).collect();
+    let (_world, mut api, view) = with_tools(&tools).await;
+    assert!(view["host_dirs"].as_array().is_some_and(|dirs| dirs.contains(&json!("/usr"))), "{view:#}");
+    for (name, script, answer) in found {
+        let said = says(&mut api, "one", &format!("PATH=/opt/bins:/usr/bin:/bin; {script}")).await;
+        assert!(said.contains(answer), "{name}: {said}");
+    }
+    if has("python3") {
+        let script = "python3 -m venv --without-pip v && v/bin/python -c 'import sys; print(sys.prefix)'";
+        let said = says(&mut api, "one", script).await;
+        assert!(said.contains("/workspace/v"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_elsewhere_comes_with_its_own_tree_and_nothing_beside_it() {
+    let world = World::new();
+    let base = world.lodge.dir().canonicalize().expect("a path");
+    let kit = base.join("kit");
+    fs::create_dir_all(kit.join("bin")).expect("a directory");
+    fs::create_dir(kit.join("lib")).expect("a directory");
+    fs::write(kit.join("lib/word"), "from its own tree\n").expect("a file");
+    fs::write(base.join("beside"), "SECRET").expect("a file");
+    let program = kit.join("bin/tool");
+    fs::write(
+        &program,
+        "#!/bin/sh\ncat \"$(dirname \"$(readlink -f \"$0\")\")\"/../lib/word; cat ../../beside; ls /\n",
+    )
+    .expect("a file");
+    for (path, mode) in [(&program, 0o755), (&base, 0o700)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}BIN tool host:{} \"elsewhere\"\n", program.display());
+    api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    let view = api.agent_is("one", "ready").await;
+    assert!(view["host_dirs"].as_array().is_some_and(|dirs| dirs.contains(&json!(kit))), "{view:#}");
+    let inspected = world.lodge.cli_ok(["inspect", "one"]);
+    assert!(inspected.contains(&format!("{} (read-only", kit.display())), "{inspected}");
+    let script = format!(
+        "PATH=/usr/bin:$PATH; tool; cat {}; ls {}; echo x > {}/lib/word; echo over",
+        base.join("beside").display(),
+        base.display(),
+        kit.display()
+    );
+    let said = says(&mut api, "one", &script).await;
+    assert!(
+        said.contains("from its own tree") && said.contains("over") && !said.contains("SECRET"),
+        "{said}"
+    );
+    assert_eq!(fs::read_to_string(kit.join("lib/word")).expect("a file"), "from its own tree\n");
+}
+
+#[tokio::test]
+async fn a_program_right_above_the_state_directory_does_not_bring_that_along() {
+    let world = World::new();
+    let base = world.lodge.dir().canonicalize().expect("a path");
+    let home = world.lodge.home().canonicalize().expect("a path");
+    fs::create_dir(base.join("bin")).expect("a directory");
+    let program = base.join("bin/tool");
+    let script = format!(
+        "#!/bin/sh\nls -A {0}; cat {0}/credentials.json {0}/providers.yaml; echo over\n",
+        home.display()
+    );
+    fs::write(&program, script).expect("a file");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a mode");
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}BIN tool host:{} \"beside the state\"\n", program.display());
+    api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    api.agent_is("one", "ready").await;
+    let said = says(&mut api, "one", "PATH=/usr/bin:$PATH; tool 2>/dev/null").await;
+    assert!(said.contains("over"), "{said}");
+    for word in ["daemon.db", "credentials.json", "token", "api-key"] {
+        assert!(!said.contains(word), "{word}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn no_descriptor_of_a_keeper_leads_out_of_its_own_directory() {
+    if !is_root() {
+        // Nobody else may look at the descriptors of a keeper.
+        return;
+    }
+    let (_world, _api, view) = with_tools("").await;
+    let keeper = view["pid"].as_u64().expect("a pid");
+    let own =
+        |way: &str| fs::metadata(format!("/proc/{keeper}/fd/3{way}")).map(|found| (found.dev(), found.ino()));
+    assert!(own("/pid").is_ok(), "descriptor 3 is the keeper's directory");
+    assert_eq!(own("/..").expect("a directory"), own("").expect("a directory"));
+    let root = fs::metadata(format!("/proc/{keeper}/root")).expect("a root");
+    let agents = fs::metadata(view["root"].as_str().expect("a root")).expect("a directory");
+    assert_eq!((root.dev(), root.ino()), (agents.dev(), agents.ino()));
+}
+
+#[tokio::test]
+async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_private_root");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    api.ok("agent/create", json!({"content": AGENTFILE, "name": "one"})).await;
+    let view = api.agent_is("one", "ready").await;
+    let missing = layer(&view, "private_root");
+    assert_eq!(missing["in_force"], false, "{view:#}");
+    assert!(missing["why"].as_str().is_some_and(|why| why.contains("a test does without")), "{missing}");
+    let root = PathBuf::from(view["root"].as_str().expect("a root"));
+    let said = says(&mut api, "one", "pwd; echo $PATH; echo $LODGE_AGENT_ROOT; echo x > made; id -u").await;
+    let shown = root.display();
+    assert!(said.contains(&format!("{shown}/workspace\n{shown}/opt/bins\n{shown}\n")), "{said}");
+    assert!(root.join("workspace/made").exists());
+    let told = fs::read_to_string(root.join("etc/context/WORKSPACE.md")).expect("a file");
+    assert!(told.contains(&format!("`{shown}/workspace`")), "{told}");
+    let yaml = fs::read_to_string(root.join("etc/agent.yaml")).expect("a file");
+    assert!(yaml.contains(&format!("{shown}/opt/bins/sh")), "{yaml}");
+    // The next start has a root of its own again, and is told so.
+    api.ok("agent/stop", json!({"agent": "one"})).await;
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    api.agent_is("one", "ready").await;
+    let said = says(&mut api, "one", "pwd; cat made").await;
+    assert!(said.contains("/workspace\nx\n") && !said.contains(&root.display().to_string()), "{said}");
+    let told = fs::read_to_string(root.join("etc/context/WORKSPACE.md")).expect("a file");
+    assert!(told.contains("`/workspace`") && !told.contains(&root.display().to_string()), "{told}");
+}
