@@ -30,21 +30,36 @@ pub(crate) struct HostTrees {
 }
 
 impl HostTrees {
-    /// Those of an agent, by where its host programs are now.
-    pub(crate) fn of(row: &AgentRow) -> HostTrees {
+    /// Those of an agent, by where its host programs are now. No tree contains the state directory.
+    ///
+    /// A program whose path leads through a directory that the agent can write is left out: the agent decides what is
+    /// found there at its next start.
+    pub(crate) fn of(row: &AgentRow, state_dir: &Path) -> HostTrees {
+        let mounts = row.spec.mounts.iter().filter(|mount| !mount.read_only);
+        let writable: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(&mount.host)).collect();
         let tools = row.spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
         let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_none());
         let programs = tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty());
-        HostTrees::of_programs(programs.map(Path::new))
+        HostTrees::of_programs(programs.map(Path::new), state_dir, &writable)
     }
 
-    fn of_programs<'p>(programs: impl Iterator<Item = &'p Path>) -> HostTrees {
-        let homes = homes();
+    fn of_programs<'p>(
+        programs: impl Iterator<Item = &'p Path>,
+        state_dir: &Path,
+        writable: &[PathBuf],
+    ) -> HostTrees {
+        let mut homes = homes();
+        homes.push(state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned()));
         let mut own: BTreeSet<PathBuf> = BTreeSet::new();
         let mut has_any = false;
         for program in programs {
             has_any = true;
-            own.extend(locations(program).iter().filter_map(|location| own_tree(location, &homes)));
+            let locations = locations(program);
+            let ways = locations.iter().map(PathBuf::as_path).chain([program]);
+            if ways.into_iter().any(|way| leads_through(way, writable)) {
+                continue;
+            }
+            own.extend(locations.iter().filter_map(|location| own_tree(location, &homes)));
         }
         if !has_any {
             return HostTrees::default();
@@ -93,6 +108,15 @@ fn locations(program: &Path) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// Whether a path, or a link on it, is beneath one of these directories.
+fn leads_through(path: &Path, dirs: &[PathBuf]) -> bool {
+    let is_beneath = |real: &Path| dirs.iter().any(|dir| real.starts_with(dir));
+    !dirs.is_empty()
+        && path
+            .ancestors()
+            .any(|part| is_beneath(part) || part.canonicalize().is_ok_and(|real| is_beneath(&real)))
 }
 
 fn is_system(path: &Path) -> bool {
@@ -161,14 +185,15 @@ mod tests {
 
     #[test]
     fn an_agent_without_host_programs_needs_nothing_and_one_with_any_needs_the_system() {
-        assert_eq!(HostTrees::of_programs(std::iter::empty()), HostTrees::default());
+        let state = Path::new("/nowhere");
+        assert_eq!(HostTrees::of_programs(std::iter::empty(), state, &[]), HostTrees::default());
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         std::fs::create_dir_all(dir.join("kit-1/bin")).unwrap();
         std::fs::write(dir.join("kit-1/bin/tool"), "").unwrap();
         std::os::unix::fs::symlink("kit-1", dir.join("kit")).unwrap();
         std::os::unix::fs::symlink(dir.join("kit/bin/tool"), dir.join("link")).unwrap();
-        let found = HostTrees::of_programs([dir.join("kit/bin/tool").as_path()].into_iter());
+        let found = HostTrees::of_programs([dir.join("kit/bin/tool").as_path()].into_iter(), state, &[]);
         assert!(
             found.trees.contains(&"/usr".into()) && found.trees.contains(&dir.join("kit-1")),
             "{found:?}"
@@ -178,5 +203,40 @@ mod tests {
         assert_eq!(link_target(Path::new("/usr/bin/env")), Path::new("/usr/bin/env"));
         let linked = locations(&dir.join("link"));
         assert_eq!(linked, [dir.join("link"), dir.join("kit-1/bin/tool")]);
+    }
+
+    #[test]
+    fn a_program_in_a_directory_that_the_agent_can_write_opens_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        for place in ["project", "private"] {
+            std::fs::create_dir(dir.join(place)).unwrap();
+            std::fs::write(dir.join(place).join("tool"), "").unwrap();
+        }
+        let project = dir.join("project");
+        // What the agent can make of `project/bin/tool` and `project/tool` while it runs.
+        std::os::unix::fs::symlink("../private", project.join("bin")).unwrap();
+        std::os::unix::fs::symlink("../private/tool", project.join("linked")).unwrap();
+        let trees = |program: &str, writable: &[PathBuf]| {
+            let program = dir.join(program);
+            let found =
+                HostTrees::of_programs([program.as_path()].into_iter(), Path::new("/nowhere"), writable);
+            found.trees.into_iter().filter(|tree| tree.starts_with(&dir)).collect::<Vec<_>>()
+        };
+        for program in ["project/bin/tool", "project/linked", "project/tool"] {
+            assert_eq!(trees(program, std::slice::from_ref(&project)), Vec::<PathBuf>::new(), "{program}");
+            assert_ne!(trees(program, &[]), Vec::<PathBuf>::new(), "{program}");
+        }
+    }
+
+    #[test]
+    fn no_tree_contains_the_state_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(dir.join("share/lodge")).unwrap();
+        std::fs::write(dir.join("share/tool"), "").unwrap();
+        let program = dir.join("share/tool");
+        let found = HostTrees::of_programs([program.as_path()].into_iter(), &dir.join("share/lodge"), &[]);
+        assert!(found.trees.contains(&program) && !found.trees.contains(&dir.join("share")), "{found:?}");
     }
 }

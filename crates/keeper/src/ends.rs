@@ -41,7 +41,10 @@ pub(crate) fn signals() -> io::Result<OwnedFd> {
         for signal in [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGPIPE] {
             libc::sigaddset(&mut set, signal);
         }
-        sys::check(libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()))?;
+        let mut blocked = set;
+        // Unblocked by the watchdog alone.
+        libc::sigaddset(&mut blocked, libc::SIGALRM);
+        sys::check(libc::sigprocmask(libc::SIG_SETMASK, &blocked, std::ptr::null_mut()))?;
         let fd = sys::check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
         Ok(OwnedFd::from_raw_fd(fd))
     }

@@ -25,6 +25,7 @@ use crate::log::Log;
 use crate::network;
 use crate::sys;
 use crate::tree;
+use crate::watchdog;
 
 /// How long a new keeper waits for the processes of a killed one to be gone.
 const OLD_TREE_WITHIN_MS: i32 = 10_000;
@@ -110,6 +111,7 @@ fn serve(ready: &File) -> Result<(), Failed> {
     if net.gate.is_some() {
         net.resolver = Some(network::write_resolver(&dir).during("write where names are asked for")?);
     }
+    watchdog::prepare().during("prepare the watchdog")?;
     let fence = Fence::build(&spec, &dir, namespaces, layers, net).during("build the fence")?;
     let listener = listen(&dir).during("listen")?;
     let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;

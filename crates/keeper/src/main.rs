@@ -63,6 +63,7 @@ mod sys;
 mod tool_thread;
 mod tree;
 mod watch;
+mod watchdog;
 
 use std::process::ExitCode;
 

@@ -31,6 +31,9 @@ impl Fence {
             mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, None)
         };
         self.proc_is_ours = self.layers.note("proc", fresh);
+        if let (true, Some(gate)) = (self.proc_is_ours, self.gate_pid()) {
+            hide_process(Path::new("/proc"), gate)?;
+        }
 
         let mut masked = Vec::new();
         let mut refused = None;
@@ -144,6 +147,14 @@ fn give_temporary(path: &Path, own: Option<&OwnedFd>) -> io::Result<()> {
 fn deepest<'a>(masks: &'a [PathBuf], path: &Path) -> Option<&'a Path> {
     let above = masks.iter().map(PathBuf::as_path).filter(|mask| path.starts_with(mask));
     above.max_by_key(|mask| mask.as_os_str().len())
+}
+
+/// Hides a process that belongs to the host's network and mounts: what `/proc` says of those is open to everybody.
+pub(crate) fn hide_process(proc: &Path, pid: i32) -> io::Result<()> {
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_RDONLY;
+    let path = sys::c_string(proc.join(pid.to_string()).as_os_str())?;
+    mount(Some(c"tmpfs"), &path, Some(c"tmpfs"), flags, Some(c"mode=0555,size=4k,nr_inodes=2"))
+        .map_err(|error| io::Error::other(format!("the gate cannot be hidden: {error}")))
 }
 
 /// Lays an empty directory over `path` that everybody may pass through.

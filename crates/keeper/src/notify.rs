@@ -13,6 +13,7 @@ use crate::notify_address::Address;
 use crate::notify_epoll::Epolls;
 use crate::notify_sys::{self, Answer, Call};
 use crate::stock::{Family, Stock};
+use crate::watchdog::Watchdog;
 
 /// Most calls of one exec that wait for something. Its next ones wait in the kernel.
 const WAITING_OF_ONE_MAX: usize = 128;
@@ -135,6 +136,7 @@ impl Supervisor {
     }
 
     pub(crate) fn serve(&mut self, watched: Watched, events: libc::c_short) {
+        let _watchdog = Watchdog::start();
         match watched {
             Watched::Gate => self.hear_gate(),
             Watched::Calls(serial) => {
@@ -144,7 +146,7 @@ impl Supervisor {
                     }
                 }
                 // Nobody is left who could call.
-                if events & (libc::POLLHUP | libc::POLLERR) != 0 {
+                if events & libc::POLLHUP != 0 {
                     self.listeners.retain(|listener| listener.serial != serial);
                     self.waiting.retain(|waiting| waiting.listener != serial);
                 }
@@ -160,12 +162,16 @@ impl Supervisor {
 
     /// Gives up on those who are gone, and answers those who had their time.
     pub(crate) fn keep_time(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let _watchdog = Watchdog::start();
         let is_due = |waiting: &Waiting| waiting.until.is_some_and(|until| until <= now);
         while let Some(at) = self.waiting.iter().position(is_due) {
             let waiting = self.waiting.swap_remove(at);
             self.time_out(&waiting);
         }
-        if self.waiting.is_empty() || now < self.looked + LOOK_EVERY {
+        if now < self.looked + LOOK_EVERY {
             return;
         }
         self.looked = now;

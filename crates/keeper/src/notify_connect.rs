@@ -15,6 +15,7 @@ use crate::netlink;
 use crate::network;
 use crate::notify::{Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
+use crate::notify_epoll;
 use crate::notify_options;
 use crate::notify_sys::{self, Answer, Call};
 use crate::stock::{Family, Stock};
@@ -28,6 +29,8 @@ const SO_COOKIE: libc::c_int = 57;
 /// States of a connection, as the kernel counts them.
 const SYN_SENT: u8 = 2;
 const CLOSE: u8 = 7;
+/// The flags of a descriptor are among the first lines of what the kernel says of it.
+const FLAGS_READ_MAX: u64 = 4096;
 
 /// Where a connection leads.
 enum Way {
@@ -166,8 +169,7 @@ impl Supervisor {
     /// What a socket that was handed in before answers by itself, as the kernel would.
     fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<Before> {
         let fd = theirs.as_raw_fd();
-        let state: u8 = sys::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-        Ok(match state {
+        Ok(match state(theirs)? {
             CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
                 0 => Before::Nothing,
                 errno => Before::Answer(Answer::Error(errno)),
@@ -205,7 +207,8 @@ impl Supervisor {
         let connected = sys::connect(fd, address.bytes());
         sys::set_flags(fd, flags)?;
         match connected.as_ref().map_err(io::Error::raw_os_error) {
-            Err(Some(libc::EINPROGRESS | libc::EALREADY)) => {
+            // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
+            Err(Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR)) => {
                 let until = give_up_at(&theirs);
                 self.wait(caller, Stage::Connected(theirs), until);
                 Ok(None)
@@ -223,6 +226,10 @@ impl Supervisor {
         ours: OwnedFd,
         address: &Address,
     ) -> io::Result<Option<Answer>> {
+        // The program's own is closed below. To close one that is connected can wait for its peer (SO_LINGER).
+        if state(&theirs)? != CLOSE {
+            return Ok(Some(Answer::Error(libc::EISCONN)));
+        }
         notify_options::copy(&theirs, &ours);
         let connected = sys::connect(ours.as_raw_fd(), address.bytes());
         let is_under_way = match connected.as_ref().map_err(io::Error::raw_os_error) {
@@ -352,6 +359,11 @@ fn own_socket(family: Family) -> io::Result<OwnedFd> {
     unsafe { Ok(OwnedFd::from_raw_fd(sys::check(libc::socket(domain, kind, 0))?)) }
 }
 
+/// Of TCP: [`CLOSE`] as long as it is neither connected nor listens.
+fn state(socket: &OwnedFd) -> io::Result<u8> {
+    sys::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
 fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
     Ok(sys::flags_of(socket.as_raw_fd())? & libc::O_NONBLOCK == 0)
 }
@@ -367,7 +379,7 @@ fn give_up_at(theirs: &OwnedFd) -> Option<Instant> {
 
 /// Whether a program's descriptor is closed when it becomes another. One that cannot be seen is.
 fn closes_on_exec(thread: i32, fd: RawFd) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{thread}/fdinfo/{fd}")).unwrap_or_default();
+    let text = notify_epoll::read_bounded(&format!("/proc/{thread}/fdinfo/{fd}"), FLAGS_READ_MAX);
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
     flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0)

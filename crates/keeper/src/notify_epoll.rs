@@ -4,10 +4,9 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use crate::notify_sys;
 use crate::sys;
@@ -15,6 +14,11 @@ use crate::sys;
 const EPOLL: &[u8] = b"anon_inode:[eventpoll]";
 /// Most processes whose epolls are remembered.
 const PROCESSES_MAX: usize = 32;
+/// How far a process is searched, as all of it is the program's: descriptors, epolls among them, and bytes of what the
+/// kernel says of one epoll. Beyond that a socket is no longer watched after it was connected.
+const DESCRIPTORS_MAX: usize = 4096;
+const EPOLLS_MAX: usize = 32;
+const INFO_BYTES_MAX: u64 = 256 * 1024;
 
 /// The epolls of processes, as they were found last.
 #[derive(Debug, Default)]
@@ -77,7 +81,8 @@ struct Lent {
 
 impl Lent {
     fn take(socket: &OwnedFd, number: RawFd) -> io::Result<Lent> {
-        // SAFETY: no memory is passed. The number is given back before anybody could miss it: this process has one thread.
+        // SAFETY: no memory is passed. The number is given back before anybody could miss it: the other
+        // thread of this process, which forks tools, waits for a message meanwhile.
         unsafe {
             let flags = libc::fcntl(number, libc::F_GETFD);
             let before = if flags < 0 {
@@ -109,14 +114,26 @@ impl Drop for Lent {
 
 fn epolls(process: i32) -> io::Result<Vec<RawFd>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
+    for entry in fs::read_dir(format!("/proc/{process}/fd"))?.take(DESCRIPTORS_MAX) {
         let entry = entry?;
         let is_epoll = fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str().as_bytes() == EPOLL);
         if is_epoll && let Some(number) = number(&entry.file_name()) {
             found.push(number);
+            if found.len() == EPOLLS_MAX {
+                break;
+            }
         }
     }
     Ok(found)
+}
+
+/// The beginning of a file of `/proc`; nothing where it cannot be read.
+pub(crate) fn read_bounded(path: &str, bytes_max: u64) -> String {
+    let mut text = Vec::new();
+    match fs::File::open(path).and_then(|file| file.take(bytes_max).read_to_end(&mut text)) {
+        Ok(_) => String::from_utf8_lossy(&text).into_owned(),
+        Err(_) => String::new(),
+    }
 }
 
 fn number(name: &std::ffi::OsStr) -> Option<RawFd> {
@@ -124,7 +141,7 @@ fn number(name: &std::ffi::OsStr) -> Option<RawFd> {
 }
 
 fn registration(process: i32, pidfd: &OwnedFd, epoll: RawFd, fd: RawFd) -> Option<Registration> {
-    let text = fs::read_to_string(Path::new("/proc").join(format!("{process}/fdinfo/{epoll}"))).ok()?;
+    let text = read_bounded(&format!("/proc/{process}/fdinfo/{epoll}"), INFO_BYTES_MAX);
     let (events, data) = text.lines().find_map(|line| line_of(line, fd))?;
     Some(Registration { epoll: notify_sys::get_fd(pidfd, epoll).ok()?, events, data })
 }

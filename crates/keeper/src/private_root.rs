@@ -49,6 +49,7 @@ pub(crate) fn build(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
     opened: &[Opened],
+    gate: Option<i32>,
     layers: &mut Layers,
 ) -> Result<Built, NotBuilt> {
     if tests_without(spec, NO_PRIVATE_ROOT) {
@@ -69,6 +70,9 @@ pub(crate) fn build(
             return Err(NotBuilt::Impossible(error));
         }
     };
+    if let (true, Some(gate)) = (proc_is_ours, gate) {
+        masked::hide_process(&spec.root.join("proc"), gate).map_err(NotBuilt::Refused)?;
+    }
     binds::bind_into(&spec.root, opened, &mut noted).map_err(NotBuilt::Refused)?;
     layers.list.append(&mut noted.list);
     Ok(Built { root: spec.root.clone(), proc_is_ours })

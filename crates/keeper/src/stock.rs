@@ -15,6 +15,8 @@ const KEPT_V4: usize = 4;
 const KEPT_V6: usize = 1;
 /// Most that are asked for at a time.
 const ASKED_MAX: usize = 64;
+/// Most messages that are taken at once, so that everything else has its turn.
+const MESSAGES_MAX: usize = 256;
 /// Most addresses that are remembered as answers for listed names, and for how long.
 const OPENED_MAX: usize = 1024;
 const OPENED_FOR: Duration = Duration::from_secs(3600);
@@ -112,7 +114,9 @@ impl Stock {
     /// Takes what the gate sent.
     pub(crate) fn hear(&mut self) {
         let mut message = [0; 32];
-        while let Ok((len @ 1.., fd)) = sys::receive_packet(self.control.as_raw_fd(), &mut message) {
+        for _ in 0..MESSAGES_MAX {
+            let received = sys::receive_packet(self.control.as_raw_fd(), &mut message);
+            let Ok((len @ 1.., fd)) = received else { return };
             match (&message[..len], fd) {
                 ([code], Some(socket)) => {
                     if let Some(family) = Family::of(*code) {
@@ -131,6 +135,14 @@ impl Stock {
                 ([hand::OPENED, high, low, address @ ..], None) => {
                     if let Some(address) = address_of(address) {
                         self.open(address, u16::from_be_bytes([*high, *low]), Instant::now());
+                    }
+                }
+                // One was sent and there was no room for it here.
+                ([code], None) => {
+                    if let Some(family) = Family::of(*code) {
+                        let shelf = &mut self.sockets[family as usize];
+                        shelf.asked = shelf.asked.saturating_sub(1);
+                        shelf.refused = Some(libc::EMFILE);
                     }
                 }
                 (_, _) => {}

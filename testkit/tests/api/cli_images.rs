@@ -85,7 +85,7 @@ async fn a_difference_tells_permissions_and_tools_first_and_texts_by_line() {
     assert_eq!(code, 0);
     let at = |wanted: &str| text.find(wanted).unwrap_or_else(|| panic!("no {wanted:?} in {text}"));
     let order = [
-        "network\n  ~ host → none\n",
+        "network\n  ~ public → none\n",
         "\n\nbins\n  ",
         "\n\ncontexts\n  ~ SOUL\n      Be kind.\n    - Be short.\n    + Be long.\n    + Be brave.\n",
         "\nlabels\n  - k v\n",

@@ -234,6 +234,8 @@ impl Actor {
         if running {
             crash::point("during_adoption");
         } else if layout.is_fallback()
+            // While nothing ran in it yet, nobody can have put a link in the place of these files.
+            && welcome.execs.is_empty()
             && let Err(detail) = self.describe_root(&layout, &row, &image).await
         {
             return self.not_started(row.runs, detail).await;

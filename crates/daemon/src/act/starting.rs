@@ -61,7 +61,7 @@ impl Actor {
         let root = root::root_of(data_dir, row);
         let failed = NotStarted::Failed;
         let runtime = self.shell.runtime.path().map_err(|error| failed(chain(&error)))?;
-        let host_trees = HostTrees::of(row);
+        let host_trees = HostTrees::of(row, data_dir);
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),
             incarnation: row.incarnation,

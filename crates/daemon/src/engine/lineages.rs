@@ -257,9 +257,11 @@ impl Engine {
         batch.write(Write::Lineage(agent.lineage.clone()));
     }
 
-    /// A turn was finished: whatever killed earlier processes does not any more.
+    /// A turn was finished: whatever killed earlier processes does not any more. A lineage that is over stays as it is:
+    /// an answer that was asked for before can still finish a turn.
     pub(super) fn lineage_progressed(&mut self, batch: &mut Batch, id: &AgentId) {
-        let Some(agent) = self.agents.get_mut(id).filter(|agent| agent.lineage.deaths > 0) else { return };
+        let counts = |lineage: &LineageRow| lineage.deaths > 0 && !lineage.state.is_over();
+        let Some(agent) = self.agents.get_mut(id).filter(|agent| counts(&agent.lineage)) else { return };
         agent.lineage.deaths = 0;
         batch.write(Write::Lineage(agent.lineage.clone()));
     }

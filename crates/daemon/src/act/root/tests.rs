@@ -37,7 +37,7 @@ fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
 const STOCK: &str = "/state/bin/runtime-abc";
 
 fn made(root: &Path, row: &AgentRow, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
-    let host = HostTrees::of(row);
+    let host = HostTrees::of(row, root);
     let copied = ["ld.so.cache".into(), "ssl".into()];
     let making = Making { row, image, runtime: Path::new(STOCK), host: &host, copied: &copied };
     make(root, &making, files)

@@ -174,6 +174,30 @@ fn turns_of_an_agent_that_died_too_often_wait_and_a_start_goes_on_with_them() {
 }
 
 #[test]
+fn an_answer_that_comes_after_the_last_death_leaves_the_lineage_ended() {
+    let mut world = World::new();
+    let agent = world.agent();
+    let turn = turn_of(&world.send(&agent, "s", "hi"));
+    let mut attempt = 0;
+    while world.agent_state(&agent) != AgentState::Failed(FailReason::Crashed) {
+        world.ask_model(&agent, &turn, 1);
+        attempt += 1;
+        world.die(&agent, Part::Runtime);
+        let run = world.engine.agents[&agent].row.runs;
+        world.see(Seen::RevivalDue { agent: agent.clone(), run });
+        world.ready(&agent);
+    }
+    let ended = world.lineage(&agent).clone();
+    assert_eq!(ended.state, LineageState::Ended(EndReason::Exhausted));
+    for attempt in 1..=attempt {
+        let batch = world.answer(&turn, 1, attempt, "done", &[]);
+        assert!(!batch.writes.iter().any(|write| matches!(write, Write::Lineage(_))), "attempt {attempt}");
+    }
+    assert_eq!(world.state(&turn), TurnState::Done, "the answer is not lost");
+    assert_eq!(*world.lineage(&agent), ended);
+}
+
+#[test]
 fn turns_of_an_agent_that_died_too_often_can_be_dropped() {
     let (mut world, agent, [turn, queued], _) = exhausted();
     world.ask(None, Command::InterruptTurn { id: turn.clone() });

@@ -1,0 +1,91 @@
+//! No call that a program of the sandbox can prolong keeps the keeper: a timer interrupts it.
+//!
+//! Closing a socket can wait for its peer (SO_LINGER), connecting one for a full backlog, and handing one in for the
+//! caller's next turn on a processor. A program controls all three.
+
+use std::io;
+use std::ptr;
+
+use crate::sys;
+
+/// How long such a call takes at most.
+const INTERRUPT_EVERY_US: libc::suseconds_t = 20_000;
+
+/// Installs the timer's signal, blocked. Threads that are started after this do not get it.
+pub(crate) fn prepare() -> io::Result<()> {
+    // SAFETY: the structure is plain data, for which zeroes are a valid value, and outlives the call. The handler does
+    // nothing, so it may run at any time.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = interrupted as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        sys::check(libc::sigaction(libc::SIGALRM, &action, ptr::null_mut()))?;
+    }
+    set_mask(libc::SIG_BLOCK);
+    Ok(())
+}
+
+extern "C" fn interrupted(_signal: libc::c_int) {}
+
+/// While this lives, calls that wait return `EINTR` after a moment.
+#[derive(Debug)]
+pub(crate) struct Watchdog(());
+
+impl Watchdog {
+    pub(crate) fn start() -> Watchdog {
+        set_timer(INTERRUPT_EVERY_US);
+        set_mask(libc::SIG_UNBLOCK);
+        Watchdog(())
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        set_mask(libc::SIG_BLOCK);
+        set_timer(0);
+    }
+}
+
+fn set_timer(every_us: libc::suseconds_t) {
+    let every = libc::timeval { tv_sec: 0, tv_usec: every_us };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: the kernel reads the structure, which outlives the call.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
+}
+
+fn set_mask(how: libc::c_int) {
+    // SAFETY: the set is plain data, initialised by the first call, and outlives the others.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGALRM);
+        libc::pthread_sigmask(how, &set, ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_whose_close_would_wait_for_its_peer_is_closed() {
+        prepare().unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let _far = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut &near, &[0; 65_536]).is_ok() {}
+        let linger = libc::linger { l_onoff: 1, l_linger: 3_600 };
+        // SAFETY: the kernel reads the structure, which outlives the call.
+        let set = unsafe {
+            let (value, size) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
+            libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size)
+        };
+        assert_eq!(set, 0);
+        let _watchdog = Watchdog::start();
+        // Without the watchdog this test takes an hour.
+        drop(near);
+    }
+}
