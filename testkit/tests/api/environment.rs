@@ -311,7 +311,7 @@ async fn what_is_told_to_an_agent_follows_every_change_and_masks_what_looks_secr
         "| `EXTRA` | `a\\|b\\nc` |  |",
         "memory: 512 MiB",
         "processes: 50",
-        "the network of the host",
+        "They reach neither this host nor private networks.",
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }

@@ -176,7 +176,7 @@ async fn a_difference_tells_permissions_and_tools_first_and_no_secret() {
     let back = api.ok("image/diff", json!({"from": "d:2", "to": "d:1"})).await;
     assert_eq!(
         back["changes"][0],
-        json!({"section": "network", "key": "network", "before": "none", "after": "host"})
+        json!({"section": "network", "key": "network", "before": "none", "after": "public"})
     );
     let memory =
         json!({"section": "limits", "key": "memory", "before": "1g", "after": "half of the host's memory"});

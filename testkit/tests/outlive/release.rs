@@ -15,8 +15,7 @@ use tempfile::TempDir;
 
 /// The last byte of an ELF header's identification: padding.
 const PADDING: usize = 15;
-/// How much of a digest is in a program's name.
-const DIGEST_BYTES: usize = 12;
+const DIGEST_BYTES: usize = 32;
 
 /// Where a daemon's program lies, to be replaced.
 #[derive(Debug)]
@@ -75,7 +74,7 @@ impl Place {
     }
 }
 
-/// What the first release stored under this name, and the digest in its name.
+/// What the first release stored under this name, and its digest.
 fn first_stored(home: &Path, name: &str) -> (Vec<u8>, [u8; DIGEST_BYTES]) {
     let bytes = |path: PathBuf| fs::read(path).expect("a stored program");
     let mut found = stored(home, name).into_iter().map(bytes).filter(|bytes| bytes[PADDING] == 0);
@@ -95,8 +94,7 @@ pub fn stored(home: &Path, name: &str) -> Vec<PathBuf> {
 }
 
 fn digest_of(program: &[u8]) -> [u8; DIGEST_BYTES] {
-    let whole = Sha256::digest(program);
-    whole[..DIGEST_BYTES].try_into().expect("a digest is longer")
+    Sha256::digest(program).into()
 }
 
 /// Where `part` is in `whole`, from `from` on.
