@@ -267,10 +267,10 @@ mod tests {
     fn files_are_counted_once_however_many_names_they_have_and_links_not_at_all() {
         let dir = dir("names");
         std::fs::write(dir.join("a"), vec![1; 1 << 20]).unwrap();
-        let before = used_bytes(&dir, Namespaces::Own).unwrap();
+        let before = used_bytes(&dir, Namespaces::Host).unwrap();
         std::fs::hard_link(dir.join("a"), dir.join("b")).unwrap();
         std::os::unix::fs::symlink("/usr", dir.join("link")).unwrap();
-        let after = used_bytes(&dir, Namespaces::Own).unwrap();
+        let after = used_bytes(&dir, Namespaces::Host).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!((1 << 20..2 << 20).contains(&before), "{before}");
         assert!(after - before <= 2 * ENTRY_BYTES, "{before} {after}");
@@ -292,7 +292,7 @@ mod tests {
             .map(|(outer, inner)| {
                 set(&closed, inner);
                 set(&dir, outer);
-                let used = used_bytes(&dir, Namespaces::Own).unwrap();
+                let used = used_bytes(&dir, Namespaces::Host).unwrap();
                 let outer = mode_of(&dir);
                 set(&dir, 0o700);
                 (used, outer, mode_of(&closed))

@@ -100,6 +100,9 @@ mod tests {
         // In a process of its own: a keeper serves calls in its first thread, which is the one that the timer interrupts.
         let child = sys::fork().unwrap();
         if child == 0 {
+            // What other tests have open ends with them.
+            // SAFETY: this is the child, which uses none of these descriptors.
+            unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
             let status = if close_lingering().is_ok() { 0 } else { 1 };
             // SAFETY: this is the child, of which nothing has to be kept.
             unsafe { libc::_exit(status) }
