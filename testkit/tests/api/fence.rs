@@ -186,7 +186,7 @@ async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_nothing_el
     let agent = world.agent(&mut api, "reader").await;
     // Every Linux has all of them, open to everybody.
     let script = "ls -d /*; echo; for place in /var/cache /var/run /srv /mnt /run /root /boot /media; do test -e $place && echo \"$place is there\"; done; \
-        ls /home /var /opt /sys /sys/fs; for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
+        ls /home /var /opt /sys /sys/fs 2>/dev/null; for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
     api.answer(&agent, "s", &format!("{} [[reply:x]]", sh(script))).await;
     let messages = api.ok("session/messages", json!({"session": "s"})).await;
     let told = messages["messages"].as_array().unwrap().iter().find(|message| message["role"] == "tool");
