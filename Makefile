@@ -84,7 +84,5 @@ bench:
 	$(CARGO) build --locked --release --bins -p lodge-daemon -p lodge-cli -p lodge-testkit -p lodge-bench
 	target/release/lodge-bench
 
-# Directories of agents may be read-only.
 clean: stop
-	@test ! -d .lodge || find .lodge -type d -exec chmod u+w {} +
 	rm -rf .lodge target

@@ -4,7 +4,6 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
@@ -41,18 +40,7 @@ impl Drop for ThrowAway {
     fn drop(&mut self) {
         if !self.kept {
             // What cannot be removed is left for whoever clears temporary files.
-            open_dirs(&self.path);
             let _ = fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-/// Makes every directory writable for its owner: nothing can be removed from one that is not, except by root.
-fn open_dirs(dir: &Path) {
-    let _ = fs::set_permissions(dir, fs::Permissions::from_mode(0o700));
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            open_dirs(&entry.path());
         }
     }
 }

@@ -68,7 +68,7 @@ async fn a_tool_reaches_neither_the_daemons_files_nor_its_socket_nor_another_age
         }
     }
     script.push_str(&format!("test -S {}/lodge.sock && echo SOC''KET\n", home.display()));
-    script.push_str(&format!("echo x > {}/planted 2>/dev/null && echo WR''OTE\n", home.display()));
+    script.push_str(&format!("echo x > {}/planted\n", home.display()));
     script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/etc/planted 2>/dev/null && echo WR''OTE\n");
     script.push_str("echo x > \"$LODGE_AGENT_ROOT\"/opt/bins/planted 2>/dev/null && echo WR''OTE\n");
     script.push_str("cat /proc/[0-9]*/comm\necho end\n");

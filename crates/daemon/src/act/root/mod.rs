@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use lodge_core::record::{AgentRow, EnvRecord, FileRecord, ImageRecord, MountRecord};
@@ -168,14 +167,9 @@ fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootEr
     }
     let former = root.join(former);
     let is_theirs = |dir: &Path| THEIRS.iter().chain(&IN_THEIRS).any(|theirs| dir == root.join(theirs));
-    let way: Vec<&Path> = above(root, &former).into_iter().filter(|dir| !is_theirs(dir)).collect();
-    way.iter().try_for_each(|dir| own_dir(dir, None))?;
-    link(Path::new("/"), &former)?;
-    // Nothing else is to be there that looks like a file of the daemon's.
-    way.iter().try_for_each(|dir| {
-        let closed = fs::set_permissions(dir, fs::Permissions::from_mode(0o555));
-        closed.map_err(|cause| RootError::Io { path: dir.to_path_buf(), cause })
-    })
+    let mut way = above(root, &former).into_iter().filter(|dir| !is_theirs(dir));
+    way.try_for_each(|dir| own_dir(dir, None))?;
+    link(Path::new("/"), &former)
 }
 
 /// The directories between the root and `target`, the highest first.
