@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lodge_proto::client::Client;
 use lodge_testkit::lodge::PATIENCE;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Sizes;
 use crate::floor::Floors;
@@ -67,22 +67,29 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
 pub(crate) async fn until_ready(client: &mut Client, image: &str) -> Duration {
     let from = Instant::now();
     let made = client.call_value("agent/create", json!({"image": image})).await.expect("an agent");
+    until(client, &made["id"], "agent.ready").await;
+    let took = from.elapsed();
+    let removed = json!({"agent": made["id"], "force": true});
+    client.call_value("agent/remove", removed).await.expect("a removed agent");
+    // The end of this one is not to be part of the next one's beginning.
+    until(client, &made["id"], "agent.removed").await;
+    took
+}
+
+/// Waits for an event of an agent.
+async fn until(client: &mut Client, agent: &Value, kind: &str) {
     loop {
         let note = tokio::time::timeout(PATIENCE, client.next()).await.expect("an event in time");
         let note = note.expect("a connection that lives");
-        if note.params["stream"] != made["id"] {
+        if note.params["stream"] != *agent {
             continue;
         }
         match note.params["kind"].as_str() {
-            Some("agent.ready") => break,
+            Some(seen) if seen == kind => return,
             Some("agent.failed") => panic!("the agent failed: {}", note.params),
             Some(_) | None => {}
         }
     }
-    let took = from.elapsed();
-    let removed = json!({"agent": made["id"], "force": true});
-    client.call_value("agent/remove", removed).await.expect("a removed agent");
-    took
 }
 
 fn rows(samples: &Samples, table: &mut Table) {

@@ -194,6 +194,19 @@ impl Epoch {
             turns,
         }
     }
+
+    /// How much is read from turn `from` up to turn `number`, with the summary. None: a part of it is of an epoch before
+    /// this one, and not counted here.
+    pub fn read_bytes(&self, from: u32, number: u32) -> Option<u64> {
+        if from < self.from_turn {
+            return None;
+        }
+        let (skipped, counted) =
+            (from.saturating_sub(self.first), number.saturating_add(1).saturating_sub(self.first));
+        let newest = self.turns.iter().take(counted as usize).skip(skipped as usize).sum::<u64>();
+        let older = if from < self.first { self.older } else { 0 };
+        Some(self.summary_bytes + older + newest)
+    }
 }
 
 #[cfg(test)]
@@ -226,6 +239,8 @@ mod tests {
         assert_eq!((weight.bytes, weight.turns), (4 + 107, vec![7, 100]));
         epoch.add(1, 1_000);
         assert_eq!(epoch.weight(3).bytes, 111, "what is not read weighs nothing");
+        assert_eq!((epoch.read_bytes(2, 3), epoch.read_bytes(3, 3)), (Some(111), Some(104)));
+        assert_eq!((epoch.read_bytes(2, 2), epoch.read_bytes(1, 3)), (Some(11), None));
     }
 
     #[test]
@@ -236,6 +251,7 @@ mod tests {
         }
         assert_eq!(epoch.turns.len(), WEIGHED_TURNS_MAX);
         assert_eq!(epoch.weight(1_000).bytes, 3_000);
+        assert_eq!((epoch.read_bytes(1, 1_000), epoch.read_bytes(999, 1_000)), (Some(3_000), Some(6)));
         epoch.begin(&row(2, 990, ""));
         assert_eq!(epoch.weight(1_000).bytes, 33);
     }

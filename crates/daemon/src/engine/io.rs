@@ -458,6 +458,8 @@ pub struct ModelOrder {
     pub context: String,
     /// The epoch whose summary stands before the messages.
     pub summary: Option<u32>,
+    /// How much is to be read of the conversation, where that is known.
+    pub bytes: Option<u64>,
     pub purpose: Purpose,
     pub delay_ms: u64,
 }

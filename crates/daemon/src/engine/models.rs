@@ -157,6 +157,7 @@ impl Engine {
             from_turn: wish.from_turn,
             context: wish.context.clone(),
             summary: read_from.and_then(Epoch::summary),
+            bytes: epoch.and_then(|epoch| epoch.read_bytes(wish.from_turn, turn.row.number)),
             purpose: Purpose::Step,
             delay_ms,
         })));
