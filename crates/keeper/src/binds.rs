@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use lodge_link::Bind;
 
 use crate::layers::Layers;
-use crate::mounts::mount;
+use crate::mounts::{host_forbids, mount};
 use crate::read_only;
 use crate::sys;
 
@@ -36,6 +36,17 @@ impl From<io::Error> for NotBound {
     }
 }
 
+/// Whether this is how a path fails that is not there, or not for us. Any other failure ends the start: what it would
+/// leave out may be what keeps a part of the root from being changed.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    host_forbids(error)
+        || matches!(
+            errno,
+            None | Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::ELOOP | libc::ENAMETOOLONG)
+        )
+}
+
 /// Opens the sources of binds in the new mount namespace. One that is not there is a missing layer.
 pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io::Result<Vec<Opened>> {
     let mut opened = Vec::new();
@@ -45,7 +56,10 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
                 check_itself(&bind.source, &source)?;
                 opened.push(Opened { bind, source });
             }
-            Err(error) => layers.missing("bind", format!("{}: {error}", bind.source.display())),
+            Err(error) if is_absent(&error) => {
+                layers.missing("bind", format!("{}: {error}", bind.source.display()));
+            }
+            Err(error) => return Err(not_bound(&bind, &error)),
         }
     }
     Ok(opened)
@@ -60,6 +74,7 @@ pub(crate) fn bind_into(root: &Path, opened: &[Opened], layers: &mut Layers) -> 
         match bind_one(&inside, source, Some(root)) {
             Ok(()) => {}
             Err(NotBound::Writable(error)) => return Err(not_read_only(bind, &error)),
+            Err(NotBound::Absent(error)) if !is_absent(&error) => return Err(not_bound(bind, &error)),
             Err(NotBound::Absent(error)) => {
                 layers.missing("bind", format!("{}: {error}", bind.target.display()));
             }
@@ -87,6 +102,10 @@ pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
 pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
     // The path last: it may be longer than what is told of a failure.
     io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
+}
+
+pub(crate) fn not_bound(bind: &Bind, error: &io::Error) -> io::Error {
+    io::Error::other(format!("a bind cannot be made ({error}): {}", bind.target.display()))
 }
 
 pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), NotBound> {

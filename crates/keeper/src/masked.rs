@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
 
-use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, not_read_only};
+use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, not_bound, not_read_only};
 use crate::devices;
 use crate::fence::{self, Fence, NO_PROC, tests_without};
 use crate::masks;
-use crate::mounts::mount;
+use crate::mounts::{host_forbids, mount};
 use crate::read_only;
 use crate::sys;
 
@@ -47,6 +47,9 @@ impl Fence {
             };
             match hidden {
                 Ok(()) => masked.push(mask),
+                Err(error) if !host_forbids(&error) && error.kind() != io::ErrorKind::NotFound => {
+                    return Err(fence::refused("masks over the host's directories", &error));
+                }
                 Err(error) => refused = Some(format!("{}: {error}", mask.display())),
             }
         }
@@ -103,6 +106,9 @@ impl Fence {
                     return Err(not_read_only(&bind, &error));
                 }
                 Err(NotBound::Absent(error)) if is_root => return Err(error),
+                Err(NotBound::Absent(error)) if !binds::is_absent(&error) => {
+                    return Err(not_bound(&bind, &error));
+                }
                 Err(NotBound::Absent(error)) => {
                     self.layers.missing("bind", format!("{}: {error}", bind.target.display()));
                 }

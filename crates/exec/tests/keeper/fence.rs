@@ -197,6 +197,58 @@ async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
 }
 
+/// Why the start of a sandbox was refused.
+async fn refusal(home: &Home, spec: &lodge_exec::SandboxSpec) -> String {
+    let refused = home.host.start(spec).await.expect_err("it started");
+    assert_eq!(refused.code(), "sandbox.keeper_gave_up");
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    match refused {
+        lodge_exec::StartError::GaveUp { why, .. } => why,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_root_that_cannot_be_built_for_now_ends_the_start_instead_of_weakening_the_fence() {
+    let home = Home::new();
+    let mut spec = home.spec();
+    spec.failpoint = Some("keeper.no_room".to_owned());
+    let why = refusal(&home, &spec).await;
+    assert!(
+        why.contains("a root of its own; make room on the disk") && why.contains("No space left"),
+        "{why}"
+    );
+    // Something of the agent's in the place of a mount is no matter of the host, either.
+    std::fs::write(home.root.join("proc"), "").unwrap();
+    let why = refusal(&home, &home.spec()).await;
+    assert!(why.contains("it cannot have a root of its own"), "{why}");
+    std::fs::remove_file(home.root.join("proc")).unwrap();
+    let link = home.up().await;
+    let root = link.welcome.layers.iter().find(|layer| layer.name == "private_root").unwrap();
+    assert_eq!(root.missing, None);
+}
+
+#[tokio::test]
+async fn a_full_disk_ends_the_start_and_room_lets_it_succeed() {
+    if !is_root() {
+        // Only root can make a disk that is full.
+        return;
+    }
+    let home = Home::new();
+    let full = home.root.join("full");
+    std::fs::create_dir(&full).unwrap();
+    let mount = std::process::Command::new("mount");
+    assert!(run(mount, &["-t", "tmpfs", "-o", "mode=0755,size=64k,nr_inodes=2", "none"], &full));
+    std::fs::write(full.join("the last"), "").unwrap();
+    let spec = lodge_exec::SandboxSpec { root: full.clone(), ..home.spec() };
+    let why = refusal(&home, &spec).await;
+    let removed = std::fs::remove_file(full.join("the last"));
+    assert!(run(std::process::Command::new("umount"), &["-l"], &full));
+    removed.unwrap();
+    assert!(why.contains("a root of its own") && why.contains("No space left"), "{why}");
+    home.up().await;
+}
+
 #[tokio::test]
 async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
     let home = Home::new();
