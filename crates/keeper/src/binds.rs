@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lodge_link::Bind;
+use lodge_link::{Bind, FileIdentity};
 
 use crate::layers::Layers;
 use crate::mounts::{host_forbids, mount};
@@ -54,6 +54,7 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
         match sys::open_path(bind.source.as_os_str()) {
             Ok(source) => {
                 check_itself(&bind.source, &source)?;
+                check_identity(&bind, &source)?;
                 opened.push(Opened { bind, source });
             }
             Err(error) if is_absent(&error) => {
@@ -97,6 +98,22 @@ pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
     }
     // The path last: it may be longer than what is told of a failure.
     Err(io::Error::other(format!("a link leads elsewhere now, so nothing is bound from {}", path.display())))
+}
+
+/// Refuses a file that is not the one that was checked, or was changed since. What is bound is this descriptor: the name
+/// is not looked up again.
+fn check_identity(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
+    let Some(checked) = bind.checked else { return Ok(()) };
+    let found = sys::stat(source.as_raw_fd())?;
+    let changed_at = (found.st_ctime, found.st_ctime_nsec);
+    let (dev, ino, size) = (found.st_dev, found.st_ino, found.st_size.cast_unsigned());
+    if checked == (FileIdentity { dev, ino, size, changed_at }) {
+        return Ok(());
+    }
+    let path = bind.source.display();
+    Err(io::Error::other(format!(
+        "a program was replaced after it was checked; start the agent again: {path}"
+    )))
 }
 
 pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {

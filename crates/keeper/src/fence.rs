@@ -212,7 +212,7 @@ impl Fence {
     /// Where names are asked for, if that is not what the agent's directory says.
     fn own_resolver(&self, spec: &KeeperSpec) -> Option<Bind> {
         let source = self.net.resolver.clone()?;
-        Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true })
+        Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true, checked: None })
     }
 
     fn name_host(&mut self, name: &str) {

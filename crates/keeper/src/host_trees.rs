@@ -63,7 +63,7 @@ fn show_one(root: &Path, path: &Path, empty: &OwnedFd) -> Result<Shown, NotBound
     let source = sys::open_path(path.as_os_str())?;
     binds::check_itself(path, &source)?;
     let target = within(root, path);
-    let read_only = Bind { source: path.to_owned(), target: target.clone(), read_only: true };
+    let read_only = Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
     match sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT {
         libc::S_IFDIR => {
             let place = make_target(root, &target, true)?;

@@ -112,12 +112,13 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
         source: outside.clone(),
         target: target.to_owned(),
         read_only,
+        checked: None,
     };
     let mut spec = home.spec();
     spec.binds = vec![
         bind(&writable, false),
         bind(&read_only, true),
-        Bind { source: program.clone(), target: program.clone(), read_only: true },
+        Bind { source: program.clone(), target: program.clone(), read_only: true, checked: None },
     ];
     home.host.start(&spec).await.unwrap();
     let mut link = home.dial(1).await;
@@ -172,6 +173,7 @@ async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_moun
         source: shared.source.clone(),
         target: home.root.join(name),
         read_only,
+        checked: None,
     };
     spec.binds = vec![bind("ro", true), bind("rw", false)];
     home.host.start(&spec).await.unwrap();
@@ -189,7 +191,7 @@ async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
     let name = "n".repeat(250);
     let target = (0..17).fold(home.root.clone(), |way, _| way.join(&name));
     let mut spec = home.spec();
-    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true }];
+    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true, checked: None }];
     let refused = home.host.start(&spec).await.unwrap_err();
     assert_eq!(refused.code(), "sandbox.keeper_gave_up");
     let lodge_exec::StartError::GaveUp { why, .. } = refused else { panic!("{refused}") };
@@ -250,6 +252,38 @@ async fn a_full_disk_ends_the_start_and_room_lets_it_succeed() {
 }
 
 #[tokio::test]
+async fn a_program_that_is_not_the_file_that_was_checked_is_not_bound() {
+    let home = Home::new();
+    let program = home.state().join("tool");
+    let put = |path: &std::path::Path, word: &str| {
+        std::fs::write(path, format!("#!/bin/sh\necho {word}\n")).unwrap();
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    put(&program, "good");
+    let checked = lodge_exec::FileIdentity::of(&program.metadata().unwrap());
+    let target = home.root.join("shown");
+    let bind = Bind { source: program.clone(), target, read_only: true, checked: Some(checked) };
+    let spec = lodge_exec::SandboxSpec { binds: vec![bind], ..home.spec() };
+    home.host.start(&spec).await.unwrap();
+    let mut link = home.dial(1).await;
+    home.run_sh(&mut link, "e1", "/shown").await;
+    assert_eq!(home.stdout("e1"), "good\n");
+    home.kill_keeper();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    // Another file of that name, and of the same length; then the same file with other contents.
+    let kept = home.state().join("kept");
+    std::fs::rename(&program, &kept).unwrap();
+    put(&program, "evil");
+    assert!(refusal(&home, &spec).await.contains("replaced after it was checked"));
+    std::fs::rename(&kept, &program).unwrap();
+    put(&program, "evil");
+    assert!(refusal(&home, &spec).await.contains("replaced after it was checked"));
+    // The masks do not bind it, either.
+    let masked = lodge_exec::SandboxSpec { failpoint: Some("keeper.no_private_root".to_owned()), ..spec };
+    assert!(refusal(&home, &masked).await.contains("replaced after it was checked"));
+}
+
+#[tokio::test]
 async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
     let home = Home::new();
     let outside = home.root.parent().unwrap().join("outside");
@@ -257,8 +291,12 @@ async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
     std::os::unix::fs::symlink(outside.join("real"), outside.join("link")).unwrap();
     for (way, binds) in [("real/below", true), ("link", false), ("link/below", false)] {
         let mut spec = home.spec();
-        spec.binds =
-            vec![Bind { source: outside.join(way), target: home.root.join("shown"), read_only: false }];
+        spec.binds = vec![Bind {
+            source: outside.join(way),
+            target: home.root.join("shown"),
+            read_only: false,
+            checked: None,
+        }];
         match home.host.start(&spec).await {
             Ok(_) => {
                 assert!(binds, "{way}");

@@ -23,6 +23,7 @@ pub(super) use self::etc::hostname;
 use self::tree::{clear, link, own_dir, put};
 use super::layout::{BIN_IMAGES, Layout, RUNTIME};
 use crate::host_trees::{HostTrees, link_target};
+use crate::images::CheckedPrograms;
 
 /// Parts of the root that are Lodge's: made again at every start. The last ones are places to mount something at, or
 /// links to it.
@@ -263,9 +264,19 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 }
 
 /// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
-/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts.
-pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, host_etc: &Path) -> Vec<Bind> {
-    let read_only = |source: PathBuf, target: PathBuf| Bind { source, target, read_only: true };
+/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts. A program that was checked
+/// is bound only if it is that file.
+pub(super) fn binds(
+    root: &Path,
+    row: &AgentRow,
+    runtime: &Path,
+    host_etc: &Path,
+    checked: &CheckedPrograms,
+) -> Vec<Bind> {
+    let read_only = |source: PathBuf, target: PathBuf| {
+        let checked = checked.get(&source).copied();
+        Bind { source, target, read_only: true, checked }
+    };
     let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("etc"), root.join("etc")),
@@ -282,6 +293,7 @@ pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, host_etc: &Path
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
         read_only: mount.read_only,
+        checked: None,
     }));
     binds
 }
