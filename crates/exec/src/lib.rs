@@ -27,9 +27,9 @@ pub use host::Host;
 pub use job::{JobBytes, JobStream, JobTotals};
 pub use kept::Keeping;
 pub use lodge_link::{
-    Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord, InForce,
-    KnownExec, Layer, Limits, Network, PrivateRoot, Resource, Runs, Secret, Speaker, Start, Usage, Welcome,
-    limits,
+    Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord,
+    FileIdentity, InForce, KnownExec, Layer, Limits, Network, PrivateRoot, Resource, Runs, Secret, Speaker,
+    Start, Usage, Welcome, limits,
 };
 pub use programs::{Program, Stored, Verified};
 pub use start::SandboxSpec;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lodge_link::FileIdentity;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
@@ -51,7 +52,14 @@ pub struct Stored {
     path: PathBuf,
     program: Program,
     /// Its file, once it was checked. Locked while it is written, so that it is written once.
-    checked: Mutex<Option<Arc<OwnedFd>>>,
+    checked: Mutex<Option<Checked>>,
+}
+
+/// A file whose contents were checked, and what it was then.
+#[derive(Debug, Clone)]
+struct Checked {
+    file: Arc<OwnedFd>,
+    identity: FileIdentity,
 }
 
 /// A file in `bin` that has exactly the bytes of its program, and that no other user can change.
@@ -59,6 +67,7 @@ pub struct Stored {
 pub struct Verified<'s> {
     path: &'s Path,
     file: Arc<OwnedFd>,
+    identity: FileIdentity,
 }
 
 impl Verified<'_> {
@@ -71,6 +80,11 @@ impl Verified<'_> {
 
     pub fn path(&self) -> &Path {
         self.path
+    }
+
+    /// The file that was checked, so that no other is bound by its name.
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
     }
 }
 
@@ -87,13 +101,13 @@ impl Stored {
     /// Its file, checked. What another program was put in place of is written again.
     pub fn verified(&self) -> Result<Verified<'_>, HostError> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = checked.as_ref().filter(|file| is_at(file, &self.path)).cloned();
-        let file = match known {
-            Some(file) => file,
-            None => Arc::new(self.check_or_write()?),
+        let known = checked.as_ref().filter(|known| known.is_at(&self.path)).cloned();
+        let known = match known {
+            Some(known) => known,
+            None => self.check_or_write()?,
         };
-        *checked = Some(file.clone());
-        Ok(Verified { path: &self.path, file })
+        let Checked { file, identity } = checked.insert(known).clone();
+        Ok(Verified { path: &self.path, file, identity })
     }
 
     /// Its path, which leads to a file that was checked.
@@ -101,7 +115,7 @@ impl Stored {
         Ok(self.verified()?.path)
     }
 
-    fn check_or_write(&self) -> Result<OwnedFd, HostError> {
+    fn check_or_write(&self) -> Result<Checked, HostError> {
         let not_stored = |cause| HostError::StoreProgram { path: self.path.clone(), cause };
         // One that is not there, not ours or not what it should be is replaced: its name says what has to be in it.
         if let Ok(file) = self.open() {
@@ -116,7 +130,7 @@ impl Stored {
     }
 
     /// Opens the file and checks that it is this program and nobody else's to change.
-    fn open(&self) -> io::Result<OwnedFd> {
+    fn open(&self) -> io::Result<Checked> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let mut file = File::options().read(true).custom_flags(flags).open(&self.path)?;
         let meta = file.metadata()?;
@@ -124,17 +138,21 @@ impl Stored {
             && meta.uid() == rustix::process::geteuid().as_raw()
             && meta.mode() & 0o022 == 0
             && meta.len() == self.program.bytes.len() as u64;
-        if !is_ours || sha256_of(&mut file)? != self.program.sha256 {
+        let identity = FileIdentity::of(&meta);
+        let is_program = is_ours && sha256_of(&mut file)? == self.program.sha256;
+        // Nor was it changed while it was read.
+        if !is_program || FileIdentity::of(&file.metadata()?) != identity {
             return Err(io::Error::other("it is not the program that was stored"));
         }
-        out_of_the_way(file.into())
+        Ok(Checked { file: Arc::new(out_of_the_way(file.into())?), identity })
     }
 }
 
-/// Whether the path still leads to that file.
-fn is_at(file: &OwnedFd, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (rustix::fs::fstat(file), rustix::fs::lstat(path)) else { return false };
-    (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)
+impl Checked {
+    /// Whether the path still leads to that file, and nobody changed it.
+    fn is_at(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok_and(|named| FileIdentity::of(&named) == self.identity)
+    }
 }
 
 fn sha256_of(file: &mut File) -> io::Result<[u8; 32]> {
@@ -222,6 +240,8 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, b"two").unwrap();
         is_whole(&stored());
+        is_whole(&used);
+        fs::write(&path, b"six").unwrap();
         is_whole(&used);
         fs::remove_file(&path).unwrap();
         fs::write(dir.path().join("other"), b"one").unwrap();

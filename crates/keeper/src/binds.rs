@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lodge_link::Bind;
+use lodge_link::{Bind, FileIdentity};
 
 use crate::layers::Layers;
-use crate::mounts::mount;
+use crate::mounts::{host_forbids, mount};
 use crate::read_only;
 use crate::sys;
 
@@ -36,6 +36,17 @@ impl From<io::Error> for NotBound {
     }
 }
 
+/// Whether this is how a path fails that is not there, or not for us. Any other failure ends the start: what it would
+/// leave out may be what keeps a part of the root from being changed.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    host_forbids(error)
+        || matches!(
+            errno,
+            None | Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::ELOOP | libc::ENAMETOOLONG)
+        )
+}
+
 /// Opens the sources of binds in the new mount namespace. One that is not there is a missing layer.
 pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io::Result<Vec<Opened>> {
     let mut opened = Vec::new();
@@ -43,9 +54,13 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
         match sys::open_path(bind.source.as_os_str()) {
             Ok(source) => {
                 check_itself(&bind.source, &source)?;
+                check_identity(&bind, &source)?;
                 opened.push(Opened { bind, source });
             }
-            Err(error) => layers.missing("bind", format!("{}: {error}", bind.source.display())),
+            Err(error) if is_absent(&error) => {
+                layers.missing("bind", format!("{}: {error}", bind.source.display()));
+            }
+            Err(error) => return Err(not_bound(&bind, &error)),
         }
     }
     Ok(opened)
@@ -60,6 +75,7 @@ pub(crate) fn bind_into(root: &Path, opened: &[Opened], layers: &mut Layers) -> 
         match bind_one(&inside, source, Some(root)) {
             Ok(()) => {}
             Err(NotBound::Writable(error)) => return Err(not_read_only(bind, &error)),
+            Err(NotBound::Absent(error)) if !is_absent(&error) => return Err(not_bound(bind, &error)),
             Err(NotBound::Absent(error)) => {
                 layers.missing("bind", format!("{}: {error}", bind.target.display()));
             }
@@ -84,9 +100,29 @@ pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
     Err(io::Error::other(format!("a link leads elsewhere now, so nothing is bound from {}", path.display())))
 }
 
+/// Refuses a file that is not the one that was checked, or was changed since. What is bound is this descriptor: the name
+/// is not looked up again.
+fn check_identity(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
+    let Some(checked) = bind.checked else { return Ok(()) };
+    let found = sys::stat(source.as_raw_fd())?;
+    let changed_at = (found.st_ctime, found.st_ctime_nsec);
+    let (dev, ino, size) = (found.st_dev, found.st_ino, found.st_size.cast_unsigned());
+    if checked == (FileIdentity { dev, ino, size, changed_at }) {
+        return Ok(());
+    }
+    let path = bind.source.display();
+    Err(io::Error::other(format!(
+        "a program was replaced after it was checked; start the agent again: {path}"
+    )))
+}
+
 pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
     // The path last: it may be longer than what is told of a failure.
     io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
+}
+
+pub(crate) fn not_bound(bind: &Bind, error: &io::Error) -> io::Error {
+    io::Error::other(format!("a bind cannot be made ({error}): {}", bind.target.display()))
 }
 
 pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), NotBound> {

@@ -1,8 +1,8 @@
 //! The outer fence: namespaces, and a root of the sandbox's own or masks over the host's.
 //!
 //! Owns: everything that changes what the sandbox can see. Never: what its processes may do with it
-//! (see `confine`). A layer that cannot be had is noted, and the keeper goes on without it; a bind that was
-//! asked for read-only and is not ends the start.
+//! (see `confine`). A layer that this host does not allow is noted, and the keeper goes on without it. A failure that
+//! can pass (a full disk, too many open files) ends the start, and so does a read-only bind that is not read-only.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,7 +17,7 @@ use crate::bounds::Bounds;
 use crate::counters;
 use crate::group::Groups;
 use crate::layers::Layers;
-use crate::mounts::{make_private, mount};
+use crate::mounts::{host_forbids, host_forbids_namespaces, make_private, mount};
 use crate::network::Net;
 use crate::private_root::{self, Built, NotBuilt};
 use crate::supplementary;
@@ -68,7 +68,7 @@ const SHARED_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Moves this process's children into namespaces of their own.
 ///
-/// Fails only where going on would be worse: with a user namespace entered and no user mapped.
+/// Fails where this host allows them and has none to spare, and with a user namespace entered and no user mapped.
 pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Namespaces> {
     let names = ["pidns", "mountns"];
     let is_root = sys::is_root();
@@ -87,6 +87,9 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
     let mapper = if is_root { None } else { supplementary::Mapper::begin(uid, gid) };
     // SAFETY: no memory is passed.
     if let Err(error) = sys::check(unsafe { libc::unshare(flags) }) {
+        if !host_forbids_namespaces(&error) {
+            return Err(refused("namespaces", &error));
+        }
         names.iter().for_each(|name| layers.missing(name, format!("cannot make namespaces: {error}")));
         supplementary::note_kept(layers);
         return Ok(Namespaces::Host);
@@ -104,7 +107,13 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
     // By themselves, as kernels can be built without: what processes share goes on in the host's then.
     for (name, flag) in [("ipcns", libc::CLONE_NEWIPC), ("utsns", libc::CLONE_NEWUTS)] {
         // SAFETY: no memory is passed.
-        layers.note(name, sys::check(unsafe { libc::unshare(flag) }).map(drop));
+        let apart = sys::check(unsafe { libc::unshare(flag) }).map(drop);
+        match apart {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENOMEM)) => {
+                return Err(refused("namespaces", &error));
+            }
+            apart => layers.note(name, apart),
+        };
     }
     Ok(Namespaces::Own)
 }
@@ -153,6 +162,9 @@ impl Fence {
     /// Builds a root of the sandbox's own, to be entered later, or lays masks over the host's.
     fn mounts(&mut self, spec: &KeeperSpec) -> io::Result<Option<Built>> {
         if let Err(error) = make_private() {
+            if !host_forbids(&error) {
+                return Err(refused("mounts of its own", &error));
+            }
             for name in ["private_root", "proc", "masks"] {
                 self.layers.missing(name, format!("mounts stay shared: {error}"));
             }
@@ -169,7 +181,7 @@ impl Fence {
                         (self.view, self.proc_is_ours) = (View::Private, built.proc_is_ours);
                         return Ok(Some(built));
                     }
-                    Err(NotBuilt::Refused(error)) => return Err(error),
+                    Err(NotBuilt::Refused(error)) => return Err(refused("a root of its own", &error)),
                     Err(NotBuilt::Impossible(error)) => {
                         opened.truncate(asked);
                         error.to_string()
@@ -200,7 +212,7 @@ impl Fence {
     /// Where names are asked for, if that is not what the agent's directory says.
     fn own_resolver(&self, spec: &KeeperSpec) -> Option<Bind> {
         let source = self.net.resolver.clone()?;
-        Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true })
+        Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true, checked: None })
     }
 
     fn name_host(&mut self, name: &str) {
@@ -226,6 +238,18 @@ impl Fence {
     pub(crate) fn hides_keeper(&self) -> bool {
         self.view == View::Private || (self.namespaces == Namespaces::Own && self.layers.has("masks"))
     }
+}
+
+/// Why a sandbox does not start, and what to do about it.
+pub(crate) fn refused(what: &str, error: &io::Error) -> io::Error {
+    let step = match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => "make room on the disk of the state directory",
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`, LimitNOFILE=)",
+        Some(libc::ENOMEM) => "free some memory",
+        Some(_) | None => "remove the cause",
+    };
+    // The cause last: a path in it may be longer than what is told of a failure.
+    io::Error::other(format!("it cannot have {what}; {step} and start the agent again: {error}"))
 }
 
 /// Gives the sandbox shared memory of its own, so that it neither sees nor fills that of the host. Less than what

@@ -14,7 +14,7 @@ use lodge_link::Bind;
 
 use crate::binds::{self, NotBound, bind_one, fd_path, make_target, within};
 use crate::layers::Layers;
-use crate::mounts::{beneath, mount};
+use crate::mounts::{beneath, host_forbids, mount};
 use crate::sys;
 
 /// Shows each tree in `root`. `empty` is a directory that nothing can be put into: an overlay needs two.
@@ -35,6 +35,7 @@ pub(crate) fn show(root: &Path, trees: &[PathBuf], empty: &OwnedFd, layers: &mut
                 Ok(Shown::Overlay | Shown::File) => {}
                 Ok(Shown::Bound(why)) => bound = Some(format!("{}: {why}", point.display())),
                 Err(NotBound::Writable(error)) => return Err(error),
+                Err(NotBound::Absent(error)) if !binds::is_absent(&error) => return Err(error),
                 Err(NotBound::Absent(error)) => {
                     layers.missing("bind", format!("{}: {error}", point.display()));
                 }
@@ -62,18 +63,27 @@ fn show_one(root: &Path, path: &Path, empty: &OwnedFd) -> Result<Shown, NotBound
     let source = sys::open_path(path.as_os_str())?;
     binds::check_itself(path, &source)?;
     let target = within(root, path);
-    let read_only = Bind { source: path.to_owned(), target: target.clone(), read_only: true };
+    let read_only = Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
     match sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT {
         libc::S_IFDIR => {
             let place = make_target(root, &target, true)?;
             match overlay(&source, empty, &place) {
                 Ok(()) => Ok(Shown::Overlay),
-                Err(error) => bind_one(&read_only, &source, Some(root)).map(|()| Shown::Bound(error)),
+                Err(error) if cannot_overlay(&error) => {
+                    bind_one(&read_only, &source, Some(root)).map(|()| Shown::Bound(error))
+                }
+                Err(error) => Err(error.into()),
             }
         }
         libc::S_IFREG => bind_one(&read_only, &source, Some(root)).map(|()| Shown::File),
         _other => Err(io::Error::other("it is neither a directory nor a file").into()),
     }
+}
+
+/// Whether this host, or the file system of that directory, never has an overlay. A file system is no matter of who asks.
+fn cannot_overlay(error: &io::Error) -> bool {
+    host_forbids(error)
+        || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
 }
 
 fn overlay(source: &OwnedFd, empty: &OwnedFd, target: &OwnedFd) -> io::Result<()> {

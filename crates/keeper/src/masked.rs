@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
 
-use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, not_read_only};
+use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, not_bound, not_read_only};
 use crate::devices;
 use crate::fence::{self, Fence, NO_PROC, tests_without};
 use crate::masks;
-use crate::mounts::mount;
+use crate::mounts::{host_forbids, mount};
 use crate::read_only;
 use crate::sys;
 
@@ -47,6 +47,9 @@ impl Fence {
             };
             match hidden {
                 Ok(()) => masked.push(mask),
+                Err(error) if !host_forbids(&error) && error.kind() != io::ErrorKind::NotFound => {
+                    return Err(fence::refused("masks over the host's directories", &error));
+                }
                 Err(error) => refused = Some(format!("{}: {error}", mask.display())),
             }
         }
@@ -68,14 +71,20 @@ impl Fence {
 
     /// The agent's directory first, then what was asked for, what programs need, and what names resolve by.
     fn all_opened(&mut self, spec: &KeeperSpec, asked: Vec<Opened>) -> io::Result<Vec<Opened>> {
-        let root = Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false };
+        let root =
+            Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false, checked: None };
         let source = sys::open_path(root.source.as_os_str())?;
         let mut opened = vec![Opened { bind: root, source }];
         opened.extend(asked);
         let trees = spec.private_root.iter().flat_map(|plan| &plan.host_trees);
         let hidden = masks::to_hide(&spec.state_dir);
         let trees = trees.filter(|tree| hidden.iter().any(|mask| tree.starts_with(mask)));
-        let trees = trees.map(|tree| Bind { source: tree.clone(), target: tree.clone(), read_only: true });
+        let trees = trees.map(|tree| Bind {
+            source: tree.clone(),
+            target: tree.clone(),
+            read_only: true,
+            checked: None,
+        });
         opened.extend(binds::open(
             trees.chain(masks::resolver(self.net.resolver.as_deref())),
             &mut self.layers,
@@ -103,6 +112,9 @@ impl Fence {
                     return Err(not_read_only(&bind, &error));
                 }
                 Err(NotBound::Absent(error)) if is_root => return Err(error),
+                Err(NotBound::Absent(error)) if !binds::is_absent(&error) => {
+                    return Err(not_bound(&bind, &error));
+                }
                 Err(NotBound::Absent(error)) => {
                     self.layers.missing("bind", format!("{}: {error}", bind.target.display()));
                 }
@@ -118,7 +130,7 @@ fn close_other_way(bind: &Bind, source: &OwnedFd, masked: &[PathBuf]) -> io::Res
     if !bind.read_only || bind.source == bind.target || is_hidden {
         return Ok(());
     }
-    let own = Bind { source: bind.source.clone(), target: bind.source.clone(), read_only: true };
+    let own = Bind { target: bind.source.clone(), ..bind.clone() };
     bind_one(&own, source, None).map_err(|error| match error {
         NotBound::Absent(error) | NotBound::Writable(error) => not_read_only(&own, &error),
     })

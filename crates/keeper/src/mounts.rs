@@ -25,6 +25,32 @@ pub(crate) fn mount(
     .map(drop)
 }
 
+/// Whether a call that mounts or makes namespaces failed because this host does not allow it.
+///
+/// Every other failure can pass (a full disk, too many open files), so it is no reason for a weaker fence. Root may
+/// mount everywhere, unless it is confined itself.
+pub(crate) fn host_forbids(error: &io::Error) -> bool {
+    is_forbidden(error.raw_os_error(), sys::is_root())
+}
+
+fn is_forbidden(errno: Option<i32>, is_root: bool) -> bool {
+    match errno {
+        Some(libc::EPERM) => true,
+        Some(libc::EACCES | libc::ENOSYS | libc::EINVAL | libc::ENODEV) => !is_root,
+        Some(_) | None => false,
+    }
+}
+
+/// As [`host_forbids`], for `unshare`: a host that allows no namespaces at all says that there are too many.
+pub(crate) fn host_forbids_namespaces(error: &io::Error) -> bool {
+    let allows_none = |kind: &str| {
+        let max = std::fs::read_to_string(format!("/proc/sys/user/max_{kind}_namespaces"));
+        max.is_ok_and(|max| max.trim() == "0")
+    };
+    let is_full = error.raw_os_error() == Some(libc::ENOSPC);
+    host_forbids(error) || (is_full && ["user", "mnt", "pid"].into_iter().any(allows_none))
+}
+
 /// Keeps what is mounted from now on from the host, and what the host mounts from here.
 pub(crate) fn make_private() -> io::Result<()> {
     mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None)
@@ -101,6 +127,18 @@ fn unescaped(text: &[u8]) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_a_host_never_allows_is_a_reason_for_a_weaker_fence() {
+        for errno in [libc::EACCES, libc::ENOSYS, libc::EINVAL, libc::ENODEV] {
+            assert!(is_forbidden(Some(errno), false) && !is_forbidden(Some(errno), true), "{errno}");
+        }
+        assert!(is_forbidden(Some(libc::EPERM), false) && is_forbidden(Some(libc::EPERM), true));
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOENT] {
+            assert!(!is_forbidden(Some(errno), false) && !is_forbidden(Some(errno), true), "{errno}");
+        }
+        assert!(!is_forbidden(None, false));
+    }
 
     #[test]
     fn mounts_beneath_a_place_are_found_whatever_their_names() {

@@ -19,12 +19,14 @@ use crate::group::Groups;
 use crate::host_trees;
 use crate::layers::Layers;
 use crate::masked;
-use crate::mounts::{clone_dir, mount, pivot};
+use crate::mounts::{clone_dir, host_forbids, mount, pivot};
 use crate::read_only;
 use crate::sys;
 
 /// A failpoint that does not kill: the keeper behaves as on a host where no root can be built.
 const NO_PRIVATE_ROOT: &str = "keeper.no_private_root";
+/// The same for a disk that is full while the root is built.
+const NO_ROOM: &str = "keeper.no_room";
 /// What programs read to learn how many processors there are.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -44,6 +46,20 @@ pub(crate) enum NotBuilt {
     Refused(io::Error),
 }
 
+impl NotBuilt {
+    /// For the failure of a mount call.
+    fn by_mount(error: io::Error) -> NotBuilt {
+        if host_forbids(&error) { NotBuilt::Impossible(error) } else { NotBuilt::Refused(error) }
+    }
+}
+
+/// What is no mount call can be done on every host.
+impl From<io::Error> for NotBuilt {
+    fn from(error: io::Error) -> NotBuilt {
+        NotBuilt::Refused(error)
+    }
+}
+
 /// Builds the root of the sandbox at the path of the agent's directory. Nothing sees it before [`Built::enter`].
 pub(crate) fn build(
     spec: &KeeperSpec,
@@ -55,67 +71,77 @@ pub(crate) fn build(
     if tests_without(spec, NO_PRIVATE_ROOT) {
         return Err(NotBuilt::Impossible(io::Error::other("a test does without")));
     }
-    bind_itself(&spec.root).map_err(NotBuilt::Impossible)?;
+    bind_itself(&spec.root)?;
     let mut noted = Layers::default();
-    let built = furnish(spec, plan, &mut noted).and_then(|proc_is_ours| {
-        devices::make(&spec.root.join("dev"))?;
-        noted.holds("devices");
-        fence::share_memory(spec, &spec.root.join("dev/shm"), &mut noted);
-        Ok(proc_is_ours)
-    });
-    let proc_is_ours = match built {
-        Ok(proc_is_ours) => proc_is_ours,
-        Err(error) => {
-            unmount(&spec.root);
-            return Err(NotBuilt::Impossible(error));
-        }
-    };
+    let proc_is_ours = furnish(spec, plan, &mut noted).inspect_err(|_| unmount(&spec.root))?;
     if let (true, Some(gate)) = (proc_is_ours, gate) {
-        masked::hide_process(&spec.root.join("proc"), gate).map_err(NotBuilt::Refused)?;
+        masked::hide_process(&spec.root.join("proc"), gate)?;
     }
-    binds::bind_into(&spec.root, opened, &mut noted).map_err(NotBuilt::Refused)?;
+    binds::bind_into(&spec.root, opened, &mut noted)?;
     layers.list.append(&mut noted.list);
     Ok(Built { root: spec.root.clone(), proc_is_ours })
 }
 
 /// A mount of the agent's directory: a root has to be one.
-fn bind_itself(root: &Path) -> io::Result<()> {
+fn bind_itself(root: &Path) -> Result<(), NotBuilt> {
     let source = sys::open_path(root.as_os_str())?;
     binds::check_itself(root, &source)?;
     let place = fd_path(&source);
-    mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None)?;
+    mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None).map_err(NotBuilt::by_mount)?;
     // A bonus: nobody inside could make a device, or gain anything by a set-id program.
     drop(read_only::without_devices(root));
     Ok(())
 }
 
-/// Mounts `/proc` and what programs of the host need. Says whether `/proc` is the sandbox's own.
-fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> io::Result<bool> {
+/// Mounts `/proc`, `/dev` and what programs of the host need. Says whether `/proc` is the sandbox's own.
+fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> Result<bool, NotBuilt> {
     let root = &spec.root;
+    if tests_without(spec, NO_ROOM) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
+    }
     let place = make_target(root, &root.join("proc"), true)?;
     if !is_empty(&place)? {
-        return Err(io::Error::other("the agent's directory has something in the place of /proc"));
+        return Err(io::Error::other("the agent's directory has something in the place of /proc").into());
     }
     // Once covered, nothing can be put there.
-    host_trees::show(root, &plan.host_trees, &place, layers)?;
+    host_trees::show(root, &plan.host_trees, &place, layers).map_err(NotBuilt::by_mount)?;
     if plan.host_trees.iter().any(|tree| spec.state_dir.starts_with(tree)) {
         // The daemon's own files are never shown, wherever they are.
         let state = within(root, &spec.state_dir);
-        masked::hide(&state)?;
-        read_only::remount(&sys::c_string(state.as_os_str())?)?;
+        masked::hide(&state).map_err(NotBuilt::by_mount)?;
+        read_only::remount(&sys::c_string(state.as_os_str())?).map_err(NotBuilt::by_mount)?;
     }
+    let is_ours = mount_proc(spec, &place, layers)?;
+    // No link of the agent's making is followed.
+    drop(make_target(root, &root.join("dev"), true)?);
+    devices::make(&root.join("dev")).map_err(NotBuilt::by_mount)?;
+    layers.holds("devices");
+    fence::share_memory(spec, &root.join("dev/shm"), layers);
+    Ok(is_ours)
+}
+
+/// Mounts `/proc` at `place`, and says whether it is the sandbox's own.
+fn mount_proc(spec: &KeeperSpec, place: &OwnedFd, layers: &mut Layers) -> Result<bool, NotBuilt> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let fresh = if tests_without(spec, NO_PROC) {
-        Err(io::Error::other("a test does without"))
+        Err(io::Error::from_raw_os_error(libc::EPERM))
     } else {
-        mount(Some(c"proc"), &fd_path(&place), Some(c"proc"), flags, None)
+        mount(Some(c"proc"), &fd_path(place), Some(c"proc"), flags, None)
     };
-    let is_ours = layers.note("proc", fresh);
-    if !is_ours {
+    match fresh {
+        Ok(()) => {
+            layers.holds("proc");
+            Ok(true)
+        }
         // Where something covers a part of the host's, as in containers, a fresh one is refused.
-        mount(Some(c"/proc"), &fd_path(&place), None, libc::MS_BIND | libc::MS_REC, None)?;
+        Err(error) if host_forbids(&error) => {
+            layers.missing("proc", error.to_string());
+            let bound = mount(Some(c"/proc"), &fd_path(place), None, libc::MS_BIND | libc::MS_REC, None);
+            bound.map_err(NotBuilt::by_mount)?;
+            Ok(false)
+        }
+        Err(error) => Err(NotBuilt::Refused(error)),
     }
-    Ok(is_ours)
 }
 
 fn is_empty(place: &OwnedFd) -> io::Result<bool> {

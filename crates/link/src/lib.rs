@@ -29,7 +29,7 @@ pub use order::{Marks, Runs, Speaker};
 pub use record::{Counted, Ended, ExitRecord, Usage};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
-pub use spec::{Bind, Grouping, KeeperSpec, Network, PrivateRoot};
+pub use spec::{Bind, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
 pub use wire::DecodeError;
 
 /// The lock whose holder is the keeper of the directory it lies in.

@@ -1,5 +1,7 @@
 //! What a keeper is told at its start, on an inherited descriptor.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::bounds::{Controllers, Limits};
@@ -14,6 +16,38 @@ pub struct Bind {
     pub source: PathBuf,
     pub target: PathBuf,
     pub read_only: bool,
+    /// The file that the source was when it was checked: no other is bound. None: what is there is bound.
+    pub checked: Option<FileIdentity>,
+}
+
+/// Which file something is, and that nobody changed it: everything here changes with its contents, or when another
+/// file takes its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    pub dev: u64,
+    pub ino: u64,
+    pub size: u64,
+    /// Of the last change of its contents or attributes, in seconds and nanoseconds. Nobody can set it.
+    pub changed_at: (i64, i64),
+}
+
+impl FileIdentity {
+    /// By what `fstat` says of an open file.
+    pub fn of(meta: &Metadata) -> FileIdentity {
+        let changed_at = (meta.ctime(), meta.ctime_nsec());
+        FileIdentity { dev: meta.dev(), ino: meta.ino(), size: meta.size(), changed_at }
+    }
+
+    fn put(&self, put: &mut Put) {
+        put.u64(self.dev).u64(self.ino).u64(self.size);
+        put.u64(self.changed_at.0.cast_unsigned()).u64(self.changed_at.1.cast_unsigned());
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<FileIdentity, DecodeError> {
+        let (dev, ino, size) = (take.u64()?, take.u64()?, take.u64()?);
+        let changed_at = (take.u64()?.cast_signed(), take.u64()?.cast_signed());
+        Ok(FileIdentity { dev, ino, size, changed_at })
+    }
 }
 
 /// How the keeper can reach everything that an exec started.
@@ -106,6 +140,9 @@ impl KeeperSpec {
         };
         put.list(&self.binds, |put, bind| {
             put.os(bind.source.as_os_str()).os(bind.target.as_os_str()).u8(bind.read_only.into());
+            if let Some(checked) = &bind.checked {
+                checked.put(put);
+            }
         });
         put.text(&self.failpoint);
         match &self.grouping {
@@ -145,7 +182,9 @@ impl KeeperSpec {
         let (state_dir, root) = (take.os()?.into(), take.os()?.into());
         let (has_uid, uid) = (take.u8()?, take.u32()?);
         let binds = take.list(|take| {
-            Ok(Bind { source: take.os()?.into(), target: take.os()?.into(), read_only: take.u8()? != 0 })
+            let (source, target, read_only) = (take.os()?.into(), take.os()?.into(), take.u8()? != 0);
+            let checked = if take.is_empty() { None } else { Some(FileIdentity::take(take)?) };
+            Ok(Bind { source, target, read_only, checked })
         })?;
         let failpoint = take.text()?;
         let uid = (has_uid != 0).then_some(uid);
@@ -211,7 +250,9 @@ mod tests {
     use super::*;
 
     fn sample() -> KeeperSpec {
-        let bind = Bind { source: "/a".into(), target: "/b".into(), read_only: true };
+        let checked = FileIdentity { dev: 1, ino: 2, size: 3, changed_at: (-4, 5) };
+        let bind = Bind { source: "/a".into(), target: "/b".into(), read_only: true, checked: Some(checked) };
+        let other = Bind { checked: None, ..bind.clone() };
         KeeperSpec {
             sandbox: "box".to_owned(),
             incarnation: 3,
@@ -219,7 +260,7 @@ mod tests {
             state_dir: "/state".into(),
             root: "/state/agents/a/root".into(),
             uid: Some(70_000),
-            binds: vec![bind],
+            binds: vec![other, bind],
             failpoint: String::new(),
             grouping: Grouping::Cgroup { name: "lodge-box".to_owned() },
             network: Network::List { allow: vec!["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()] },

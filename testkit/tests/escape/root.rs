@@ -228,3 +228,19 @@ async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
     let told = fs::read_to_string(root.join("etc/context/WORKSPACE.md")).expect("a file");
     assert!(told.contains("`/workspace`") && !told.contains(&root.display().to_string()), "{told}");
 }
+
+#[tokio::test]
+async fn an_agent_whose_root_cannot_be_built_for_now_fails_and_says_what_to_do() {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_room");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    api.ok("agent/create", json!({"content": AGENTFILE, "name": "one"})).await;
+    let view = api.agent_is("one", "failed").await;
+    assert_eq!(view["failure_reason"], "init", "{view:#}");
+    let detail = view["failure_detail"].as_str().expect("a detail");
+    assert!(detail.contains("make room on the disk") && detail.contains("start the agent again"), "{detail}");
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    let view = api.agent_is("one", "ready").await;
+    assert_eq!(layer(&view, "private_root")["in_force"], true, "{view:#}");
+}

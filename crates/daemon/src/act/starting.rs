@@ -13,6 +13,7 @@ use crate::chain;
 use crate::crash;
 use crate::engine::{Lack, Seen, Up};
 use crate::host_trees::HostTrees;
+use crate::images::CheckedPrograms;
 
 impl Actor {
     /// Starts the agent's keeper, and what belongs into it.
@@ -29,10 +30,11 @@ impl Actor {
             let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             return self.lacks(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
         }
-        if let Err(error) = self.shell.images.check_programs(&row).await {
-            return self.lacks(run, Lack::Image, pulls::told(&error)).await;
-        }
-        match self.start_keeper(&row, &image).await {
+        let checked = match self.shell.images.check_programs(&row).await {
+            Ok(checked) => checked,
+            Err(error) => return self.lacks(run, Lack::Image, pulls::told(&error)).await,
+        };
+        match self.start_keeper(&row, &image, checked).await {
             Ok(link) => self.connected(link, row, image, how).await,
             Err(NotStarted::Lacks(detail)) => self.lacks(run, Lack::Image, detail).await,
             Err(NotStarted::Failed(detail)) => self.not_started(run, detail).await,
@@ -55,12 +57,19 @@ impl Actor {
         Ok(image)
     }
 
-    async fn start_keeper(&self, row: &AgentRow, image: &ImageRecord) -> Result<Link, NotStarted> {
+    async fn start_keeper(
+        &self,
+        row: &AgentRow,
+        image: &ImageRecord,
+        mut checked: CheckedPrograms,
+    ) -> Result<Link, NotStarted> {
         let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
         let secret = self.secret(row, row.incarnation);
         let root = root::root_of(data_dir, row);
         let failed = NotStarted::Failed;
-        let runtime = self.shell.runtime.path().map_err(|error| failed(chain(&error)))?;
+        let stock = self.shell.runtime.verified().map_err(|error| failed(chain(&error)))?;
+        let runtime = stock.path();
+        checked.insert(runtime.to_owned(), stock.identity());
         let host_trees = HostTrees::of(row, data_dir);
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),
@@ -73,7 +82,7 @@ impl Actor {
                 writable: root::THEIRS.map(PathBuf::from).into(),
             }),
             uid: row.uid,
-            binds: root::binds(&root, row, runtime, self.shell.host_etc.dir()),
+            binds: root::binds(&root, row, runtime, self.shell.host_etc.dir(), &checked),
             network: network_of(row),
             limits: crate::limits::of_sandbox(row, data_dir),
             log: root::log_of(data_dir, row),

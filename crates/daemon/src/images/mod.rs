@@ -31,6 +31,7 @@ use lodge_store::Reader;
 
 use self::collect::Collections;
 use self::logins::DockerLogins;
+pub(crate) use self::needs::CheckedPrograms;
 use self::needs::digest_of;
 use self::programs::Programs;
 use self::promises::{Promise, Promises};

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lodge_core::record::{
     AgentRow, FileRecord, ImageContents, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
 };
+use lodge_exec::FileIdentity;
 use lodge_image::oci::BinImage;
 use lodge_image::registry::Watch;
 use lodge_image::{Digest, Pins, Remote, Version, stock_hint};
@@ -21,6 +22,9 @@ use super::programs::Program;
 use super::pulls::Unwatched;
 use super::whole::{Gap, Whole};
 use super::{Images, Ready, blocking, errors};
+
+/// Programs whose contents were checked, and the files that they were in then.
+pub(crate) type CheckedPrograms = BTreeMap<PathBuf, FileIdentity>;
 
 /// A tool that is here: its program, and what its image says of it.
 #[derive(Clone)]
@@ -65,19 +69,24 @@ impl Images {
         Ok(Ready { rows, tools, runtime, pins })
     }
 
-    /// Refuses to start an agent one of whose programs is not what it was when it was recorded.
-    pub async fn check_programs(self: &Arc<Self>, row: &AgentRow) -> Result<(), ErrorBody> {
+    /// Refuses to start an agent one of whose programs is not what it was when it was recorded. What it returns are the
+    /// files that were checked, by their paths.
+    pub async fn check_programs(self: &Arc<Self>, row: &AgentRow) -> Result<CheckedPrograms, ErrorBody> {
         let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
         let tools = tools.map(|tool| (tool.path.clone(), tool.digest.clone()));
         let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_some());
         let runtime = runtime.map(|runtime| (runtime.path.clone(), runtime.digest.clone()));
         let programs: Vec<(String, String)> = tools.chain(runtime).collect();
         if programs.is_empty() {
-            return Ok(());
+            return Ok(CheckedPrograms::new());
         }
         let images = self.clone();
         blocking(move || {
-            programs.iter().try_for_each(|(path, digest)| images.programs.check(Path::new(path), digest))
+            let check = |(path, digest): (String, String)| {
+                let path = PathBuf::from(path);
+                images.programs.check(&path, &digest).map(|identity| (path, identity))
+            };
+            programs.into_iter().map(check).collect()
         })
         .await
     }

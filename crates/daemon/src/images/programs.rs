@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use lodge_exec::FileIdentity;
 use lodge_image::oci::{BinImage, BinPlatform, Platform, StreamError, extract_program};
 use lodge_image::{BlobError, Blobs, Digest, Hasher, Pins};
 use lodge_proto::ErrorBody;
@@ -27,19 +27,9 @@ pub(crate) struct Program {
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
     /// What is in a file, as long as it looks the same.
-    seen: Mutex<HashMap<PathBuf, (Looks, Digest)>>,
+    seen: Mutex<HashMap<PathBuf, (FileIdentity, Digest)>>,
     /// The program of a platform's manifest, as its layers have it.
     meant: Mutex<HashMap<Digest, Digest>>,
-}
-
-/// What changes when a file does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Looks {
-    dev: u64,
-    ino: u64,
-    size: u64,
-    mtime: (i64, i64),
-    ctime: (i64, i64),
 }
 
 impl Programs {
@@ -77,10 +67,10 @@ impl Programs {
         }
     }
 
-    /// Refuses a program that is not what it was when it was recorded.
-    pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<(), ErrorBody> {
-        match self.digest_of(path) {
-            Ok(found) if found.to_string() == digest => Ok(()),
+    /// Refuses a program that is not what it was when it was recorded. What it returns is the file that was checked.
+    pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<FileIdentity, ErrorBody> {
+        match self.read(path) {
+            Ok((identity, found)) if found.to_string() == digest => Ok(identity),
             Ok(_) => Err(changed(path)),
             Err(cause) => Err(not_usable(path, &cause)),
         }
@@ -102,7 +92,7 @@ impl Programs {
         self.meant().clear();
     }
 
-    fn seen(&self) -> MutexGuard<'_, HashMap<PathBuf, (Looks, Digest)>> {
+    fn seen(&self) -> MutexGuard<'_, HashMap<PathBuf, (FileIdentity, Digest)>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,31 +100,27 @@ impl Programs {
         self.meant.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The digest of a file's contents, which are read only when it looks otherwise than the last time.
     fn digest_of(&self, path: &Path) -> io::Result<Digest> {
+        self.read(path).map(|(_, digest)| digest)
+    }
+
+    /// A file and the digest of its contents, which are read only when it is another than the last time.
+    fn read(&self, path: &Path) -> io::Result<(FileIdentity, Digest)> {
         let mut file = File::open(path)?;
-        let looks = looks(&file)?;
+        let identity = FileIdentity::of(&file.metadata()?);
         let known = self.seen().get(path).copied();
         if let Some((before, digest)) = known
-            && before == looks
+            && before == identity
         {
-            return Ok(digest);
+            return Ok((identity, digest));
         }
         let digest = Digest::of_rest(&mut file)?;
-        self.seen().insert(path.to_owned(), (looks, digest));
-        Ok(digest)
+        if FileIdentity::of(&file.metadata()?) != identity {
+            return Err(io::Error::other("it was changed while it was read"));
+        }
+        self.seen().insert(path.to_owned(), (identity, digest));
+        Ok((identity, digest))
     }
-}
-
-fn looks(file: &File) -> io::Result<Looks> {
-    let meta = file.metadata()?;
-    Ok(Looks {
-        dev: meta.dev(),
-        ino: meta.ino(),
-        size: meta.size(),
-        mtime: (meta.mtime(), meta.mtime_nsec()),
-        ctime: (meta.ctime(), meta.ctime_nsec()),
-    })
 }
 
 /// The program for `host`: made for exactly that, or else for all that is like it.

@@ -112,12 +112,13 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
         source: outside.clone(),
         target: target.to_owned(),
         read_only,
+        checked: None,
     };
     let mut spec = home.spec();
     spec.binds = vec![
         bind(&writable, false),
         bind(&read_only, true),
-        Bind { source: program.clone(), target: program.clone(), read_only: true },
+        Bind { source: program.clone(), target: program.clone(), read_only: true, checked: None },
     ];
     home.host.start(&spec).await.unwrap();
     let mut link = home.dial(1).await;
@@ -172,6 +173,7 @@ async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_moun
         source: shared.source.clone(),
         target: home.root.join(name),
         read_only,
+        checked: None,
     };
     spec.binds = vec![bind("ro", true), bind("rw", false)];
     home.host.start(&spec).await.unwrap();
@@ -189,12 +191,96 @@ async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
     let name = "n".repeat(250);
     let target = (0..17).fold(home.root.clone(), |way, _| way.join(&name));
     let mut spec = home.spec();
-    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true }];
+    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true, checked: None }];
     let refused = home.host.start(&spec).await.unwrap_err();
     assert_eq!(refused.code(), "sandbox.keeper_gave_up");
     let lodge_exec::StartError::GaveUp { why, .. } = refused else { panic!("{refused}") };
     assert!(why.contains("cannot be made read-only"), "{why}");
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
+}
+
+/// Why the start of a sandbox was refused.
+async fn refusal(home: &Home, spec: &lodge_exec::SandboxSpec) -> String {
+    let refused = home.host.start(spec).await.expect_err("it started");
+    assert_eq!(refused.code(), "sandbox.keeper_gave_up");
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    match refused {
+        lodge_exec::StartError::GaveUp { why, .. } => why,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_root_that_cannot_be_built_for_now_ends_the_start_instead_of_weakening_the_fence() {
+    let home = Home::new();
+    let mut spec = home.spec();
+    spec.failpoint = Some("keeper.no_room".to_owned());
+    let why = refusal(&home, &spec).await;
+    assert!(
+        why.contains("a root of its own; make room on the disk") && why.contains("No space left"),
+        "{why}"
+    );
+    // Something of the agent's in the place of a mount is no matter of the host, either.
+    std::fs::write(home.root.join("proc"), "").unwrap();
+    let why = refusal(&home, &home.spec()).await;
+    assert!(why.contains("it cannot have a root of its own"), "{why}");
+    std::fs::remove_file(home.root.join("proc")).unwrap();
+    let link = home.up().await;
+    let root = link.welcome.layers.iter().find(|layer| layer.name == "private_root").unwrap();
+    assert_eq!(root.missing, None);
+}
+
+#[tokio::test]
+async fn a_full_disk_ends_the_start_and_room_lets_it_succeed() {
+    if !is_root() {
+        // Only root can make a disk that is full.
+        return;
+    }
+    let home = Home::new();
+    let full = home.root.join("full");
+    std::fs::create_dir(&full).unwrap();
+    let mount = std::process::Command::new("mount");
+    assert!(run(mount, &["-t", "tmpfs", "-o", "mode=0755,size=64k,nr_inodes=2", "none"], &full));
+    std::fs::write(full.join("the last"), "").unwrap();
+    let spec = lodge_exec::SandboxSpec { root: full.clone(), ..home.spec() };
+    let why = refusal(&home, &spec).await;
+    let removed = std::fs::remove_file(full.join("the last"));
+    assert!(run(std::process::Command::new("umount"), &["-l"], &full));
+    removed.unwrap();
+    assert!(why.contains("a root of its own") && why.contains("No space left"), "{why}");
+    home.up().await;
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_the_file_that_was_checked_is_not_bound() {
+    let home = Home::new();
+    let program = home.state().join("tool");
+    let put = |path: &std::path::Path, word: &str| {
+        std::fs::write(path, format!("#!/bin/sh\necho {word}\n")).unwrap();
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    put(&program, "good");
+    let checked = lodge_exec::FileIdentity::of(&program.metadata().unwrap());
+    let target = home.root.join("shown");
+    let bind = Bind { source: program.clone(), target, read_only: true, checked: Some(checked) };
+    let spec = lodge_exec::SandboxSpec { binds: vec![bind], ..home.spec() };
+    home.host.start(&spec).await.unwrap();
+    let mut link = home.dial(1).await;
+    home.run_sh(&mut link, "e1", "/shown").await;
+    assert_eq!(home.stdout("e1"), "good\n");
+    home.kill_keeper();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    // Another file of that name, and of the same length; then the same file with other contents.
+    let kept = home.state().join("kept");
+    std::fs::rename(&program, &kept).unwrap();
+    put(&program, "evil");
+    assert!(refusal(&home, &spec).await.contains("replaced after it was checked"));
+    std::fs::rename(&kept, &program).unwrap();
+    put(&program, "evil");
+    assert!(refusal(&home, &spec).await.contains("replaced after it was checked"));
+    // The masks do not bind it, either.
+    let masked = lodge_exec::SandboxSpec { failpoint: Some("keeper.no_private_root".to_owned()), ..spec };
+    assert!(refusal(&home, &masked).await.contains("replaced after it was checked"));
 }
 
 #[tokio::test]
@@ -205,8 +291,12 @@ async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
     std::os::unix::fs::symlink(outside.join("real"), outside.join("link")).unwrap();
     for (way, binds) in [("real/below", true), ("link", false), ("link/below", false)] {
         let mut spec = home.spec();
-        spec.binds =
-            vec![Bind { source: outside.join(way), target: home.root.join("shown"), read_only: false }];
+        spec.binds = vec![Bind {
+            source: outside.join(way),
+            target: home.root.join("shown"),
+            read_only: false,
+            checked: None,
+        }];
         match home.host.start(&spec).await {
             Ok(_) => {
                 assert!(binds, "{way}");

@@ -23,6 +23,7 @@ pub(super) use self::etc::hostname;
 use self::tree::{clear, link, own_dir, put};
 use super::layout::{BIN_IMAGES, Layout, RUNTIME};
 use crate::host_trees::{HostTrees, link_target};
+use crate::images::CheckedPrograms;
 
 /// Parts of the root that are Lodge's: made again at every start. The last ones are places to mount something at, or
 /// links to it.
@@ -31,6 +32,8 @@ const OURS: [&str; 13] =
 /// Directories that the agent's programs may write to, and those that are made in them.
 pub(super) const THEIRS: [&str; 4] = ["workspace", "tmp", "home", "var"];
 const IN_THEIRS: [&str; 5] = ["home/.config", "home/.cache", "home/.local", "home/.local/share", "var/lib"];
+/// Where the list of processors is shown.
+const PROCESSORS: &str = "sys/devices/system/cpu";
 /// Places that something else covers, so that no link from the root's path on the host can be there.
 const COVERED: [&str; 10] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"];
 
@@ -112,6 +115,7 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
     etc::make(&root.join("etc"), row, copied)?;
     put_tools(root, row)?;
     put_links(root, row, host)?;
+    put_places(root, row, host)?;
     for mount in &row.spec.mounts {
         make_target(root, row, mount)?;
     }
@@ -170,6 +174,30 @@ fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootEr
     let mut way = above(root, &former).into_iter().filter(|dir| !is_theirs(dir));
     way.try_for_each(|dir| own_dir(dir, None))?;
     link(Path::new("/"), &former)
+}
+
+/// Where the keeper mounts parts of the system: it finds every place, and needs no room on the disk to make one.
+fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
+    for place in ["proc", "dev", "sys", "sys/devices", "sys/devices/system", PROCESSORS] {
+        own_dir(&root.join(place), None)?;
+    }
+    for tree in &host.trees {
+        let place = root.join(tree.strip_prefix("/").unwrap_or(tree));
+        let owner = |dir: &Path| if is_theirs(root, dir) { row.uid } else { None };
+        above(root, &place).into_iter().try_for_each(|dir| own_dir(dir, owner(dir)))?;
+        if tree.is_dir() {
+            own_dir(&place, owner(&place))?;
+        } else if fs::symlink_metadata(&place).map_or(true, |found| !found.is_file()) {
+            clear(&place)?;
+            put(&place, b"")?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a directory is one that the agent's programs may write to, or lies in one.
+fn is_theirs(root: &Path, dir: &Path) -> bool {
+    THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)))
 }
 
 /// The directories between the root and `target`, the highest first.
@@ -236,9 +264,19 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 }
 
 /// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
-/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts.
-pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, host_etc: &Path) -> Vec<Bind> {
-    let read_only = |source: PathBuf, target: PathBuf| Bind { source, target, read_only: true };
+/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts. A program that was checked
+/// is bound only if it is that file.
+pub(super) fn binds(
+    root: &Path,
+    row: &AgentRow,
+    runtime: &Path,
+    host_etc: &Path,
+    checked: &CheckedPrograms,
+) -> Vec<Bind> {
+    let read_only = |source: PathBuf, target: PathBuf| {
+        let checked = checked.get(&source).copied();
+        Bind { source, target, read_only: true, checked }
+    };
     let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("etc"), root.join("etc")),
@@ -255,6 +293,7 @@ pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, host_etc: &Path
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
         read_only: mount.read_only,
+        checked: None,
     }));
     binds
 }

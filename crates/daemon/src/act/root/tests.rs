@@ -3,6 +3,7 @@
 use lodge_core::agent::AgentState;
 use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
 use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
+use lodge_exec::FileIdentity;
 use serde_json::{Value, json};
 
 use super::*;
@@ -166,11 +167,17 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
     assert_eq!(fs::read_link(root.join("opt/bins/rg")).unwrap(), Path::new("../bin-images/rg/rg"));
     let program = root.join("opt/bins/rg").canonicalize().unwrap();
     assert_eq!(program.metadata().map(|meta| (meta.is_file(), meta.len())).unwrap(), (true, 0));
-    let binds = binds(&root, &row, Path::new("/r-1"), Path::new("/state/host-etc"));
+    let identity = |ino| FileIdentity { dev: 1, ino, size: 1, changed_at: (1, 1) };
+    let checked = [
+        ("/state/registry/programs/1/ripgrep".into(), identity(1)),
+        ("/state/registry/programs/2/loop".into(), identity(2)),
+    ];
+    let binds = binds(&root, &row, Path::new("/r-1"), Path::new("/state/host-etc"), &checked.into());
     let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
     let rg = &binds[at("opt/bin-images/rg/rg")];
     assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
     assert_eq!(binds[at(RUNTIME)].source, Path::new("/state/registry/programs/2/loop"));
+    assert_eq!((rg.checked, binds[at(RUNTIME)].checked), (Some(identity(1)), Some(identity(2))));
     assert!(at("opt") < at("opt/bin-images/rg/rg") && at("opt") < at("opt/lodge/etc"));
     assert!(!binds.iter().any(|bind| bind.target == root.join("opt/bins/sh")));
 }
