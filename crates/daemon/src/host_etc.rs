@@ -6,7 +6,6 @@
 //! Owns: `host-etc/` in the state directory. Everything there is derived and may be deleted while no agent runs.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -71,8 +70,8 @@ impl HostEtc {
         &self.dir
     }
 
-    /// Brings the copy up to date, and says which names it has.
-    pub(crate) fn refresh(&self) -> io::Result<Vec<OsString>> {
+    /// Brings the copy up to date.
+    pub(crate) fn refresh(&self) -> io::Result<()> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let looks = looks(Path::new(HOST));
         if seen.as_ref() != Some(&looks) {
@@ -80,10 +79,7 @@ impl HostEtc {
             copy(Path::new(HOST), &self.dir, &parts)?;
             *seen = Some(looks);
         }
-        let mut names: Vec<OsString> =
-            fs::read_dir(&self.dir)?.flatten().map(|entry| entry.file_name()).collect();
-        names.sort();
-        Ok(names)
+        Ok(())
     }
 }
 

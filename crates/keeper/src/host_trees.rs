@@ -86,9 +86,10 @@ fn cannot_overlay(error: &io::Error) -> bool {
         || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
 }
 
-fn overlay(source: &OwnedFd, empty: &OwnedFd, target: &OwnedFd) -> io::Result<()> {
+/// Shows one directory read-only, and beneath it another.
+pub(crate) fn overlay(upper: &OwnedFd, lower: &OwnedFd, target: &OwnedFd) -> io::Result<()> {
     // By descriptors, because a colon or a comma in a path would mean something else here.
-    let (upper, lower) = (source.as_raw_fd(), empty.as_raw_fd());
+    let (upper, lower) = (upper.as_raw_fd(), lower.as_raw_fd());
     let options = CString::new(format!("lowerdir=/proc/self/fd/{upper}:/proc/self/fd/{lower}"))?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
     mount(Some(c"overlay"), &fd_path(target), Some(c"overlay"), flags, Some(&options))

@@ -75,6 +75,11 @@ impl Fence {
             Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false, checked: None };
         let source = sys::open_path(root.source.as_os_str())?;
         let mut opened = vec![Opened { bind: root, source }];
+        // What Lodge wrote for the agent is not the agent's to change.
+        let etc =
+            spec.private_root.iter().filter(|plan| plan.host_etc.is_some()).map(|_| spec.root.join("etc"));
+        let etc = etc.map(|etc| Bind { source: etc.clone(), target: etc, read_only: true, checked: None });
+        opened.extend(binds::open(etc, &mut self.layers)?);
         opened.extend(asked);
         let trees = spec.private_root.iter().flat_map(|plan| &plan.host_trees);
         let hidden = masks::to_hide(&spec.state_dir);

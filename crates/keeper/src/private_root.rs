@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use lodge_link::{KeeperSpec, PrivateRoot};
+use lodge_link::{Bind, KeeperSpec, PrivateRoot};
 
-use crate::binds::{self, Opened, fd_path, make_target, unmount, within};
+use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, unmount, within};
 use crate::devices;
 use crate::fence::{self, NO_PROC, tests_without};
 use crate::group::Groups;
@@ -30,6 +30,11 @@ const NO_ROOM: &str = "keeper.no_room";
 /// What programs read to learn how many processors there are.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// Where the copy of the host's `/etc` is bound if it cannot be read beneath the agent's own, and the way from there.
+const HOST_ETC: &str = "opt/lodge/etc";
+const TO_HOST_ETC: &str = "../opt/lodge/etc";
+/// A failpoint that does not kill: the keeper behaves as on a host without overlays.
+const NO_OVERLAY: &str = "keeper.no_overlay";
 
 /// A root that was built and is not entered yet.
 pub(crate) struct Built {
@@ -77,7 +82,9 @@ pub(crate) fn build(
     if let (true, Some(gate)) = (proc_is_ours, gate) {
         masked::hide_process(&spec.root.join("proc"), gate)?;
     }
+    let etc = plan.host_etc.as_deref().map(|host_etc| mount_etc(spec, host_etc)).transpose()?;
     binds::bind_into(&spec.root, opened, &mut noted)?;
+    binds::bind_into(&spec.root, etc.flatten().as_slice(), &mut noted)?;
     layers.list.append(&mut noted.list);
     Ok(Built { root: spec.root.clone(), proc_is_ours })
 }
@@ -144,6 +151,44 @@ fn mount_proc(spec: &KeeperSpec, place: &OwnedFd, layers: &mut Layers) -> Result
     }
 }
 
+/// Mounts the agent's `/etc`, read-only: its own files, and beneath them the copy of the host's. On a host without overlays
+/// its own has links instead, and the copy is returned, to be bound where they lead.
+fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBuilt> {
+    let target = spec.root.join("etc");
+    let own = make_target(&spec.root, &target, true)?;
+    let copy = sys::open_path(host_etc.as_os_str())?;
+    binds::check_itself(host_etc, &copy)?;
+    let laid = if tests_without(spec, NO_OVERLAY) {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    } else {
+        host_trees::overlay(&own, &copy, &own)
+    };
+    match laid {
+        Ok(()) => return Ok(None),
+        Err(error) if host_forbids(&error) => {}
+        Err(error) => return Err(NotBuilt::Refused(error)),
+    }
+    for entry in std::fs::read_dir(host_etc)? {
+        let name = entry?.file_name();
+        match std::os::unix::fs::symlink(Path::new(TO_HOST_ETC).join(&name), target.join(&name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    let place = spec.root.join(HOST_ETC);
+    drop(make_target(&spec.root, &place, true)?);
+    let read_only = |source: &Path, target: &Path| Bind {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        read_only: true,
+        checked: None,
+    };
+    bind_one(&read_only(&target, &target), &own, Some(&spec.root)).map_err(|error| match error {
+        NotBound::Writable(error) | NotBound::Absent(error) => NotBuilt::Refused(error),
+    })?;
+    Ok(Some(Opened { bind: read_only(host_etc, &place), source: copy }))
+}
+
 fn is_empty(place: &OwnedFd) -> io::Result<bool> {
     let dir = sys::open_at(place.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
     Ok(sys::names(dir.as_raw_fd())?.is_empty())
@@ -168,7 +213,16 @@ impl Built {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other.map_err(|error| io::Error::other(format!("{}: {error}", at.display()))),
         };
-        layers.note("system", shown.iter().try_for_each(show));
+        layers.note("system", self.show_all(|| shown.iter().try_for_each(show)));
+    }
+
+    /// Has places made for what is shown, in a `/sys` that takes no room on the disk and that nobody can write to.
+    fn show_all(&self, show: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let system = self.root.join("sys");
+        drop(make_target(&self.root, &system, true)?);
+        masked::hide(&system)?;
+        show()?;
+        read_only::remount(&sys::c_string(system.as_os_str())?)
     }
 
     fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {

@@ -56,8 +56,8 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
     }
     if namespaces == Namespaces::Own && hide_probe_root().is_ok() {
         let host_trees = vec!["/usr".into()];
-        spec.private_root =
-            Some(PrivateRoot { hostname: "probe".to_owned(), host_trees, writable: Vec::new() });
+        let hostname = "probe".to_owned();
+        spec.private_root = Some(PrivateRoot { hostname, host_trees, writable: Vec::new(), host_etc: None });
     }
     let dir: OwnedFd = std::fs::File::open(PROBE_ROOT)?.into();
     network::probe(&spec, namespaces, &mut layers);

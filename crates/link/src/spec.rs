@@ -83,12 +83,15 @@ pub struct PrivateRoot {
     pub host_trees: Vec<PathBuf>,
     /// The parts of the root that programs may write to, relative to it.
     pub writable: Vec<PathBuf>,
+    /// What is read beneath the files of the agent's own `/etc`, where they have nothing of the name.
+    pub host_etc: Option<PathBuf>,
 }
 
 impl PrivateRoot {
     fn put(&self, put: &mut Put) {
         put.text(&self.hostname);
-        for paths in [&self.host_trees, &self.writable] {
+        let host_etc: Vec<PathBuf> = self.host_etc.iter().cloned().collect();
+        for paths in [&self.host_trees, &self.writable, &host_etc] {
             put.list(paths, |put, path| {
                 put.os(path.as_os_str());
             });
@@ -100,6 +103,7 @@ impl PrivateRoot {
             hostname: take.text()?,
             host_trees: take.list(|take| Ok(take.os()?.into()))?,
             writable: take.list(|take| Ok(take.os()?.into()))?,
+            host_etc: take.list(|take| Ok(take.os()?.into()))?.pop(),
         })
     }
 }
@@ -270,6 +274,7 @@ mod tests {
                 hostname: "agent".to_owned(),
                 host_trees: vec!["/usr".into(), "/opt/jdk".into()],
                 writable: vec!["workspace".into()],
+                host_etc: Some("/state/host-etc".into()),
             }),
         }
     }

@@ -72,8 +72,7 @@ async fn an_agent_without_host_programs_sees_no_directory_of_the_host() {
     let mut points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
     points.retain(|point| !point.starts_with("/dev") && !point.starts_with("/sys/fs/cgroup"));
     points.sort_unstable();
-    let expected =
-        ["/", "/etc", "/opt", "/opt/lodge/etc", "/opt/lodge/runtime", "/proc", "/sys/devices/system/cpu"];
+    let expected = ["/", "/etc", "/opt", "/opt/lodge/runtime", "/proc", "/sys", "/sys/devices/system/cpu"];
     assert_eq!(points, expected, "{mounts}");
     assert!(!home.join("agents").join(view["id"].as_str().expect("an id")).join("usr").exists());
 }
@@ -243,4 +242,24 @@ async fn an_agent_whose_root_cannot_be_built_for_now_fails_and_says_what_to_do()
     api.ok("agent/start", json!({"agent": "one"})).await;
     let view = api.agent_is("one", "ready").await;
     assert_eq!(layer(&view, "private_root")["in_force"], true, "{view:#}");
+}
+
+#[tokio::test]
+async fn settings_of_the_host_are_read_with_overlays_and_without() {
+    for without in [None, Some("keeper.no_overlay")] {
+        let mut world = World::asleep();
+        if let Some(point) = without {
+            world.lodge.set_env("LODGED_KEEPER_CRASH_AT", point);
+        }
+        world.lodge.start();
+        let mut api = world.checked().await;
+        api.ok("agent/create", json!({"content": AGENTFILE, "name": "one"})).await;
+        api.agent_is("one", "ready").await;
+        let script = "cat /etc/hostname; test -s /etc/ld.so.cache && echo cac''he; \
+            for file in new hostname ld.so.cache; do echo x > /etc/$file && echo WR''OTE $file; done; \
+            mkdir /etc/dir && echo WR''OTE dir; true";
+        let said = says(&mut api, "one", script).await;
+        assert!(said.contains("one\ncache\n"), "{without:?}: {said}");
+        assert!(!said.contains("WROTE"), "{without:?}: {said}");
+    }
 }

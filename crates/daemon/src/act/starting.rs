@@ -80,9 +80,10 @@ impl Actor {
                 hostname: root::hostname(&row.name),
                 host_trees: host_trees.trees.clone(),
                 writable: root::THEIRS.map(PathBuf::from).into(),
+                host_etc: Some(self.shell.host_etc.dir().to_owned()),
             }),
             uid: row.uid,
-            binds: root::binds(&root, row, runtime, self.shell.host_etc.dir(), &checked),
+            binds: root::binds(&root, row, runtime, &checked),
             network: network_of(row),
             limits: crate::limits::of_sandbox(row, data_dir),
             log: root::log_of(data_dir, row),
@@ -121,9 +122,8 @@ impl Actor {
                 room: &|bytes| shell.room.spares(bytes),
             };
             let of_host = |cause| RootError::Io { path: shell.host_etc.dir().to_owned(), cause };
-            let copied = shell.host_etc.refresh().map_err(of_host)?;
-            let (row, image, runtime, host, copied) = (&row, &image, runtime.as_path(), &host, &copied[..]);
-            let making = root::Making { row, image, runtime, host, copied };
+            shell.host_etc.refresh().map_err(of_host)?;
+            let making = root::Making { row: &row, image: &image, runtime: &runtime, host: &host };
             root::make(&root, &making, &files)
         };
         match tokio::task::spawn_blocking(make).await {
@@ -148,7 +148,7 @@ impl Actor {
         let describe = move || {
             let runtime = shell.runtime.path().map_err(|error| chain(&error))?;
             let host = HostTrees::default();
-            let making = root::Making { row: &row, image: &image, runtime, host: &host, copied: &[] };
+            let making = root::Making { row: &row, image: &image, runtime, host: &host };
             root::describe(&root, &layout, &making).map_err(|error| chain(&error))
         };
         tokio::task::spawn_blocking(describe).await.unwrap_or_else(|error| Err(error.to_string()))

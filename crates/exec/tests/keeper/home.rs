@@ -97,6 +97,7 @@ impl Home {
                 host_trees: host_trees(),
                 // Scripts of tests write where they start.
                 writable: vec!["".into()],
+                host_etc: None,
             }),
             uid: self.uid,
             binds: Vec::new(),

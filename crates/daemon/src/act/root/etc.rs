@@ -1,18 +1,13 @@
 //! The `/etc` of an agent: users, names and what programs of the host look up, with nothing of the host's people in it.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
 use lodge_core::record::{AgentRow, NetworkMode};
 
 use super::RootError;
-use super::tree::{link, put};
+use super::tree::put;
 
-/// Where the copy of the host's settings is bound, relative to the root.
-pub(super) const HOST_ETC: &str = "opt/lodge/etc";
-/// From `/etc` to there.
-const TO_HOST_ETC: &str = "../opt/lodge/etc";
 /// The longest name that Linux takes for a host.
 const HOSTNAME_MAX: usize = 63;
 const NOBODY: u32 = 65_534;
@@ -40,11 +35,8 @@ fn resolver(reach: NetworkMode) -> Resolver {
     }
 }
 
-/// Writes the `/etc` of an agent. `copied` are the names in the copy of the host's.
-pub(super) fn make(etc: &Path, row: &AgentRow, copied: &[OsString]) -> Result<(), RootError> {
-    for name in copied {
-        link(&Path::new(TO_HOST_ETC).join(name), &etc.join(name))?;
-    }
+/// Writes what is the agent's own in its `/etc`. The copy of the host's is read beneath it.
+pub(super) fn make(etc: &Path, row: &AgentRow) -> Result<(), RootError> {
     let name = hostname(&row.name);
     let reach = row.spec.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
     let Resolver { servers, hosts } = resolver(reach);

@@ -32,8 +32,6 @@ const OURS: [&str; 13] =
 /// Directories that the agent's programs may write to, and those that are made in them.
 pub(super) const THEIRS: [&str; 4] = ["workspace", "tmp", "home", "var"];
 const IN_THEIRS: [&str; 5] = ["home/.config", "home/.cache", "home/.local", "home/.local/share", "var/lib"];
-/// Where the list of processors is shown.
-const PROCESSORS: &str = "sys/devices/system/cpu";
 /// Places that something else covers, so that no link from the root's path on the host can be there.
 const COVERED: [&str; 10] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"];
 
@@ -88,20 +86,17 @@ pub(super) struct Making<'m> {
     /// The stock runtime, as it is stored.
     pub runtime: &'m Path,
     pub host: &'m HostTrees,
-    /// The names in the copy of the host's `/etc`.
-    pub copied: &'m [OsString],
 }
 
 /// Makes the root. Doing it twice gives the same.
 pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Result<(), RootError> {
-    let Making { row, image, host, copied, .. } = *making;
+    let Making { row, image, host, .. } = *making;
     row.spec.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
     for ours in OURS {
         clear(&root.join(ours))?;
     }
-    for ours in ["etc", "etc/context", "etc/data", "opt", "opt/bins", BIN_IMAGES, "opt/lodge", etc::HOST_ETC]
-    {
+    for ours in ["etc", "etc/context", "etc/data", "opt", "opt/bins", "opt/lodge"] {
         own_dir(&root.join(ours), None)?;
     }
     for theirs in THEIRS.iter().chain(&IN_THEIRS) {
@@ -112,7 +107,7 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
     put(&root.join(RUNTIME), b"")?;
     put_files(&root.join("etc/data"), image, files)?;
-    etc::make(&root.join("etc"), row, copied)?;
+    etc::make(&root.join("etc"), row)?;
     put_tools(root, row)?;
     put_links(root, row, host)?;
     put_places(root, row, host)?;
@@ -136,6 +131,9 @@ pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Res
 
 /// Every tool by its name in one directory: a link to a program of the host, or to where one of an image is bound.
 fn put_tools(root: &Path, row: &AgentRow) -> Result<(), RootError> {
+    if row.spec.tools.iter().any(|tool| tool.image.is_some()) {
+        own_dir(&root.join(BIN_IMAGES), None)?;
+    }
     for tool in &row.spec.tools {
         let place = root.join("opt/bins").join(&tool.name);
         match tool.image {
@@ -178,7 +176,7 @@ fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootEr
 
 /// Where the keeper mounts parts of the system: it finds every place, and needs no room on the disk to make one.
 fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
-    for place in ["proc", "dev", "sys", "sys/devices", "sys/devices/system", PROCESSORS] {
+    for place in ["proc", "dev", "sys"] {
         own_dir(&root.join(place), None)?;
     }
     for tree in &host.trees {
@@ -263,25 +261,16 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
     image
 }
 
-/// What is bound into the sandbox beside its root: our parts of the root, so that it cannot change them, the
-/// copy of the host's `/etc`, the runtime, programs from images, and the operator's mounts. A program that was checked
-/// is bound only if it is that file.
-pub(super) fn binds(
-    root: &Path,
-    row: &AgentRow,
-    runtime: &Path,
-    host_etc: &Path,
-    checked: &CheckedPrograms,
-) -> Vec<Bind> {
+/// What is bound into the sandbox beside its root: `/opt`, so that it cannot change it, the runtime, programs from
+/// images, and the operator's mounts. A program that was checked is bound only if it is that file.
+pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| {
         let checked = checked.get(&source).copied();
         Bind { source, target, read_only: true, checked }
     };
     let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
-        read_only(root.join("etc"), root.join("etc")),
         read_only(root.join("opt"), root.join("opt")),
-        read_only(host_etc.to_owned(), root.join(etc::HOST_ETC)),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
     let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());

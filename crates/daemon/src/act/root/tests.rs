@@ -39,8 +39,7 @@ const STOCK: &str = "/state/bin/runtime-abc";
 
 fn made(root: &Path, row: &AgentRow, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
     let host = HostTrees::of(row, root);
-    let copied = ["ld.so.cache".into(), "ssl".into()];
-    let making = Making { row, image, runtime: Path::new(STOCK), host: &host, copied: &copied };
+    let making = Making { row, image, runtime: Path::new(STOCK), host: &host };
     make(root, &making, files)
 }
 
@@ -172,13 +171,13 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
         ("/state/registry/programs/1/ripgrep".into(), identity(1)),
         ("/state/registry/programs/2/loop".into(), identity(2)),
     ];
-    let binds = binds(&root, &row, Path::new("/r-1"), Path::new("/state/host-etc"), &checked.into());
+    let binds = binds(&root, &row, Path::new("/r-1"), &checked.into());
     let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
     let rg = &binds[at("opt/bin-images/rg/rg")];
     assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
     assert_eq!(binds[at(RUNTIME)].source, Path::new("/state/registry/programs/2/loop"));
     assert_eq!((rg.checked, binds[at(RUNTIME)].checked), (Some(identity(1)), Some(identity(2))));
-    assert!(at("opt") < at("opt/bin-images/rg/rg") && at("opt") < at("opt/lodge/etc"));
+    assert!(at("opt") < at("opt/bin-images/rg/rg"));
     assert!(!binds.iter().any(|bind| bind.target == root.join("opt/bins/sh")));
 }
 
@@ -193,7 +192,6 @@ fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
     assert!(read("passwd").contains(":/home:/opt/bins/sh\n"));
     assert_eq!(read("hostname"), "one\n");
     assert!(read("hosts").contains("127.0.1.1 one\n"));
-    assert_eq!(fs::read_link(root.join("etc/ssl")).unwrap(), Path::new("../opt/lodge/etc/ssl"));
     let former = root.join(root.strip_prefix("/").unwrap());
     assert_eq!(fs::read_link(former).unwrap(), Path::new("/"));
     assert_eq!(fs::read_link(root.join("var/tmp")).unwrap(), Path::new("../tmp"));
@@ -222,7 +220,7 @@ fn what_is_told_of_files_follows_the_layout() {
     let missing = lodge_exec::Layer { name: "private_root".into(), missing: Some("refused".into()) };
     let layout = Layout::of(&[missing], &root);
     let none = HostTrees::default();
-    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none, copied: &[] };
+    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none };
     describe(&root, &layout, &making).unwrap();
     for path in ["workspace", "mnt/x", "opt/bins/sh", "etc/context/SOUL.md"] {
         assert!(told().contains(root.join(path).to_str().unwrap()), "{path}: {}", told());
