@@ -22,8 +22,8 @@ use crate::turn::{StepState, TurnState};
 
 pub use self::image::{
     AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
-    FileRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRow, ImageState, LimitsRecord,
-    MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
+    FileRecord, HostProgramRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRow, ImageState,
+    LimitsRecord, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
 
 /// One message of a conversation, its variable part.

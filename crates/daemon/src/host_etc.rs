@@ -44,6 +44,21 @@ const PARTS: [&str; 24] = [
 const VERSIONED: [&str; 2] = ["java-", "python3"];
 /// Links of these lead to programs, which are not to be copied.
 const LINKS_ONLY: &str = "alternatives";
+/// Where links of the host's `/etc` may lead: to what packages install for everybody, and to what makes the files of a
+/// resolver. What lies elsewhere is not copied, whoever made the link.
+const SOURCES: [&str; 11] = [
+    HOST,
+    "/usr/share",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/share/ca-certificates",
+    "/var/lib/ca-certificates",
+    "/nix/store",
+    "/gnu/store",
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+];
 /// More than this of a file, of directories within each other and of entries is not copied.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const DEPTH_MAX: usize = 8;
@@ -83,6 +98,28 @@ impl HostEtc {
     }
 }
 
+/// The text of one file of the host's `/etc`, as far as it may be copied; empty otherwise.
+pub(crate) fn text_of(name: &str) -> String {
+    let path = Path::new(HOST).join(name);
+    let may_read = |path: &Path| {
+        leads_to_source(path, Path::new(HOST))
+            && fs::metadata(path).is_ok_and(|found| found.is_file() && is_for_everybody(&found))
+    };
+    if may_read(&path) { fs::read_to_string(&path).unwrap_or_default() } else { String::new() }
+}
+
+/// Whether a path, without its links, lies in `host` or where links may lead.
+fn leads_to_source(path: &Path, host: &Path) -> bool {
+    let (real, host) = (path.canonicalize(), host.canonicalize());
+    real.is_ok_and(|real| {
+        host.is_ok_and(|host| real.starts_with(host)) || SOURCES.iter().any(|source| real.starts_with(source))
+    })
+}
+
+fn is_for_everybody(found: &Metadata) -> bool {
+    found.mode() & 0o004 != 0 && found.len() <= FILE_BYTES_MAX
+}
+
 /// The directory itself, then each part that there may be.
 fn looks(host: &Path) -> Vec<Look> {
     let names = fs::read_dir(host).into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -115,8 +152,12 @@ fn copy(from: &Path, to: &Path, parts: &[PathBuf]) -> io::Result<()> {
             make_dir(&to.join(above))?;
             kept.insert(above.to_owned());
         }
-        let links_only = part == Path::new(LINKS_ONLY);
-        mirror(&from.join(part), &to.join(part), links_only, DEPTH_MAX, &mut left)?;
+        let mirror = Mirror { host: from, links_only: part == Path::new(LINKS_ONLY) };
+        if leads_to_source(&from.join(part), from) {
+            mirror.put(&from.join(part), &to.join(part), DEPTH_MAX, &mut left)?;
+        } else {
+            remove(&to.join(part))?;
+        }
         kept.insert(part.clone());
     }
     // What is beneath a part was looked at there.
@@ -136,40 +177,52 @@ fn remove_others(top: &Path, below: &Path, is_kept: &dyn Fn(&Path) -> bool) -> i
     Ok(())
 }
 
-/// Copies a file, a link or a directory, as far as it is not the same already. What may not be copied is left out.
-fn mirror(from: &Path, to: &Path, links_only: bool, depth: usize, left: &mut usize) -> io::Result<()> {
-    let Some(rest) = left.checked_sub(1) else { return Ok(()) };
-    *left = rest;
-    let Ok(found) = fs::symlink_metadata(from) else { return remove(to) };
-    if found.is_symlink() {
-        let target = fs::read_link(from)?;
-        if links_only || is_beside(&target) {
-            return put_link(&target, to);
-        }
-    }
-    // What a link leads to elsewhere is copied in its place.
-    match fs::metadata(from) {
-        Ok(found) if found.is_dir() && depth > 0 => mirror_dir(from, to, links_only, depth, left),
-        Ok(found) if found.is_file() && !links_only => put_file(from, to, &found),
-        Ok(_) | Err(_) => remove(to),
-    }
+/// The copy of one part.
+struct Mirror<'h> {
+    host: &'h Path,
+    /// Whether links are copied as they are, and nothing else is.
+    links_only: bool,
 }
 
-fn mirror_dir(from: &Path, to: &Path, links_only: bool, depth: usize, left: &mut usize) -> io::Result<()> {
-    let Ok(entries) = fs::read_dir(from) else { return remove(to) };
-    make_dir(to)?;
-    let mut names = BTreeSet::new();
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        mirror(&from.join(&name), &to.join(&name), links_only, depth - 1, left)?;
-        names.insert(name);
-    }
-    for entry in fs::read_dir(to)?.flatten() {
-        if !names.contains(&entry.file_name()) {
-            remove(&entry.path())?;
+impl Mirror<'_> {
+    /// Copies a file, a link or a directory, as far as it is not the same already. What may not be copied is left out.
+    fn put(&self, from: &Path, to: &Path, depth: usize, left: &mut usize) -> io::Result<()> {
+        let Some(rest) = left.checked_sub(1) else { return Ok(()) };
+        *left = rest;
+        let Ok(found) = fs::symlink_metadata(from) else { return remove(to) };
+        if found.is_symlink() {
+            let target = fs::read_link(from)?;
+            if self.links_only || is_beside(&target) {
+                return put_link(&target, to);
+            }
+            if !leads_to_source(from, self.host) {
+                return remove(to);
+            }
+        }
+        // What a link leads to elsewhere is copied in its place.
+        match fs::metadata(from) {
+            Ok(found) if found.is_dir() && depth > 0 => self.put_dir(from, to, depth, left),
+            Ok(found) if found.is_file() && !self.links_only => put_file(from, to, &found),
+            Ok(_) | Err(_) => remove(to),
         }
     }
-    Ok(())
+
+    fn put_dir(&self, from: &Path, to: &Path, depth: usize, left: &mut usize) -> io::Result<()> {
+        let Ok(entries) = fs::read_dir(from) else { return remove(to) };
+        make_dir(to)?;
+        let mut names = BTreeSet::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            self.put(&from.join(&name), &to.join(&name), depth - 1, left)?;
+            names.insert(name);
+        }
+        for entry in fs::read_dir(to)?.flatten() {
+            if !names.contains(&entry.file_name()) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether a link leads to a name beside it.
@@ -188,7 +241,7 @@ fn put_link(target: &Path, to: &Path) -> io::Result<()> {
 
 /// Puts a file in its place whole: programs that run read the copy.
 fn put_file(from: &Path, to: &Path, found: &Metadata) -> io::Result<()> {
-    if found.mode() & 0o004 == 0 || found.len() > FILE_BYTES_MAX {
+    if !is_for_everybody(found) {
         return remove(to);
     }
     let is_same = |known: Metadata| {
@@ -266,8 +319,9 @@ mod tests {
             }
             std::os::unix::fs::symlink("/usr/bin/vim", host.join("alternatives/vi")).unwrap();
             std::os::unix::fs::symlink("bundle.crt", host.join("ssl/certs/hash.0")).unwrap();
-            fs::write(dir.path().join("zone"), "UTC").unwrap();
-            std::os::unix::fs::symlink("../zone", host.join("localtime")).unwrap();
+            fs::create_dir(host.join("zones")).unwrap();
+            fs::write(host.join("zones/UTC"), "UTC").unwrap();
+            std::os::unix::fs::symlink("zones/UTC", host.join("localtime")).unwrap();
             drop(std::os::unix::net::UnixListener::bind(host.join("perl/socket")).unwrap());
             World { _dir: dir, host, copy }
         }
@@ -306,6 +360,25 @@ mod tests {
         assert_eq!(fs::read_link(world.copy.join("alternatives/vi")).unwrap(), Path::new("/usr/bin/vim"));
         assert_eq!(fs::read_link(world.copy.join("ssl/certs/hash.0")).unwrap(), Path::new("bundle.crt"));
         assert_eq!(fs::read_to_string(world.copy.join("localtime")).unwrap(), "UTC");
+    }
+
+    #[test]
+    fn no_link_brings_anything_from_elsewhere() {
+        let world = World::new();
+        let private = world.host.parent().unwrap().join("private");
+        fs::create_dir(&private).unwrap();
+        // Everybody could read it, if everybody could get there.
+        fs::write(private.join("key"), "SECRET").unwrap();
+        fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
+        let before = world.copied();
+        std::os::unix::fs::symlink(private.join("key"), world.host.join("services")).unwrap();
+        std::os::unix::fs::symlink("../../../private/key", world.host.join("ssl/certs/key.pem")).unwrap();
+        std::os::unix::fs::symlink(&private, world.host.join("vim")).unwrap();
+        std::os::unix::fs::symlink(&private, world.host.join("perl/private")).unwrap();
+        fs::remove_file(world.host.join("ld.so.cache")).unwrap();
+        std::os::unix::fs::symlink(private.join("key"), world.host.join("ld.so.cache")).unwrap();
+        let expected: Vec<String> = before.into_iter().filter(|name| name != "ld.so.cache").collect();
+        assert_eq!(world.copied(), expected);
     }
 
     #[test]

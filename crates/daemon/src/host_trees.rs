@@ -3,11 +3,11 @@
 //! Owns: that choice. An agent whose tools all come from images needs none. Programs below `/usr` need the host's system
 //! directories; a program elsewhere also needs its own tree, which is as narrow as it can be.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::AgentRow;
+use lodge_core::record::{AgentRow, AgentSpec};
 
 /// Where systems keep programs and what those are made of.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -25,7 +25,8 @@ const LINKS_MAX: usize = 40;
 pub(crate) struct HostTrees {
     /// Directories and single programs, none beneath another.
     pub trees: Vec<PathBuf>,
-    /// System directories that are links on this host: their names, and where they lead.
+    /// System directories that are links on this host, and links on the way to a program that are not in a tree: their
+    /// names, and where they lead.
     pub links: Vec<(PathBuf, PathBuf)>,
 }
 
@@ -43,14 +44,37 @@ impl HostTrees {
         HostTrees::of_programs(programs.map(Path::new), state_dir, &writable)
     }
 
+    /// Refuses an agent whose programs lead to other trees than when they were found: somebody who may change a link
+    /// on the way does not choose what a sandbox sees. New contents at the same places are no reason.
+    pub(crate) fn check(spec: &AgentSpec, state_dir: &Path) -> Result<(), LedElsewhere> {
+        let tools = spec.tools.iter().filter_map(|tool| {
+            let recorded = &tool.host.as_ref()?.trees;
+            Some((&tool.path, recorded.iter().map(PathBuf::from).collect()))
+        });
+        // The path of a runtime was recorded without links.
+        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+        let homes = homes(state_dir);
+        let runtime = runtime.map(|runtime| {
+            let tree = own_tree(Path::new(&runtime.path), &homes);
+            (&runtime.path, tree.into_iter().collect::<Vec<PathBuf>>())
+        });
+        for (program, recorded) in tools.chain(runtime) {
+            let now = trees_of(Path::new(program), state_dir);
+            let is_new = |tree: &&PathBuf| !recorded.iter().any(|known| tree.starts_with(known));
+            if let Some(tree) = now.iter().find(is_new) {
+                return Err(LedElsewhere { program: program.clone(), tree: tree.clone() });
+            }
+        }
+        Ok(())
+    }
+
     fn of_programs<'p>(
         programs: impl Iterator<Item = &'p Path>,
         state_dir: &Path,
         writable: &[PathBuf],
     ) -> HostTrees {
-        let mut homes = homes();
-        homes.push(state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned()));
-        let mut own: BTreeSet<PathBuf> = BTreeSet::new();
+        let homes = homes(state_dir);
+        let mut own = Shown::default();
         let mut has_any = false;
         for program in programs {
             has_any = true;
@@ -59,7 +83,7 @@ impl HostTrees {
             if ways.into_iter().any(|way| leads_through(way, writable)) {
                 continue;
             }
-            own.extend(locations.iter().filter_map(|location| own_tree(location, &homes)));
+            own.add(&locations, &homes);
         }
         if !has_any {
             return HostTrees::default();
@@ -72,12 +96,49 @@ impl HostTrees {
                 Err(_) => {}
             }
         }
-        for tree in own {
+        for tree in own.trees {
             if !found.trees.iter().any(|above| tree.starts_with(above)) {
                 found.trees.push(tree);
             }
         }
+        own.links.retain(|place, _| !found.trees.iter().any(|above| place.starts_with(above)));
+        found.links.extend(own.links);
         found
+    }
+}
+
+/// A host program would show more of the host than when it was found.
+#[derive(Debug, thiserror::Error)]
+#[error("the program {program} leads to {} now, which was not shown when it was found", tree.display())]
+pub(crate) struct LedElsewhere {
+    program: String,
+    tree: PathBuf,
+}
+
+/// What a sandbox is shown for one program, beside the system directories.
+pub(crate) fn trees_of(program: &Path, state_dir: &Path) -> Vec<PathBuf> {
+    let mut shown = Shown::default();
+    shown.add(&locations(program), &homes(state_dir));
+    shown.trees.into_iter().collect()
+}
+
+/// What programs outside of the system directories are shown with.
+#[derive(Debug, Default)]
+struct Shown {
+    trees: BTreeSet<PathBuf>,
+    /// Links without anything beside them, each with the next one on its way.
+    links: BTreeMap<PathBuf, PathBuf>,
+}
+
+impl Shown {
+    fn add(&mut self, locations: &[PathBuf], homes: &[PathBuf]) {
+        for (index, location) in locations.iter().enumerate() {
+            let Some(tree) = own_tree(location, homes) else { continue };
+            match locations.get(index + 1) {
+                Some(next) if tree == *location => drop(self.links.insert(tree, next.clone())),
+                Some(_) | None => drop(self.trees.insert(tree)),
+            }
+        }
     }
 }
 
@@ -126,7 +187,8 @@ fn is_system(path: &Path) -> bool {
 /// The tree that a program outside of the system directories is shown with.
 ///
 /// `/opt/jdk/bin/java` is shown with `/opt/jdk`. A directory of settings (`~/.cargo`), a home and a directory of the
-/// root are never shown as a whole: then it is the directory of the program, or the program alone.
+/// root are never shown as a whole: then it is the directory `bin` alone. A program in any other directory is shown
+/// without what lies beside it.
 fn own_tree(location: &Path, homes: &[PathBuf]) -> Option<PathBuf> {
     if is_system(location) || location.starts_with(SETTINGS) {
         return None;
@@ -141,23 +203,26 @@ fn own_tree(location: &Path, homes: &[PathBuf]) -> Option<PathBuf> {
     };
     let dir = location.parent()?;
     let is_program_dir = dir.file_name().is_some_and(|name| PROGRAM_DIRS.iter().any(|known| name == *known));
-    let above = dir.parent().filter(|above| is_program_dir && !is_wide(above));
-    let tree = above.or_else(|| Some(dir).filter(|dir| !is_wide(dir)));
+    let trees = [dir.parent(), Some(dir)].into_iter().flatten().filter(|_| is_program_dir);
+    let tree = trees.into_iter().find(|tree| !is_wide(tree));
     Some(tree.unwrap_or(location).to_owned())
 }
 
-/// Homes of people on this host.
-fn homes() -> Vec<PathBuf> {
+/// Homes of people on this host, and the state directory: none is ever shown.
+fn homes(state_dir: &Path) -> Vec<PathBuf> {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let homes = passwd.lines().filter_map(|line| line.split(':').nth(5));
     let mut homes: Vec<PathBuf> = homes.map(PathBuf::from).filter(|home| home.is_absolute()).collect();
     homes.extend(std::env::var_os("HOME").map(PathBuf::from));
     homes.retain(|home| home.components().count() > 1);
+    homes.push(state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned()));
     homes
 }
 
 #[cfg(test)]
 mod tests {
+    use lodge_core::record::{HostProgramRecord, RuntimeRecord, ToolRecord};
+
     use super::*;
 
     #[test]
@@ -167,7 +232,14 @@ mod tests {
             ("/usr/bin/git", None),
             ("/etc/alternatives/vi", None),
             ("/opt/jdk/bin/java", Some("/opt/jdk")),
-            ("/opt/idea/idea.sh", Some("/opt/idea")),
+            ("/opt/idea/idea.sh", Some("/opt/idea/idea.sh")),
+            ("/srv/app/tool", Some("/srv/app/tool")),
+            ("/srv/app/bin/tool", Some("/srv/app")),
+            ("/var/tool", Some("/var/tool")),
+            ("/tool", Some("/tool")),
+            ("/bin-of-mine/tool", Some("/bin-of-mine/tool")),
+            ("/root/tool", Some("/root/tool")),
+            ("/root/bin/tool", Some("/root/bin")),
             ("/opt/tool", Some("/opt/tool")),
             ("/opt/bin/tool", Some("/opt/bin")),
             ("/home/ann/.pyenv/versions/3.12/bin/python", Some("/home/ann/.pyenv/versions/3.12")),
@@ -203,6 +275,10 @@ mod tests {
         assert_eq!(link_target(Path::new("/usr/bin/env")), Path::new("/usr/bin/env"));
         let linked = locations(&dir.join("link"));
         assert_eq!(linked, [dir.join("link"), dir.join("kit-1/bin/tool")]);
+        // A link is there without what lies beside it, and leads past links of directories.
+        let found = HostTrees::of_programs([dir.join("link").as_path()].into_iter(), state, &[]);
+        assert!(found.links.contains(&(dir.join("link"), dir.join("kit-1/bin/tool"))), "{found:?}");
+        assert!(found.trees.contains(&dir.join("kit-1")) && !found.trees.contains(&dir), "{found:?}");
     }
 
     #[test]
@@ -227,6 +303,48 @@ mod tests {
             assert_eq!(trees(program, std::slice::from_ref(&project)), Vec::<PathBuf>::new(), "{program}");
             assert_ne!(trees(program, &[]), Vec::<PathBuf>::new(), "{program}");
         }
+    }
+
+    #[test]
+    fn a_program_that_leads_to_another_tree_than_was_recorded_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        for place in ["kit/bin", "private/bin"] {
+            std::fs::create_dir_all(dir.join(place)).unwrap();
+            std::fs::write(dir.join(place).join("tool"), "").unwrap();
+        }
+        let state = Path::new("/nowhere");
+        let tool = dir.join("kit/bin/tool");
+        let record = |path: &Path| ToolRecord {
+            path: path.display().to_string(),
+            host: Some(HostProgramRecord {
+                real_path: path.display().to_string(),
+                trees: trees_of(path, state).iter().map(|tree| tree.display().to_string()).collect(),
+            }),
+            ..ToolRecord::default()
+        };
+        let runtime = RuntimeRecord { path: tool.display().to_string(), ..RuntimeRecord::default() };
+        let mut spec = AgentSpec {
+            tools: vec![record(&tool), record(Path::new("/usr/bin/env"))],
+            runtime: Some(runtime),
+            ..AgentSpec::default()
+        };
+        HostTrees::check(&spec, state).unwrap();
+        // Other contents are an update of the program.
+        std::fs::write(&tool, "new").unwrap();
+        HostTrees::check(&spec, state).unwrap();
+        let refused = |spec: &AgentSpec| HostTrees::check(spec, state).unwrap_err().to_string();
+        std::fs::remove_file(&tool).unwrap();
+        std::os::unix::fs::symlink("../../private/bin/tool", &tool).unwrap();
+        let private = dir.join("private").display().to_string();
+        assert!(refused(&spec).contains(&private), "{}", refused(&spec));
+        // The runtime alone, which is recorded by its real path.
+        let tools = std::mem::take(&mut spec.tools);
+        assert!(refused(&spec).contains(&private));
+        // An agent of an earlier release, which recorded nothing.
+        (spec.tools, spec.runtime) = (tools, None);
+        spec.tools[0].host = None;
+        HostTrees::check(&spec, state).unwrap();
     }
 
     #[test]

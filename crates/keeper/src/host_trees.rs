@@ -12,10 +12,15 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::Bind;
 
-use crate::binds::{self, NotBound, bind_one, fd_path, make_target, within};
+use crate::binds::{self, NotBound, bind_one, fd_path, make_target, unmount, within};
 use crate::layers::Layers;
+use crate::masked;
 use crate::mounts::{beneath, host_forbids, mount};
+use crate::read_only;
 use crate::sys;
+
+/// More entries of one directory than these are not shown one by one.
+const PARTS_MAX: usize = 1024;
 
 /// Shows each tree in `root`. `empty` is a directory that nothing can be put into: an overlay needs two.
 ///
@@ -23,26 +28,15 @@ use crate::sys;
 /// read-only, and its sockets stay reachable.
 pub(crate) fn show(root: &Path, trees: &[PathBuf], empty: &OwnedFd, layers: &mut Layers) -> io::Result<()> {
     let mountinfo = if trees.is_empty() { Vec::new() } else { std::fs::read("/proc/self/mountinfo")? };
-    let mut bound = None;
+    // A path of mounts on top of each other is listed as often.
+    let mut mounts: Vec<PathBuf> = trees.iter().flat_map(|tree| beneath(&mountinfo, tree)).collect();
+    mounts.sort();
+    mounts.dedup();
+    let mut showing = Showing { root, empty, mounts, bound: None, layers };
     for tree in trees {
-        // A path of mounts on top of each other is listed as often.
-        let mut points = beneath(&mountinfo, tree);
-        points.push(tree.clone());
-        points.sort();
-        points.dedup();
-        for point in points {
-            match show_one(root, &point, empty) {
-                Ok(Shown::Overlay | Shown::File) => {}
-                Ok(Shown::Bound(why)) => bound = Some(format!("{}: {why}", point.display())),
-                Err(NotBound::Writable(error)) => return Err(error),
-                Err(NotBound::Absent(error)) if !binds::is_absent(&error) => return Err(error),
-                Err(NotBound::Absent(error)) => {
-                    layers.missing("bind", format!("{}: {error}", point.display()));
-                }
-            }
-        }
+        showing.show(tree)?;
     }
-    match bound {
+    match showing.bound {
         None => layers.holds("host_programs"),
         Some(why) => {
             layers.missing("host_programs", format!("read-only, but sockets in it can be reached: {why}"));
@@ -51,32 +45,97 @@ pub(crate) fn show(root: &Path, trees: &[PathBuf], empty: &OwnedFd, layers: &mut
     Ok(())
 }
 
-enum Shown {
-    Overlay,
-    /// One file, which is neither a socket nor a FIFO.
-    File,
-    /// By a bind, because this host does not allow the overlay.
-    Bound(io::Error),
+/// What is shown, while it is.
+struct Showing<'s> {
+    root: &'s Path,
+    empty: &'s OwnedFd,
+    /// The host's mounts in all trees, sorted.
+    mounts: Vec<PathBuf>,
+    /// What could only be bound, and why.
+    bound: Option<String>,
+    layers: &'s mut Layers,
 }
 
-fn show_one(root: &Path, path: &Path, empty: &OwnedFd) -> Result<Shown, NotBound> {
-    let source = sys::open_path(path.as_os_str())?;
-    binds::check_itself(path, &source)?;
-    let target = within(root, path);
-    let read_only = Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
-    match sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT {
-        libc::S_IFDIR => {
-            let place = make_target(root, &target, true)?;
-            match overlay(&source, empty, &place) {
-                Ok(()) => Ok(Shown::Overlay),
-                Err(error) if cannot_overlay(&error) => {
-                    bind_one(&read_only, &source, Some(root)).map(|()| Shown::Bound(error))
+impl Showing<'_> {
+    /// Shows a directory with all that is mounted in it, or a file.
+    fn show(&mut self, path: &Path) -> io::Result<()> {
+        match self.try_show(path) {
+            Ok(()) => Ok(()),
+            Err(NotBound::Absent(error)) if binds::is_absent(&error) => {
+                self.layers.missing("bind", format!("{}: {error}", path.display()));
+                Ok(())
+            }
+            Err(NotBound::Absent(error) | NotBound::Writable(error)) => Err(error),
+        }
+    }
+
+    fn try_show(&mut self, path: &Path) -> Result<(), NotBound> {
+        let source = sys::open_path(path.as_os_str())?;
+        binds::check_itself(path, &source)?;
+        let target = within(self.root, path);
+        let read_only =
+            Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
+        match sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => {
+                let place = make_target(self.root, &target, true)?;
+                match overlay(&source, self.empty, &place) {
+                    Ok(()) => Ok(self.show_mounts(path)?),
+                    Err(error) if !cannot_overlay(&error) => Err(error.into()),
+                    // Of a directory with mounts in it, an ordinary user may have an overlay of each part.
+                    Err(error) => match self.nested(path).is_empty() || !self.show_parts(path, &target)? {
+                        false => Ok(()),
+                        true => {
+                            bind_one(&read_only, &source, Some(self.root))?;
+                            self.bound = Some(format!("{}: {error}", path.display()));
+                            Ok(())
+                        }
+                    },
                 }
-                Err(error) => Err(error.into()),
+            }
+            libc::S_IFREG => bind_one(&read_only, &source, Some(self.root)),
+            _other => Err(io::Error::other("it is neither a directory nor a file").into()),
+        }
+    }
+
+    /// The highest mounts below a directory.
+    fn nested(&self, path: &Path) -> Vec<PathBuf> {
+        let mut nested: Vec<PathBuf> = Vec::new();
+        // Sorted, a directory comes before everything beneath it.
+        for mount in self.mounts.iter().filter(|mount| *mount != path && mount.starts_with(path)) {
+            if !nested.iter().any(|above| mount.starts_with(above)) {
+                nested.push(mount.clone());
             }
         }
-        libc::S_IFREG => bind_one(&read_only, &source, Some(root)).map(|()| Shown::File),
-        _other => Err(io::Error::other("it is neither a directory nor a file").into()),
+        nested
+    }
+
+    /// Shows what is mounted in a directory that is shown: an overlay does not have it.
+    fn show_mounts(&mut self, path: &Path) -> io::Result<()> {
+        self.nested(path).iter().try_for_each(|mount| self.show(mount))
+    }
+
+    /// Shows every directory, file and link of a directory by itself, and nothing else of it. Says whether it did.
+    fn show_parts(&mut self, path: &Path, target: &Path) -> io::Result<bool> {
+        let mut parts = Vec::new();
+        for entry in std::fs::read_dir(path)?.take(PARTS_MAX + 1) {
+            let entry = entry?;
+            parts.push((entry.path(), entry.file_type()?));
+        }
+        if parts.len() > PARTS_MAX {
+            return Ok(false);
+        }
+        masked::hide(target)?;
+        let shown = parts.into_iter().try_for_each(|(part, kind)| {
+            if kind.is_symlink() {
+                std::os::unix::fs::symlink(std::fs::read_link(&part)?, within(self.root, &part))
+            } else if kind.is_dir() || kind.is_file() {
+                self.show(&part)
+            } else {
+                Ok(())
+            }
+        });
+        let shown = shown.and_then(|()| read_only::remount(&sys::c_string(target.as_os_str())?));
+        shown.inspect_err(|_| unmount(target)).map(|()| true)
     }
 }
 
@@ -93,4 +152,101 @@ pub(crate) fn overlay(upper: &OwnedFd, lower: &OwnedFd, target: &OwnedFd) -> io:
     let options = CString::new(format!("lowerdir=/proc/self/fd/{upper}:/proc/self/fd/{lower}"))?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
     mount(Some(c"overlay"), &fd_path(target), Some(c"overlay"), flags, Some(&options))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+    use crate::mounts::make_private;
+
+    /// Enters a user and a mount namespace: mounts that were there before are locked in it.
+    fn enter() -> io::Result<()> {
+        // SAFETY: these touch no memory.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        // SAFETY: no memory is passed.
+        sys::check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+        std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+        make_private()
+    }
+
+    /// What is seen in a tree with a mount in it, by somebody for whom that mount is locked.
+    fn seen_with_a_locked_mount(base: &Path) -> io::Result<String> {
+        let tree = base.join("tree");
+        enter()?;
+        let inner = sys::c_string(tree.join("local/mounted").as_os_str())?;
+        mount(Some(c"tmpfs"), &inner, Some(c"tmpfs"), 0, None)?;
+        std::fs::write(tree.join("local/mounted/word"), "mounted")?;
+        enter()?;
+        let (root, empty) = (base.join("root"), sys::open_path(base.join("empty").as_os_str())?);
+        let mut layers = Layers::default();
+        show(&root, std::slice::from_ref(&tree), &empty, &mut layers)?;
+        let shown = within(&root, &tree);
+        let read =
+            |path: &str| std::fs::read_to_string(shown.join(path)).unwrap_or_else(|error| error.to_string());
+        let mut seen =
+            [read("bin/word"), read("alone"), read("link"), read("local/word"), read("local/mounted/word")]
+                .join(" ");
+        for socket in ["socket", "bin/socket", "local/socket"] {
+            if UnixStream::connect(tree.join(socket)).is_err() {
+                seen.push_str(" NOT OPEN OUTSIDE");
+            }
+            if UnixStream::connect(shown.join(socket)).is_ok() {
+                seen.push_str(&format!(" REACHED {socket}"));
+            }
+        }
+        for file in ["bin/new", "new", "local/new", "local/mounted/new"] {
+            if std::fs::write(shown.join(file), "").is_ok() {
+                seen.push_str(&format!(" WROTE {file}"));
+            }
+        }
+        if !layers.has("host_programs") {
+            seen.push_str(&format!(" {layers:?}"));
+        }
+        Ok(seen)
+    }
+
+    #[test]
+    fn of_a_tree_with_a_locked_mount_every_part_is_shown_and_no_socket_is_open() {
+        let base = std::env::temp_dir().join(format!("keeper-trees-{}", std::process::id()));
+        for dir in ["tree/bin", "tree/local/mounted", "root", "empty"] {
+            std::fs::create_dir_all(base.join(dir)).unwrap();
+        }
+        let base = base.canonicalize().unwrap();
+        for file in ["bin/word", "alone", "local/word"] {
+            std::fs::write(base.join("tree").join(file), file).unwrap();
+        }
+        std::os::unix::fs::symlink("bin/word", base.join("tree/link")).unwrap();
+        let listen = |socket: &str| UnixListener::bind(base.join("tree").join(socket)).unwrap();
+        let listeners = ["socket", "bin/socket", "local/socket"].map(listen);
+        let (ours, theirs) = sys::pipe().unwrap();
+        // SAFETY: this child has one thread, and ends without returning.
+        let status = unsafe {
+            match libc::fork() {
+                0 => {
+                    let seen =
+                        seen_with_a_locked_mount(&base).unwrap_or_else(|error| format!("failed: {error}"));
+                    let written = sys::write(theirs.as_raw_fd(), seen.as_bytes());
+                    libc::_exit(i32::from(written.is_err()))
+                }
+                child => {
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                    status
+                }
+            }
+        };
+        drop((theirs, listeners));
+        let mut seen = String::new();
+        io::Read::read_to_string(&mut std::fs::File::from(ours), &mut seen).unwrap();
+        std::fs::remove_dir_all(&base).unwrap();
+        assert_eq!(status, 0);
+        // Where nobody may have a user namespace there is no such root, either.
+        if !seen.starts_with("failed: Operation not permitted") {
+            assert_eq!(seen, "bin/word alone bin/word local/word mounted");
+        }
+    }
 }

@@ -3,15 +3,23 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::checked::Checked;
 use crate::world::{AGENTFILE, World, is_root, sh};
 
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// What an agent's shell says to a script.
 async fn says(api: &mut Checked, agent: &str, script: &str) -> String {
     api.answer(agent, "s", &format!("{} [[reply:{{{{tool}}}}]]", sh(script))).await
+}
+
+/// Whether a shell finds that program on this host.
+fn has(name: &str) -> bool {
+    ["/usr/local/bin", "/usr/bin", "/bin"].iter().any(|dir| Path::new(dir).join(name).exists())
 }
 
 fn layer<'v>(view: &'v Value, name: &str) -> &'v Value {
@@ -99,9 +107,6 @@ const PROGRAMS: [(&str, &str, &str); 8] = [
 
 #[tokio::test]
 async fn programs_of_the_host_run_as_they_do_outside() {
-    let has = |name: &str| {
-        ["/usr/local/bin", "/usr/bin", "/bin"].iter().any(|dir| Path::new(dir).join(name).exists())
-    };
     let found: Vec<_> = PROGRAMS.iter().filter(|(name, ..)| has(name)).collect();
     let tools: String =
         found.iter().map(|(name, ..)| format!("BIN {name} host:{name} \"a program\"\n")).collect();
@@ -261,5 +266,101 @@ async fn settings_of_the_host_are_read_with_overlays_and_without() {
         let said = says(&mut api, "one", script).await;
         assert!(said.contains("one\ncache\n"), "{without:?}: {said}");
         assert!(!said.contains("WROTE"), "{without:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_whose_link_was_moved_shows_nothing_more_of_the_host() {
+    let world = World::new();
+    let base = world.lodge.dir().canonicalize().expect("a path");
+    for place in ["kit", "private"] {
+        fs::create_dir_all(base.join(place).join("bin")).expect("a directory");
+        let program = base.join(place).join("bin/tool");
+        fs::write(&program, "#!/bin/sh\necho ran\n").expect("a file");
+        fs::write(base.join("beside"), "SECRET").expect("a file");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
+    fs::write(base.join("private/secret"), "SECRET").expect("a file");
+    let way = base.join("tool");
+    std::os::unix::fs::symlink("kit/bin/tool", &way).expect("a link");
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}BIN tool host:{} \"elsewhere\"\n", way.display());
+    api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    api.agent_is("one", "ready").await;
+    let script = format!("PATH=/usr/bin:$PATH; tool; cat {0}/beside {0}/private/secret", base.display());
+    let said = says(&mut api, "one", &script).await;
+    assert!(said.contains("ran") && !said.contains("SECRET"), "{said}");
+    api.ok("agent/stop", json!({"agent": "one"})).await;
+    // An update of the program is none of the daemon's business.
+    fs::write(base.join("kit/bin/tool"), "#!/bin/sh\necho newer\n").expect("a file");
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    api.agent_is("one", "ready").await;
+    assert!(says(&mut api, "one", "PATH=/usr/bin:$PATH; tool").await.contains("newer"));
+    api.ok("agent/stop", json!({"agent": "one"})).await;
+    fs::remove_file(&way).expect("it is removed");
+    std::os::unix::fs::symlink("private/bin/tool", &way).expect("a link");
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    let view = api.agent_is("one", "failed").await;
+    let detail = view["failure_detail"].as_str().expect("a detail");
+    assert_eq!(view["failure_reason"], "init", "{view:#}");
+    assert!(detail.contains(&format!("leads to {} now", base.join("private").display())), "{detail}");
+    // What it says to do is what helps.
+    let command = detail.split('`').nth(1).expect("a command");
+    let words = command.strip_prefix("lodge ").expect("a command").split(' ');
+    world.lodge.cli_ok(words);
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    api.agent_is("one", "ready").await;
+    assert!(says(&mut api, "one", "PATH=/usr/bin:$PATH; tool").await.contains("ran"));
+}
+
+#[tokio::test]
+async fn a_state_directory_can_be_removed_by_its_owner_after_agents_ran() {
+    let (mut world, mut api, _) = with_tools("").await;
+    assert!(
+        says(&mut api, "one", "mkdir -p /workspace/a/b; echo x > /workspace/a/b/c; echo over")
+            .await
+            .contains("over")
+    );
+    drop(api);
+    world.lodge.cli_ok(["shutdown", "--agents"]);
+    assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
+    let home = world.lodge.home();
+    let removed = std::process::Command::new("rm").arg("-rf").arg(&home).output().expect("rm runs");
+    assert!(removed.status.success() && !home.exists(), "{}", String::from_utf8_lossy(&removed.stderr));
+}
+
+/// The memory limit as each kind of cgroup has it in a sandbox.
+const LIMIT_FILES: &str =
+    "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes";
+
+/// Programs that choose the size of their heap by the limit, and print it in bytes.
+const HEAPS: [(&str, &str); 1] = [(
+    "node",
+    "node -e 'console.log(\"he\" + \"ap\", require(\"v8\").getHeapStatistics().heap_size_limit, \
+     require(\"os\").availableParallelism())'",
+)];
+
+#[tokio::test]
+async fn programs_see_the_memory_that_they_may_use() {
+    const LIMIT: u64 = 512 << 20;
+    let found: Vec<_> = HEAPS.iter().filter(|(name, _)| has(name)).collect();
+    let tools: String =
+        found.iter().map(|(name, _)| format!("BIN {name} host:{name} \"a program\"\n")).collect();
+    let (_world, mut api, view) = with_tools(&format!("LIMIT memory 512m\n{tools}")).await;
+    let limits = view["limits"].as_array().expect("limits");
+    let memory = limits.iter().find(|limit| limit["name"] == "memory").expect("a limit");
+    if !memory["by"].as_str().is_some_and(|by| by.starts_with("cgroup")) {
+        // Without a cgroup there is nothing that programs could read.
+        return;
+    }
+    let said = says(&mut api, "one", LIMIT_FILES).await;
+    assert!(said.contains(&LIMIT.to_string()), "{said}");
+    let processors = std::thread::available_parallelism().expect("processors").get() as u64;
+    for (name, script) in found {
+        let said = says(&mut api, "one", script).await;
+        let numbers = said.split_once("heap ").map(|(_, rest)| rest).unwrap_or_default();
+        let numbers: Vec<u64> =
+            numbers.split_whitespace().map_while(|number| number.parse().ok()).take(2).collect();
+        assert!(matches!(numbers[..], [1..LIMIT, seen] if seen == processors), "{name}: {said}");
     }
 }

@@ -336,6 +336,20 @@ pub struct ToolRecord {
     /// `path` stands in the store of images.
     #[prost(string, optional, tag = "8")]
     pub image: Option<String>,
+    /// Where a program of the host led to. Absent: it is in an image, or an earlier release found it.
+    #[prost(message, optional, tag = "9")]
+    pub host: Option<HostProgramRecord>,
+}
+
+/// Where a program of the host led to when it was found.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct HostProgramRecord {
+    /// Without links.
+    #[prost(string, tag = "1")]
+    pub real_path: String,
+    /// What a sandbox is shown for it, beside the host's system directories.
+    #[prost(string, repeated, tag = "2")]
+    pub trees: Vec<String>,
 }
 
 /// An image of the store. Its contents lie in files, by their digests; what stands here is what is asked for often.

@@ -1,12 +1,12 @@
 //! The `/etc` of an agent: users, names and what programs of the host look up, with nothing of the host's people in it.
 
-use std::fs;
 use std::path::Path;
 
 use lodge_core::record::{AgentRow, NetworkMode};
 
 use super::RootError;
 use super::tree::put;
+use crate::host_etc;
 
 /// The longest name that Linux takes for a host.
 const HOSTNAME_MAX: usize = 63;
@@ -22,10 +22,11 @@ struct Resolver {
 
 /// What names resolve by, for each kind of network.
 fn resolver(reach: NetworkMode) -> Resolver {
-    let of_host = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let own = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n".to_owned();
     match reach {
-        NetworkMode::Host => Resolver { servers: of_host("/etc/resolv.conf"), hosts: of_host("/etc/hosts") },
+        NetworkMode::Host => {
+            Resolver { servers: host_etc::text_of("resolv.conf"), hosts: host_etc::text_of("hosts") }
+        }
         // Nothing answers, so nothing is asked.
         NetworkMode::None => Resolver { servers: String::new(), hosts: own },
         // The keeper puts the place of the gate, which resolves names outside, over this.

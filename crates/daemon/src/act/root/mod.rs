@@ -121,6 +121,10 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
 pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Result<(), RootError> {
     let Making { row, image, runtime, .. } = *making;
     let sections = contexts(layout, row, image);
+    // A sandbox without a root of its own may run already: whatever it left there is not followed.
+    for dir in ["etc", "etc/context"] {
+        own_dir(&root.join(dir), None)?;
+    }
     for section in &sections {
         put(&root.join("etc/context").join(section.file()), section.text.as_bytes())?;
     }
@@ -153,7 +157,9 @@ fn put_tools(root: &Path, row: &AgentRow) -> Result<(), RootError> {
 /// Links that programs expect: to system directories of the host, to a shell, and from the root's path on the host.
 fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
     for (place, to) in &host.links {
-        link(to, &root.join(place.strip_prefix("/").unwrap_or(place)))?;
+        let place = root.join(place.strip_prefix("/").unwrap_or(place));
+        make_way(root, row, &place)?;
+        link(to, &place)?;
     }
     if host.trees.is_empty() {
         for (tool, dir) in [("sh", "bin"), ("env", "usr/bin")] {
@@ -181,10 +187,9 @@ fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootE
     }
     for tree in &host.trees {
         let place = root.join(tree.strip_prefix("/").unwrap_or(tree));
-        let owner = |dir: &Path| if is_theirs(root, dir) { row.uid } else { None };
-        above(root, &place).into_iter().try_for_each(|dir| own_dir(dir, owner(dir)))?;
+        make_way(root, row, &place)?;
         if tree.is_dir() {
-            own_dir(&place, owner(&place))?;
+            own_dir(&place, owner(root, row, &place))?;
         } else if fs::symlink_metadata(&place).map_or(true, |found| !found.is_file()) {
             clear(&place)?;
             put(&place, b"")?;
@@ -193,9 +198,15 @@ fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootE
     Ok(())
 }
 
-/// Whether a directory is one that the agent's programs may write to, or lies in one.
-fn is_theirs(root: &Path, dir: &Path) -> bool {
-    THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)))
+/// The directories above a place of the root, each a real one.
+fn make_way(root: &Path, row: &AgentRow, place: &Path) -> Result<(), RootError> {
+    above(root, place).into_iter().try_for_each(|dir| own_dir(dir, owner(root, row, dir)))
+}
+
+/// Who owns a directory: the agent's user, if his programs may write to it.
+fn owner(root: &Path, row: &AgentRow, dir: &Path) -> Option<u32> {
+    let is_theirs = THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)));
+    if is_theirs { row.uid } else { None }
 }
 
 /// The directories between the root and `target`, the highest first.

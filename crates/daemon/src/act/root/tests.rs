@@ -56,6 +56,7 @@ fn row(host: &Path) -> AgentRow {
         description: "a shell".into(),
         usage: Some("sh -c".into()),
         image: None,
+        host: None,
     };
     let mount = MountRecord {
         host: host.to_str().unwrap().into(),
@@ -288,4 +289,74 @@ fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
         assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
         assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
     }
+}
+
+#[test]
+fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
+    for dir in [&host, &victim] {
+        fs::create_dir(dir).unwrap();
+    }
+    for name in ["file", "SOUL.md", "agent.yaml"] {
+        fs::write(victim.join(name), "kept").unwrap();
+    }
+    let (row, image, none) = (row(&host), image(), HostTrees::default());
+    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none, copied: &[] };
+    let described = || {
+        describe(&root, &Layout::private(), &making).unwrap();
+        for name in ["file", "SOUL.md", "agent.yaml"] {
+            assert_eq!(fs::read_to_string(victim.join(name)).unwrap(), "kept", "{name}");
+        }
+        assert_eq!(fs::read_dir(&victim).unwrap().count(), 3);
+        assert_eq!(fs::read_to_string(root.join("etc/context/SOUL.md")).unwrap(), "kind");
+        assert!(root.join("etc/agent.yaml").symlink_metadata().unwrap().is_file());
+    };
+    made(&root, &row, &image, &KEPT).unwrap();
+    let leave = |to: &Path, at: &str| {
+        clear(&root.join(at)).unwrap();
+        std::os::unix::fs::symlink(to, root.join(at)).unwrap();
+    };
+    leave(&victim.join("file"), "etc/agent.yaml");
+    leave(&victim.join("file"), "etc/context/SOUL.md");
+    described();
+    leave(&victim, "etc/context");
+    described();
+    leave(&victim, "etc");
+    described();
+    // A second name of a file is not written to, either.
+    clear(&root.join("etc/agent.yaml")).unwrap();
+    fs::hard_link(victim.join("file"), root.join("etc/agent.yaml")).unwrap();
+    described();
+}
+
+#[test]
+fn the_keeper_finds_every_place_that_it_mounts_something_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().canonicalize().unwrap();
+    let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
+    for dir in [&host, &victim, &base.join("kit/bin"), &base.join("kit/bin/deep")] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    for file in ["kit/bin/tool", "alone"] {
+        fs::write(base.join(file), "").unwrap();
+    }
+    let mut row = row(&host);
+    for path in ["kit/bin/tool", "alone"] {
+        let path = base.join(path).display().to_string();
+        row.spec.tools.push(ToolRecord { path, ..row.spec.tools[0].clone() });
+    }
+    let place = |path: &str| root.join(base.join(path).strip_prefix("/").unwrap());
+    made(&root, &row, &image(), &KEPT).unwrap();
+    for dir in ["proc", "dev", "sys/devices/system/cpu", "usr"] {
+        assert!(root.join(dir).symlink_metadata().unwrap().is_dir(), "{dir}");
+    }
+    assert!(place("kit").is_dir() && place("alone").is_file());
+    // A link that was left on the way is replaced.
+    clear(&place("kit")).unwrap();
+    std::os::unix::fs::symlink(&victim, place("kit")).unwrap();
+    made(&root, &row, &image(), &KEPT).unwrap();
+    assert!(place("kit").symlink_metadata().unwrap().is_dir());
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
@@ -128,10 +128,13 @@ pub(super) fn link(to: &Path, path: &Path) -> Result<(), RootError> {
     std::os::unix::fs::symlink(to, path).map_err(|cause| RootError::Io { path: path.to_owned(), cause })
 }
 
+/// A new file of this name: anything else that has it is removed first, and not written to.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
     let failed = |cause| RootError::Io { path: path.to_owned(), cause };
-    fs::write(path, bytes).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).map_err(failed)
+    clear(path)?;
+    let mut file = fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
+    file.write_all(bytes).map_err(failed)?;
+    file.set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)
 }
 
 #[cfg(test)]

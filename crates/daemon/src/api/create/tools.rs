@@ -4,13 +4,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lodge_core::record::{BinImageRecord, BinRecord, ImageRow, RuntimeRecord, ToolRecord, pinned_digest};
+use lodge_core::record::{
+    BinImageRecord, BinRecord, HostProgramRecord, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
+};
 use lodge_image::registry::Watch;
 use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
 
 use super::Shelf;
 use crate::api::methods::internal;
+use crate::host_trees::trees_of;
 use crate::shell::Shell;
 
 /// Where no `host:` program can live: a sandbox has its own.
@@ -42,6 +45,7 @@ fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord,
         description: described.cloned().unwrap_or_default(),
         usage: bin.usage.clone().or(known.usage),
         image: Some(image.to_owned()),
+        host: None,
     })
 }
 
@@ -61,6 +65,13 @@ fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
         ));
     }
     let digest = digest_of(&path).map_err(|error| missing(unreadable(&path, &error)))?;
+    let host = HostProgramRecord {
+        real_path: real.display().to_string(),
+        trees: trees_of(&path, &shell.config.data_dir)
+            .iter()
+            .map(|tree| tree.display().to_string())
+            .collect(),
+    };
     let path = path.display().to_string();
     let description = if bin.description.is_empty() {
         format!("the program `{}`", bin.host)
@@ -76,6 +87,7 @@ fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
         description,
         usage: bin.usage.clone(),
         image: None,
+        host: Some(host),
     })
 }
 
