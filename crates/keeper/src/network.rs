@@ -18,6 +18,7 @@ use crate::gate_rules::{Reach, Rules};
 use crate::landlock;
 use crate::layers::Layers;
 use crate::netlink::{Leads, Routes};
+use crate::notify_probe;
 use crate::notify_sys;
 use crate::sys;
 
@@ -117,7 +118,7 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     let gate = rules.as_ref().map(|_| start_gate()).transpose()?;
     unshare(spec, namespaces)?;
     layers.holds("netns");
-    let is_guarded = layers.note("network_landlock", guarded(spec));
+    let is_guarded = layers.note("network_landlock", guarded(spec)?);
     let cookie = if is_guarded { Some(notify_sys::own_cookie()?) } else { None };
     let supervised = cookie.map(|cookie| Supervised { rules: rules.clone(), routes, cookie });
     // Without this, programs have the ports from 1024 on.
@@ -156,17 +157,17 @@ fn rules(network: &Network) -> Result<Wanted, String> {
 /// Notes what of a network of its own this host could give a sandbox, by closing this process's own.
 pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) {
     if layers.note("netns", unshare(spec, namespaces)) {
-        layers.note("network_landlock", guarded(spec));
+        layers.note("network_landlock", guarded(spec).and_then(|guarded| guarded));
     }
 }
 
-/// Whether sockets of the host's network can be handed to programs, and be of no use for anything else there.
-fn guarded(spec: &KeeperSpec) -> io::Result<()> {
+/// Whether sockets of the host's network can be handed to programs, and be of no use for anything else there. The outer
+/// error: that could not be tried, which ends the start, as the next one may have more of the network.
+fn guarded(spec: &KeeperSpec) -> io::Result<io::Result<()>> {
     if tests_without(spec, NO_LANDLOCK) {
-        return Err(io::Error::other("a test does without"));
+        return Ok(Err(io::Error::other("a test does without")));
     }
-    notify_sys::can_supervise()?;
-    landlock::can_close_tcp()
+    Ok(notify_probe::try_answering()?.and_then(|()| landlock::can_close_tcp()))
 }
 
 fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {

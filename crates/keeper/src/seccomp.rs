@@ -147,7 +147,32 @@ pub(crate) fn enter(clone3: Clone3, looks: Looks) -> io::Result<()> {
 /// Has whoever gets the result answer for this process, and for all that it starts, what connects them with others. Refuses
 /// to them what the keeper has beyond its execs. Conditions as below.
 pub(crate) fn supervise() -> io::Result<OwnedFd> {
-    let mut program = supervised();
+    install_reporting(supervised())
+}
+
+/// Has all calls of these numbers reported, and nothing else.
+#[cfg(test)]
+pub(crate) fn report(numbers: &[libc::c_long]) -> io::Result<OwnedFd> {
+    install_reporting(answering(numbers, libc::SECCOMP_RET_USER_NOTIF))
+}
+
+/// Refuses calls of these numbers, and nothing else.
+#[cfg(test)]
+pub(crate) fn refuse_calls(numbers: &[libc::c_long]) -> io::Result<()> {
+    install(answering(numbers, refuse(libc::EPERM)))
+}
+
+#[cfg(test)]
+fn answering(numbers: &[libc::c_long], value: u32) -> Vec<libc::sock_filter> {
+    let mut code = vec![load(NUMBER_AT)];
+    for number in numbers {
+        code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(value)]);
+    }
+    code.push(answer(libc::SECCOMP_RET_ALLOW));
+    code
+}
+
+fn install_reporting(mut program: Vec<libc::sock_filter>) -> io::Result<OwnedFd> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them; the descriptor is new.
