@@ -66,7 +66,7 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
     // Landlock and seccomp are what is possible: without them it is still nobody, in namespaces of the sandbox's.
     drop(landlock::read_alone(&readable()));
     if sys::is_root() {
-        confine::drop_capabilities()?;
+        confine::drop_capabilities(0)?;
     }
     if let Some(uid) = uid {
         sys::become_user(uid)?;

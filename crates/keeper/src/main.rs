@@ -5,6 +5,7 @@
 
 mod binds;
 mod bounds;
+mod bpf;
 mod captured;
 mod commands;
 mod confine;
@@ -49,6 +50,7 @@ mod notify_options;
 mod notify_probe;
 mod notify_sys;
 mod parts;
+mod peer_filter;
 mod peers;
 mod private_root;
 mod probe;

@@ -20,6 +20,7 @@ use crate::layers::Layers;
 use crate::netlink::{Leads, Routes};
 use crate::notify_probe;
 use crate::notify_sys;
+use crate::peer_filter::PeerFilter;
 use crate::sys;
 
 /// The gate's end of the socket to its keeper.
@@ -44,6 +45,7 @@ const GATE_UID: u32 = 65_534;
 /// Failpoints that do not kill: the keeper behaves as on a host without network namespaces, or without one of the guards.
 const NO_NETWORK: &str = "keeper.no_network";
 const NO_LANDLOCK: &str = "keeper.no_landlock_tcp";
+const NO_FILTER: &str = "keeper.no_network_filter";
 /// Addresses for the loopback, beside its own: programs that see none but loopback addresses do not ask for names. Both
 /// are reserved for no use.
 const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
@@ -75,6 +77,14 @@ pub(crate) struct Net {
 }
 
 impl Net {
+    /// What the keeper needs for this network beyond what every keeper does.
+    pub(crate) fn capabilities(&self) -> u64 {
+        match self.supervised.as_ref().map(|with| &with.guard) {
+            Some(Guard::Filter(filter)) => filter.capabilities,
+            Some(Guard::Landlock) | None => 0,
+        }
+    }
+
     /// What every program of the sandbox is told.
     pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
         match &self.gate {
@@ -98,10 +108,20 @@ pub(crate) struct Gate {
 pub(crate) struct Supervised {
     /// None: nothing beyond the loopback is open.
     pub(crate) rules: Option<Rules>,
+    pub(crate) guard: Guard,
     /// Of the host's network.
     pub(crate) routes: Routes,
     /// By which sockets of the sandbox's own network are known.
     pub(crate) cookie: u64,
+}
+
+/// What keeps a socket of the host's network from being used for another connection than the one that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Programs may neither connect nor bind streams by themselves.
+    Landlock,
+    /// Each such socket hears its one peer alone.
+    Filter(PeerFilter),
 }
 
 /// Moves this process, and all that it will start, into the network that it is to have.
@@ -116,11 +136,16 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     let mut routes = Routes::open()?;
     let has_v6 = matches!(routes.look_up(FAR_V6.into()), Ok(Leads::Out));
     let gate = rules.as_ref().map(|_| start_gate()).transpose()?;
+    let mut found = Layers::default();
+    let guard = find_guard(spec, rules.as_ref(), &mut found)?;
     unshare(spec, namespaces)?;
     layers.holds("netns");
-    let is_guarded = layers.note("network_landlock", guarded(spec)?);
-    let cookie = if is_guarded { Some(notify_sys::own_cookie()?) } else { None };
-    let supervised = cookie.map(|cookie| Supervised { rules: rules.clone(), routes, cookie });
+    layers.list.append(&mut found.list);
+    let cookie = notify_sys::own_cookie();
+    let supervised = match guard {
+        Some(guard) => Some(Supervised { rules: rules.clone(), guard, routes, cookie: cookie? }),
+        None => None,
+    };
     // Without this, programs have the ports from 1024 on.
     drop(std::fs::write(LOW_PORTS, "0"));
     let (Some((pid, control)), Some(rules)) = (gate, rules) else {
@@ -156,18 +181,51 @@ fn rules(network: &Network) -> Result<Wanted, String> {
 
 /// Notes what of a network of its own this host could give a sandbox, by closing this process's own.
 pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) {
+    let mut found = Layers::default();
+    let any = Rules::read(Reach::Public, &[]).ok();
+    let guard = find_guard(spec, any.as_ref(), &mut found);
     if layers.note("netns", unshare(spec, namespaces)) {
-        layers.note("network_landlock", guarded(spec).and_then(|guarded| guarded));
+        layers.list.append(&mut found.list);
+        if let Err(error) = guard {
+            layers.missing("network_landlock", error.to_string());
+        }
     }
 }
 
-/// Whether sockets of the host's network can be handed to programs, and be of no use for anything else there. The outer
-/// error: that could not be tried, which ends the start, as the next one may have more of the network.
-fn guarded(spec: &KeeperSpec) -> io::Result<io::Result<()>> {
-    if tests_without(spec, NO_LANDLOCK) {
-        return Ok(Err(io::Error::other("a test does without")));
+/// By what sockets of the host's network can be handed to programs, and be of no use for anything else there. None: they
+/// cannot. An error: that could not be tried, which ends the start, as the next one may have more of the network.
+///
+/// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
+fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> io::Result<Option<Guard>> {
+    let answering = notify_probe::try_answering()?;
+    let without = || io::Error::other("a test does without");
+    let landlock = match &answering {
+        Err(error) => Err(io::Error::other(error.to_string())),
+        Ok(()) if tests_without(spec, NO_LANDLOCK) => Err(without()),
+        Ok(()) => landlock::can_close_tcp(),
+    };
+    if layers.note("network_landlock", landlock) {
+        return Ok(Some(Guard::Landlock));
     }
-    Ok(notify_probe::try_answering()?.and_then(|()| landlock::can_close_tcp()))
+    // Without a way out there is nothing to guard.
+    if rules.is_none() {
+        return Ok(None);
+    }
+    let filter = match answering {
+        Err(error) => Err(error),
+        Ok(()) if tests_without(spec, NO_FILTER) => Err(without()),
+        Ok(()) => PeerFilter::try_attaching(),
+    };
+    Ok(match filter {
+        Ok(filter) => {
+            layers.holds("network_filter");
+            Some(Guard::Filter(filter))
+        }
+        Err(error) => {
+            layers.missing("network_filter", error.to_string());
+            None
+        }
+    })
 }
 
 fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {

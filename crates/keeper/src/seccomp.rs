@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::bpf::{answer, jump, statement};
 use crate::sys;
 
 #[cfg(target_arch = "x86_64")]
@@ -330,18 +331,6 @@ fn refuse(errno: i32) -> u32 {
 
 fn load(offset: u32) -> libc::sock_filter {
     statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
-}
-
-fn answer(value: u32) -> libc::sock_filter {
-    statement(libc::BPF_RET | libc::BPF_K, value)
-}
-
-fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
-}
-
-fn jump(test: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter {
-    libc::sock_filter { code: (libc::BPF_JMP | test | libc::BPF_K) as u16, jt: if_true, jf: if_false, k }
 }
 
 #[cfg(test)]

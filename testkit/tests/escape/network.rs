@@ -167,8 +167,31 @@ fn open(report: &str) -> Vec<&str> {
 async fn nothing_succeeds(network: &str, reaches_far: bool) {
     let world = World::new();
     let mut api = world.checked().await;
-    let traps = Traps::set();
     let view = agent(&world, &mut api, "burglar", network).await;
+    attack(&world, &mut api, &view, reaches_far).await;
+}
+
+/// As on a kernel whose Landlock knows no network: sockets that are handed in hear their one peer. Where no filter can be
+/// attached, the way out is a proxy.
+async fn nothing_succeeds_behind_filters(network: &str) {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let view = agent(&world, &mut api, "burglar", network).await;
+    let layers = view["isolation"].as_array().expect("layers");
+    let layer = |name: &str| layers.iter().find(|layer| layer["name"] == name).expect("a layer").clone();
+    assert_eq!(layer("network_landlock")["in_force"], false, "{view:#}");
+    let filter = layer("network_filter");
+    let is_filtered = filter["in_force"] == true;
+    println!("{filter}");
+    // Root can attach filters on every kernel.
+    assert!(is_filtered || (!is_root() && filter["why"].is_string()), "{filter}");
+    attack(&world, &mut api, &view, is_filtered).await;
+}
+
+async fn attack(world: &World, api: &mut Checked, view: &Value, reaches_far: bool) {
+    let traps = Traps::set();
     let mut parts = vec!["direct", "fast_open", "datagrams", "other_sockets"];
     if reaches_far {
         parts.extend(["handed_in", "address_race"]);
@@ -176,14 +199,14 @@ async fn nothing_succeeds(network: &str, reaches_far: bool) {
     parts.push("races");
     let given = json!({
         "parts": parts,
-        "closed": closed(&world, &traps),
+        "closed": closed(world, &traps),
         "datagrams": OWN.iter().chain(&["127.0.0.1", "::1"]).map(|host| json!([host, traps.port])).collect::<Vec<_>>(),
         "far": if reaches_far { json!([FAR_AWAY, 80]) } else { Value::Null },
         "port": traps.port,
         "seconds": 1,
     });
-    let report = tried(&mut api, &view, &given).await;
-    println!("{network}, as {}\n{report}", if is_root() { "root" } else { "an ordinary user" });
+    let report = tried(api, view, &given).await;
+    println!("{}, as {}\n{report}", view["network"], if is_root() { "root" } else { "an ordinary user" });
     assert_eq!(open(&report), Vec::<&str>::new());
     assert_eq!((traps.reached(), traps.heard()), (0, 0), "of the host");
     assert!(api.answer("burglar", "burglar", "[[reply:well]]").await.contains("well"));
@@ -207,6 +230,20 @@ async fn nothing_gets_out_of_a_network_with_private_ranges() {
 async fn nothing_gets_out_of_a_list() {
     if in_network("network::nothing_gets_out_of_a_list") {
         nothing_succeeds("NETWORK 203.0.113.0/24 10.0.0.0/8 web.example loopback:1", true).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_gets_out_of_the_default_network_behind_filters() {
+    if in_network("network::nothing_gets_out_of_the_default_network_behind_filters") {
+        nothing_succeeds_behind_filters("").await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_gets_out_of_a_list_behind_filters() {
+    if in_network("network::nothing_gets_out_of_a_list_behind_filters") {
+        nothing_succeeds_behind_filters("NETWORK 203.0.113.0/24 10.0.0.0/8 web.example loopback:1").await;
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) async fn up(home: &Home, network: Network) -> Link {
 
 /// As on a kernel that can guard no socket of the host's in a sandbox.
 async fn up_with_proxy(home: &Home, network: Network) -> Link {
-    let failpoint = Some("keeper.no_landlock_tcp".to_owned());
+    let failpoint = Some("keeper.no_landlock_tcp+keeper.no_network_filter".to_owned());
     home.host.start(&lodge_exec::SandboxSpec { network, failpoint, ..home.spec() }).await.unwrap();
     home.dial(1).await
 }
