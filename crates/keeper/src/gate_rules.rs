@@ -220,6 +220,11 @@ impl Rules {
         self.loopback.contains(&port)
     }
 
+    /// The ports of the host's loopback that are open.
+    pub(crate) fn loopback_ports(&self) -> &[u16] {
+        &self.loopback
+    }
+
     /// Whether an address of a host that is named may be connected to.
     pub(crate) fn check(&self, address: IpAddr, port: u16, place: Place) -> Result<(), Closed> {
         let address = canonical(address);

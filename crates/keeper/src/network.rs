@@ -3,6 +3,7 @@
 //! Owns: the network namespace, bringing up the gate, and which way out this host can guard. A sandbox that is not to
 //! have the host's network never starts with it: what fails here ends the start.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
@@ -35,6 +36,8 @@ const PROXY_URL: &str = "http://127.0.0.1:3128";
 const NOT_BY_PROXY: &str = "localhost,127.0.0.1,::1";
 /// Where programs of the sandbox ask for names.
 const NAMES_PORT: u16 = 53;
+/// Most ports of the host's loopback that a gate listens for inside.
+const RELAYED_MAX: usize = 64;
 /// What they find that by.
 const RESOLVER: &str = "nameserver 127.0.0.1\n";
 const RESOLVER_FILE: &str = "resolv.conf";
@@ -103,6 +106,14 @@ pub(crate) struct Gate {
     has_proxy: bool,
 }
 
+impl Gate {
+    /// How `/proc` is mounted beside it. A proxy has processes that come and go, and whose network is the host's: programs
+    /// then see those processes alone that they may look into.
+    pub(crate) fn proc_options(&self) -> Option<&'static CStr> {
+        self.has_proxy.then_some(c"hidepid=2")
+    }
+}
+
 /// What is needed to decide about connections.
 #[derive(Debug)]
 pub(crate) struct Supervised {
@@ -154,12 +165,40 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     give_addresses(has_v6)?;
     let proxy = match &supervised {
         Some(_) => None,
-        None => Some(TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?),
+        None => Some(ProxyListeners::bind(&rules)?),
     };
     hand_over(&control, proxy.as_ref(), &rules)?;
     layers.holds("gate");
     let gate = Gate { pid, control: Some(control), has_proxy: proxy.is_some() };
     Ok(Net { gate: Some(gate), supervised, resolver: None })
+}
+
+/// Where a gate listens inside a sandbox to which it cannot hand over sockets.
+#[derive(Debug)]
+pub(crate) struct ProxyListeners {
+    pub(crate) proxy: TcpListener,
+    /// At the ports of the host's loopback that are open, each of which leads to the same address there.
+    pub(crate) loopback: Vec<TcpListener>,
+}
+
+impl ProxyListeners {
+    fn bind(rules: &Rules) -> io::Result<ProxyListeners> {
+        let proxy = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
+        let mut loopback = Vec::new();
+        // The gate's own ports lead to itself; through the proxy these two lead to the host as well.
+        let ports = rules.loopback_ports().iter().filter(|port| ![PROXY_PORT, NAMES_PORT].contains(port));
+        for port in ports.take(RELAYED_MAX) {
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, *port)) {
+                Ok(listener) => loopback.push(listener),
+                // Listed twice.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+                Err(error) => return Err(error),
+            }
+            // A kernel without that kind of address has no loopback of it.
+            loopback.extend(TcpListener::bind((Ipv6Addr::LOCALHOST, *port)));
+        }
+        Ok(ProxyListeners { proxy, loopback })
+    }
 }
 
 enum Wanted {
@@ -310,7 +349,7 @@ fn start_gate() -> io::Result<(i32, OwnedFd)> {
 }
 
 /// Gives the gate its sockets and its rules, and waits until it serves.
-fn hand_over(control: &OwnedFd, proxy: Option<&TcpListener>, rules: &Rules) -> io::Result<()> {
+fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &Rules) -> io::Result<()> {
     let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let uid = if sys::is_root() { GATE_UID.to_string() } else { "-".to_owned() };
@@ -319,8 +358,11 @@ fn hand_over(control: &OwnedFd, proxy: Option<&TcpListener>, rules: &Rules) -> i
     let socket = control.as_raw_fd();
     sys::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
     sys::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
-    if let Some(proxy) = proxy {
+    if let Some(ProxyListeners { proxy, loopback }) = proxy {
         sys::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
+        for listener in loopback {
+            sys::send_packet(socket, &[part::LOOPBACK], Some(listener.as_raw_fd()))?;
+        }
     }
     sys::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
     let within_ms = i32::try_from(READY_WITHIN.as_millis()).unwrap_or(i32::MAX);
@@ -341,6 +383,7 @@ mod part {
     pub(super) const DATAGRAMS: u8 = b'U';
     pub(super) const STREAMS: u8 = b'T';
     pub(super) const PROXY: u8 = b'P';
+    pub(super) const LOOPBACK: u8 = b'L';
     pub(super) const RULES: u8 = b'S';
 }
 
@@ -349,14 +392,14 @@ mod part {
 pub(crate) struct Setup {
     pub(crate) datagrams: UdpSocket,
     pub(crate) streams: TcpListener,
-    pub(crate) proxy: Option<TcpListener>,
+    pub(crate) proxy: Option<ProxyListeners>,
     pub(crate) uid: Option<u32>,
     pub(crate) rules: Rules,
 }
 
 /// In the gate: takes what the keeper gives.
 pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
-    let (mut datagrams, mut streams, mut proxy) = (None, None, None);
+    let (mut datagrams, mut streams, mut proxy, mut loopback) = (None, None, None, Vec::new());
     let mut message = vec![0; limits::SPEC_MAX];
     let text = loop {
         let (len, fd) = sys::receive_packet(control.as_raw_fd(), &mut message)?;
@@ -364,6 +407,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
             ([part::DATAGRAMS], Some(fd)) => datagrams = Some(UdpSocket::from(fd)),
             ([part::STREAMS], Some(fd)) => streams = Some(TcpListener::from(fd)),
             ([part::PROXY], Some(fd)) => proxy = Some(TcpListener::from(fd)),
+            ([part::LOOPBACK], Some(fd)) => loopback.push(TcpListener::from(fd)),
             ([part::RULES, text @ ..], None) => {
                 break String::from_utf8(text.to_vec()).map_err(io::Error::other)?;
             }
@@ -383,6 +427,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
     let (Some(datagrams), Some(streams)) = (datagrams, streams) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
+    let proxy = proxy.map(|proxy| ProxyListeners { proxy, loopback });
     Ok(Setup { datagrams, streams, proxy, uid, rules })
 }
 

@@ -20,6 +20,7 @@ use crate::host_trees;
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{clone_dir, mount, pivot};
+use crate::network::Gate;
 use crate::read_only;
 use crate::sys;
 
@@ -49,7 +50,7 @@ pub(crate) fn build(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
     opened: &[Opened],
-    gate: Option<i32>,
+    gate: Option<&Gate>,
     layers: &mut Layers,
 ) -> Result<Built, NotBuilt> {
     if tests_without(spec, NO_PRIVATE_ROOT) {
@@ -57,7 +58,7 @@ pub(crate) fn build(
     }
     bind_itself(&spec.root).map_err(NotBuilt::Impossible)?;
     let mut noted = Layers::default();
-    let built = furnish(spec, plan, &mut noted).and_then(|proc_is_ours| {
+    let built = furnish(spec, plan, gate, &mut noted).and_then(|proc_is_ours| {
         devices::make(&spec.root.join("dev"))?;
         noted.holds("devices");
         fence::share_memory(spec, &spec.root.join("dev/shm"), &mut noted);
@@ -71,7 +72,7 @@ pub(crate) fn build(
         }
     };
     if let (true, Some(gate)) = (proc_is_ours, gate) {
-        masked::hide_process(&spec.root.join("proc"), gate).map_err(NotBuilt::Refused)?;
+        masked::hide_process(&spec.root.join("proc"), gate.pid).map_err(NotBuilt::Refused)?;
     }
     binds::bind_into(&spec.root, opened, &mut noted).map_err(NotBuilt::Refused)?;
     layers.list.append(&mut noted.list);
@@ -90,7 +91,12 @@ fn bind_itself(root: &Path) -> io::Result<()> {
 }
 
 /// Mounts `/proc` and what programs of the host need. Says whether `/proc` is the sandbox's own.
-fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> io::Result<bool> {
+fn furnish(
+    spec: &KeeperSpec,
+    plan: &PrivateRoot,
+    gate: Option<&Gate>,
+    layers: &mut Layers,
+) -> io::Result<bool> {
     let root = &spec.root;
     let place = make_target(root, &root.join("proc"), true)?;
     if !is_empty(&place)? {
@@ -108,7 +114,7 @@ fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> io::Re
     let fresh = if tests_without(spec, NO_PROC) {
         Err(io::Error::other("a test does without"))
     } else {
-        mount(Some(c"proc"), &fd_path(&place), Some(c"proc"), flags, None)
+        mount(Some(c"proc"), &fd_path(&place), Some(c"proc"), flags, gate.and_then(Gate::proc_options))
     };
     let is_ours = layers.note("proc", fresh);
     if !is_ours {

@@ -126,6 +126,58 @@ async fn without_a_guard_a_list_is_served_by_a_proxy() {
 }
 
 #[tokio::test]
+async fn without_a_guard_a_port_of_the_hosts_loopback_is_reached_at_that_port_inside() {
+    let home = Home::new();
+    let [opened, v6_alone, other] = ["127.0.0.1", "::1", "127.0.0.1"].map(|at| origin(at.parse().unwrap()));
+    // Where nobody listens.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    let words = [opened, v6_alone, silent].map(|at| format!("loopback:{}", at.port()));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut link = up_with_proxy(&home, list(&words)).await;
+    let script = format!(
+        "ask() {{ echo \"$1 $2\"; dial $1 $2 'GET /plain HTTP/1.1\\r\\n\\r\\n'; }}\n\
+         ask 127.0.0.1 {opened}; ask ::1 {opened}; ask localhost {opened}; ask 127.0.0.1 {v6_alone}\n\
+         for host in localhost 127.0.0.1 '[::1]'; do dial 127.0.0.1 3128 \"CONNECT $host:{opened} HTTP/1.1\\r\\n\\r\\nGET /tunnel HTTP/1.1\\r\\n\\r\\n\"; done\n\
+         echo closed; ask 127.0.0.1 {silent}; ask 127.0.0.1 {other}; dial 127.0.0.1 3128 'CONNECT 127.0.0.1:{other} HTTP/1.1\\r\\n\\r\\n'\n",
+        opened = opened.port(),
+        v6_alone = v6_alone.port(),
+        silent = silent.port(),
+        other = other.port(),
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output.matches("hello to GET /plain").count(), 4, "{output}");
+    assert_eq!(output.matches("hello to GET /tunnel").count(), 3, "{output}");
+    let (_, closed) = output.split_once("closed\n").unwrap();
+    assert!(!closed.contains("hello") && closed.contains("which NETWORK does not open"), "{output}");
+}
+
+#[tokio::test]
+async fn no_tool_sees_who_serves_a_connection_of_the_proxy() {
+    let address = own_address().expect("this host has an address beside its loopback");
+    let silent = TcpListener::bind((address, 0)).unwrap();
+    let listed = silent.local_addr().unwrap();
+    let home = Home::new();
+    let mut link = up_with_proxy(&home, list(&[&listed.to_string()])).await;
+    let script = format!(
+        "python3 -c '
+import os, socket
+s = socket.create_connection((\"127.0.0.1\", 3128), 10)
+s.sendall(b\"CONNECT {listed} HTTP/1.1\\r\\n\\r\\n\")
+assert b\"200\" in s.recv(4096)
+def read(path):
+    try: return open(path).read()
+    except OSError: return \"\"
+own = read(\"/proc/self/net/tcp\")
+pids = range(1, os.getpid() + 100)
+print([pid for pid in pids if \"gate\" in read(\"/proc/%d/comm\" % pid)])
+print([pid for pid in pids if read(\"/proc/%d/net/tcp\" % pid).count(\"\\n\") > own.count(\"\\n\")])
+'"
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output, "[]\n[]\n");
+}
+
+#[tokio::test]
 async fn a_list_with_a_word_that_names_nobody_does_not_start() {
     let home = Home::new();
     let spec = lodge_exec::SandboxSpec { network: list(&["http://a.example"]), ..home.spec() };
