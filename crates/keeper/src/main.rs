@@ -46,6 +46,7 @@ mod notify;
 mod notify_address;
 mod notify_connect;
 mod notify_epoll;
+mod notify_open;
 mod notify_options;
 mod notify_probe;
 mod notify_sys;

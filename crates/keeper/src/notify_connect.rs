@@ -225,6 +225,7 @@ impl Supervisor {
         ours: OwnedFd,
         (address, to, port): (&Address, IpAddr, u16),
     ) -> io::Result<Option<Answer>> {
+        self.open.add(&ours, Instant::now())?;
         match &self.with.guard {
             Guard::Landlock => {}
             Guard::Filter(filter) => filter.restrict(&ours, SocketAddr::new(to, port))?,
@@ -366,9 +367,13 @@ impl Supervisor {
         }
     }
 
-    /// The program's own bound for this call is over; the connection goes on without it.
+    /// The bound for this call is over. A connection that was begun goes on without it.
     pub(crate) fn time_out(&mut self, waiting: &Waiting) {
-        self.answer(waiting.listener, &waiting.call, Answer::Error(libc::EINPROGRESS));
+        let errno = match waiting.stage {
+            Stage::Socket { .. } => libc::ETIMEDOUT,
+            Stage::Connected(_) => libc::EINPROGRESS,
+        };
+        self.answer(waiting.listener, &waiting.call, Answer::Error(errno));
     }
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.

@@ -19,7 +19,7 @@ const ATTACK: &str = include_str!("network.py");
 const FAR: &str = include_str!("far.py");
 const AGENTFILE: &str = "FROM scratch\nNAME burglar\nMODEL mock/m\nBIN python3 host:python3 \"tries\"\n\
     BIN sh host:sh \"a shell\"\nBIN bash host:bash \"a shell\"\nBIN curl host:curl \"a client\"\n\
-    BIN perl host:perl \"a client\"\nBIN tail host:tail \"ends\"\nADD network.py \"what it tries\"\n";
+    BIN perl host:perl \"a client\"\nBIN git host:git \"a client\"\nBIN busybox host:busybox \"a static client\"\nBIN tail host:tail \"ends\"\nADD network.py \"what it tries\"\n";
 /// Says that this process is in the network that it made.
 const INSIDE: &str = "LODGE_TEST_NETWORK";
 const FAR_AWAY: &str = "203.0.113.5";
@@ -194,7 +194,7 @@ async fn attack(world: &World, api: &mut Checked, view: &Value, reaches_far: boo
     let traps = Traps::set();
     let mut parts = vec!["direct", "fast_open", "datagrams", "other_sockets"];
     if reaches_far {
-        parts.extend(["handed_in", "address_race"]);
+        parts.extend(["handed_in", "options", "address_race"]);
     }
     parts.push("races");
     let given = json!({
@@ -361,9 +361,19 @@ asyncio.run(main())' 2>&1 | tail -1"
     // Shells and other languages, names that need a stream, and a list that opens an address by its name alone.
     let script = "bash -c 'exec 3<>/dev/tcp/web.example/80; printf \"GET / HTTP/1.0\\r\\n\\r\\n\" >&3; tail -1 <&3' 2>&1; \
         perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(\"web.example:80\") or die $@; print $s \"GET / HTTP/1.0\\r\\n\\r\\n\"; print((<$s>)[-1])' 2>&1; \
-        python3 -c 'import socket; print(len(socket.getaddrinfo(\"big.example\", 80, type=1)))' 2>&1";
+        python3 -c 'import socket; print(len(socket.getaddrinfo(\"big.example\", 80, type=1)))' 2>&1; \
+        busybox wget -q -O - http://web.example/ 2>&1; \
+        git clone -q http://web.example/repo.git cloned 2>&1 && git -C cloned log -1 --format=%s; \
+        python3 -c 'import select, socket, time
+s = socket.socket(); s.setblocking(False); p = select.epoll(); p.register(s, select.EPOLLOUT | select.EPOLLIN)
+code = s.connect_ex((\"203.0.113.5\", 80)); p.poll(10)
+assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, code
+s.sendall(b\"GET / HTTP/1.0\\r\\n\\r\\n\"); s.setblocking(True); b = b\"\"
+while not b.endswith(b\"away\\n\"): b += s.recv(4096)
+print(b.decode().split(\"\\n\")[-2])' 2>&1; \
+        { [ ! -x /usr/bin/node ] && echo far away; } || /usr/bin/node -e 'fetch(\"http://web.example/\").then(r => r.text()).then(t => console.log(t.trim()))' 2>&1";
     let call = json!(["-c", script]);
     let answer = api.answer("public", "more", &format!("[[tool:sh|{call}]] [[reply:{{{{tool}}}}]]")).await;
-    assert_eq!(answer.matches("far away").count(), 2, "{answer}");
+    assert_eq!(answer.matches("far away").count(), 6, "{answer}");
     assert!(answer.contains("\n200") || answer.contains("\n1\n"), "{answer}");
 }

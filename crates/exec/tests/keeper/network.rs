@@ -178,6 +178,52 @@ print([pid for pid in pids if read(\"/proc/%d/net/tcp\" % pid).count(\"\\n\") > 
 }
 
 #[tokio::test]
+async fn an_agent_has_so_many_connections_open_whoever_has_their_descriptors() {
+    let address = own_address().expect("this host has an address beside its loopback");
+    let server = TcpListener::bind((address, 0)).unwrap();
+    let listed = server.local_addr().unwrap();
+    // A connection counts as long as a program has its end.
+    std::thread::spawn(move || server.incoming().flatten().for_each(drop));
+    let home = Home::new();
+    let mut link = up(&home, list(&[&listed.to_string()])).await;
+    let script = format!(
+        "python3 -c '
+import os, socket
+def take(count):
+    held, refused = [], 0
+    for _ in range(count):
+        s = socket.socket()
+        try:
+            s.connect((\"{}\", {}))
+            held.append(s)
+        except BlockingIOError:
+            refused += 1
+    return held, refused
+told, tell = os.pipe()
+over, end = os.pipe()
+child = os.fork()
+if child == 0:
+    held, refused = take(600)
+    os.write(tell, b\"%d\" % refused)
+    os.read(over, 1)
+    os._exit(0)
+first = int(os.read(told, 16))
+held, refused = take(600)
+print(first, refused)
+os.write(end, b\"x\")
+os.waitpid(child, 0)
+while not take(1)[0]: pass
+held += take(300)[0]
+print(len(held))
+' 2>&1",
+        listed.ip(),
+        listed.port(),
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output, "0 176\n724\n");
+}
+
+#[tokio::test]
 async fn a_list_with_a_word_that_names_nobody_does_not_start() {
     let home = Home::new();
     let spec = lodge_exec::SandboxSpec { network: list(&["http://a.example"]), ..home.spec() };
