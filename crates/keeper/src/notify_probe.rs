@@ -152,8 +152,13 @@ mod tests {
         let (ours, theirs) = sys::packet_pair().unwrap();
         let child = sys::fork().unwrap();
         if child == 0 {
-            // SAFETY: no memory is passed.
-            unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            // SAFETY: no memory is passed. This is the child, which uses none of the descriptors that are closed.
+            unsafe {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                let kept = theirs.as_raw_fd().cast_unsigned();
+                libc::close_range(3, kept - 1, 0);
+                libc::close_range(kept + 1, libc::c_uint::MAX, 0);
+            }
             let said = match change().and_then(|()| try_answering()) {
                 Ok(Ok(())) => "it can".to_owned(),
                 Ok(Err(error)) => error.to_string(),
