@@ -16,7 +16,7 @@ use crate::files::Files;
 use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset, Tcp};
 use crate::layers::Layers;
-use crate::network::Net;
+use crate::network::{Guard, Net};
 use crate::seccomp::{self, Clone3, Looks};
 use crate::sys;
 use crate::tool_thread::ToolThread;
@@ -68,9 +68,11 @@ pub(crate) struct Confined {
     pub(crate) refuses_clone3: bool,
     pub(crate) files: Files,
     pub(crate) net: Net,
-    /// Whether the keeper answers calls of its execs, and rules for a runtime by which nobody else does. Those for tools
-    /// are among the ones that keep them apart.
-    pub(crate) supervises: Option<Ruleset>,
+    /// Whether the keeper answers calls of its execs.
+    pub(crate) supervises: bool,
+    /// Rules for a runtime by which it connects and binds nothing by itself, where Landlock guards the network. Those for
+    /// tools are among the ones that keep them apart.
+    pub(crate) without_tcp: Option<Ruleset>,
     pub(crate) bounds: Bounds,
 }
 
@@ -140,7 +142,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         layers.note("not_dumpable", prctl(libc::PR_SET_DUMPABLE, 0));
         layers.note("no_new_privs", prctl(libc::PR_SET_NO_NEW_PRIVS, 1));
     }
-    layers.note("capabilities", drop_capabilities());
+    layers.note("capabilities", drop_capabilities(net.capabilities()));
     counters::bound_processes()?;
     let own = own_places(dir, groups.as_ref(), &bounds);
     let own = if hides_keeper { own } else { Vec::new() };
@@ -151,10 +153,12 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         Some(_) | None => rules,
     };
     // Where there is no Landlock, that was noted above.
-    let supervises = net.supervised.as_ref().map(|_| landlock::without_tcp()).transpose()?;
-    let tcp = if supervises.is_some() { Tcp::Closed } else { Tcp::Open };
+    let supervises = net.supervised.is_some();
+    let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == Guard::Landlock);
+    let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
+    let tcp = if closes_tcp { Tcp::Closed } else { Tcp::Open };
     let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
-    if supervises.is_some() && apart.is_none() {
+    if closes_tcp && apart.is_none() {
         return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
     }
     let makes_nothing = layers.has("landlock").then(landlock::makes_nothing).transpose()?;
@@ -162,9 +166,9 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let scoped = layers.has("landlock_scope") && rules.is_none();
     let tools = ToolThread::new(if scoped { landlock::tools_scope()? } else { None });
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
-    let looks = if supervises.is_some() { Looks::LeftToExecs } else { Looks::Refused };
+    let looks = if supervises { Looks::LeftToExecs } else { Looks::Refused };
     let is_filtered = layers.note("seccomp", seccomp::enter(clone3, looks));
-    if supervises.is_some() && !is_filtered {
+    if supervises && !is_filtered {
         return Err(io::Error::other("the sandbox's network cannot be guarded without seccomp"));
     }
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
@@ -184,6 +188,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         files,
         net,
         supervises,
+        without_tcp,
         bounds,
     })
 }
@@ -244,7 +249,9 @@ unsafe fn prctl(option: i32, value: libc::c_ulong) -> io::Result<()> {
 }
 
 /// Empties the bounding, ambient and inheritable sets, and keeps of the rest what a keeper needs.
-pub(crate) fn drop_capabilities() -> io::Result<()> {
+///
+/// `also` is what it needs on this host beyond that.
+pub(crate) fn drop_capabilities(also: u64) -> io::Result<()> {
     for capability in 0..=LAST_CAPABILITY_MAX {
         let number = libc::c_ulong::from(capability.cast_unsigned());
         // SAFETY: no memory is passed.
@@ -260,32 +267,57 @@ pub(crate) fn drop_capabilities() -> io::Result<()> {
     let (ambient, clear) = (libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong);
     // SAFETY: no memory is passed.
     unsafe { prctl(ambient, clear)? };
-    set_capabilities(if sys::is_root() { KEEPER_CAPABILITIES } else { USER_CAPABILITIES })
+    set_capabilities(also | if sys::is_root() { KEEPER_CAPABILITIES } else { USER_CAPABILITIES })
 }
 
 /// Sets the effective and permitted sets, of those bits that are permitted now; nothing is inheritable.
 pub(crate) fn set_capabilities(wanted: u64) -> io::Result<()> {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: i32,
+    let mut sets = capabilities()?;
+    for (half, sets) in sets.iter_mut().enumerate() {
+        let kept = sets.permitted & (wanted >> (32 * half)) as u32;
+        *sets = CapabilitySets { effective: kept, permitted: kept, inheritable: 0 };
     }
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
+    put_capabilities(&sets)
+}
+
+/// Does something while a capability is not in force.
+pub(crate) fn without_capability<T>(capability: u64, work: impl FnOnce() -> T) -> io::Result<T> {
+    let before = capabilities()?;
+    let mut lowered = before;
+    for (half, sets) in lowered.iter_mut().enumerate() {
+        sets.effective &= !((capability >> (32 * half)) as u32);
     }
-    let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
-    let mut data = [Data::default(); 2];
-    // SAFETY: version 3 takes this header and two elements, which outlive both calls.
-    unsafe {
-        sys::check_long(libc::syscall(libc::SYS_capget, &header, data.as_mut_ptr()))?;
-        for (half, data) in data.iter_mut().enumerate() {
-            let kept = data.permitted & (wanted >> (32 * half)) as u32;
-            *data = Data { effective: kept, permitted: kept, inheritable: 0 };
-        }
-        sys::check_long(libc::syscall(libc::SYS_capset, &header, data.as_ptr())).map(drop)
-    }
+    put_capabilities(&lowered)?;
+    let worked = work();
+    put_capabilities(&before)?;
+    Ok(worked)
+}
+
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: i32,
+}
+
+/// One half of the bits of each set.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CapabilitySets {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+const OWN_CAPABILITIES: CapabilityHeader = CapabilityHeader { version: CAPABILITY_VERSION_3, pid: 0 };
+
+fn capabilities() -> io::Result<[CapabilitySets; 2]> {
+    let mut sets = [CapabilitySets::default(); 2];
+    // SAFETY: version 3 takes this header and two elements, which outlive the call.
+    sys::check_long(unsafe { libc::syscall(libc::SYS_capget, &OWN_CAPABILITIES, sets.as_mut_ptr()) })?;
+    Ok(sets)
+}
+
+fn put_capabilities(sets: &[CapabilitySets; 2]) -> io::Result<()> {
+    // SAFETY: as above.
+    sys::check_long(unsafe { libc::syscall(libc::SYS_capset, &OWN_CAPABILITIES, sets.as_ptr()) }).map(drop)
 }

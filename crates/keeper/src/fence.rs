@@ -176,7 +176,7 @@ impl Fence {
                 self.name_host(&plan.hostname);
                 let asked = opened.len();
                 opened.extend(binds::open(self.own_resolver(spec).into_iter(), &mut self.layers)?);
-                match private_root::build(spec, plan, &opened, self.gate_pid(), &mut self.layers) {
+                match private_root::build(spec, plan, &opened, self.net.gate.as_ref(), &mut self.layers) {
                     Ok(built) => {
                         (self.view, self.proc_is_ours) = (View::Private, built.proc_is_ours);
                         return Ok(Some(built));
@@ -193,11 +193,6 @@ impl Fence {
         self.layers.missing("private_root", why);
         self.mask(spec, opened)?;
         Ok(None)
-    }
-
-    /// The gate's process, as the sandbox's own `/proc` names it.
-    pub(crate) fn gate_pid(&self) -> Option<i32> {
-        self.net.gate.as_ref().map(|gate| gate.pid)
     }
 
     fn enter(&mut self, spec: &KeeperSpec, dir: &OwnedFd, built: Built) -> io::Result<()> {

@@ -5,7 +5,7 @@
 //! capability, and ends with the keeper at the latest.
 
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::gate_answers::{Answers, Opened};
 use crate::gate_rules::Rules;
 use crate::gate_serve;
 use crate::landlock;
-use crate::network::{self, Setup};
+use crate::network::{self, ProxyListeners, Setup};
 use crate::seccomp;
 use crate::sys;
 
@@ -50,10 +50,7 @@ pub(crate) fn run() -> ExitCode {
 fn prepare(control: &OwnedFd) -> io::Result<Gate> {
     let Setup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
     let proxy = match proxy {
-        Some(listener) => {
-            listener.set_nonblocking(true)?;
-            Some(Proxy { listener, children: children()?, serving: 0, refusing: Vec::new() })
-        }
+        Some(listeners) => Some(Proxy::new(listeners)?),
         None => None,
     };
     let answers = Answers::new(datagrams, streams)?;
@@ -66,7 +63,7 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
     // Landlock and seccomp are what is possible: without them it is still nobody, in namespaces of the sandbox's.
     drop(landlock::read_alone(&readable()));
     if sys::is_root() {
-        confine::drop_capabilities()?;
+        confine::drop_capabilities(0)?;
     }
     if let Some(uid) = uid {
         sys::become_user(uid)?;
@@ -129,7 +126,7 @@ impl Gate {
             add(control.as_raw_fd());
             if let Some(proxy) = &self.proxy {
                 add(proxy.children.as_raw_fd());
-                add(proxy.listener.as_raw_fd());
+                proxy.doors.iter().for_each(|door| add(door.listener.as_raw_fd()));
             }
             self.answers.watch(&mut polled);
             let timeout_ms = self.answers.sleep_ms(Instant::now());
@@ -198,7 +195,7 @@ pub(crate) mod hand {
 
 /// The way out for programs that know proxies, where sockets cannot be handed over.
 struct Proxy {
-    listener: TcpListener,
+    doors: Vec<Door>,
     children: OwnedFd,
     /// Processes that serve.
     serving: usize,
@@ -206,7 +203,31 @@ struct Proxy {
     refusing: Vec<i32>,
 }
 
+/// Where programs of the sandbox come in.
+struct Door {
+    listener: TcpListener,
+    leads: DoorLeads,
+}
+
+#[derive(Clone, Copy)]
+enum DoorLeads {
+    /// Where the program asks for.
+    Asked,
+    /// To this address of the host's loopback.
+    Loopback(SocketAddr),
+}
+
 impl Proxy {
+    fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<Proxy> {
+        let mut doors = vec![Door { listener: proxy, leads: DoorLeads::Asked }];
+        for listener in loopback {
+            let leads = DoorLeads::Loopback(listener.local_addr()?);
+            doors.push(Door { listener, leads });
+        }
+        doors.iter().try_for_each(|door| door.listener.set_nonblocking(true))?;
+        Ok(Proxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
+    }
+
     fn collect(&mut self) {
         // How many ended is counted below.
         drop(sys::read(self.children.as_raw_fd(), &mut [0; size_of::<libc::signalfd_siginfo>()]));
@@ -220,7 +241,15 @@ impl Proxy {
     }
 
     fn accept(&mut self, rules: &Rules) {
-        let client = match self.listener.accept() {
+        for at in 0..self.doors.len() {
+            self.accept_at(at, rules);
+        }
+    }
+
+    fn accept_at(&mut self, at: usize, rules: &Rules) {
+        let Door { listener, leads } = &self.doors[at];
+        let leads = *leads;
+        let client = match listener.accept() {
             Ok((client, _)) => client,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(_) => return std::thread::sleep(SHORT_PAUSE),
@@ -230,7 +259,7 @@ impl Proxy {
             return;
         }
         match sys::fork() {
-            Ok(0) => self.serve_one(client, rules),
+            Ok(0) => self.serve_one(client, leads, rules),
             Ok(_) if has_room => self.serving += 1,
             Ok(pid) => self.refusing.push(pid),
             Err(_) => std::thread::sleep(SHORT_PAUSE),
@@ -238,19 +267,22 @@ impl Proxy {
     }
 
     /// Runs in a process of its own.
-    fn serve_one(&self, client: TcpStream, rules: &Rules) -> ! {
+    fn serve_one(&self, client: TcpStream, leads: DoorLeads, rules: &Rules) -> ! {
         // SAFETY: the numbers are passed as they are; the descriptors that are closed belong to the parent.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            for fd in [network::CONTROL, self.listener.as_raw_fd(), self.children.as_raw_fd()] {
+            let doors = self.doors.iter().map(|door| door.listener.as_raw_fd());
+            for fd in doors.chain([network::CONTROL, self.children.as_raw_fd()]) {
                 libc::close(fd);
             }
         }
         if client.set_nonblocking(false).is_ok() {
-            if self.serving < CONNECTIONS_MAX {
-                gate_serve::serve(&client, rules);
-            } else {
-                gate_serve::turn_away(&client, CONNECTIONS_MAX);
+            match (self.serving < CONNECTIONS_MAX, leads) {
+                (true, DoorLeads::Asked) => gate_serve::serve(&client, rules),
+                (true, DoorLeads::Loopback(to)) => gate_serve::serve_loopback(&client, to),
+                (false, DoorLeads::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
+                // It hears that by the end of its connection.
+                (false, DoorLeads::Loopback(_)) => {}
             }
         }
         drop(client);

@@ -244,16 +244,19 @@ enum Known {
 
 fn known(asked: &Asked, rules: &Rules) -> Known {
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    if asked.name == "localhost" || asked.name.ends_with(".localhost") {
+    let Some(name) = &asked.name else {
+        return if rules.reach() == Reach::Listed { Known::No } else { Known::Elsewhere };
+    };
+    if name == "localhost" || name.ends_with(".localhost") {
         return Known::Addresses(of_kind(asked, loopback.to_vec()));
     }
-    if rules.reach() == Reach::Listed && rules.ports_of(&asked.name).is_empty() {
+    if rules.reach() == Reach::Listed && rules.ports_of(name).is_empty() {
         return Known::No;
     }
-    if !asked.wants_address() || !matches!(Host::read(&asked.name), Some(Host::Name(_))) {
+    if !asked.wants_address() || !matches!(Host::read(name), Some(Host::Name(_))) {
         return Known::Elsewhere;
     }
-    match gate_names::from_file(&asked.name) {
+    match gate_names::from_file(name) {
         found if found.is_empty() => Known::Elsewhere,
         found => Known::Addresses(of_kind(asked, found)),
     }
@@ -264,10 +267,8 @@ fn of_kind(asked: &Asked, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
 }
 
 fn tell(asked: &Asked, rules: &Rules, addresses: &[IpAddr], open: &mut dyn FnMut(Opened)) {
-    if rules.reach() != Reach::Listed {
-        return;
-    }
-    for port in rules.ports_of(&asked.name) {
+    let (Reach::Listed, Some(name)) = (rules.reach(), &asked.name) else { return };
+    for port in rules.ports_of(name) {
         addresses.iter().for_each(|address| open((*address, port)));
     }
 }

@@ -20,6 +20,8 @@ const OPCODE_MASK: u16 = 0xf << 11;
 const RECURSES: u16 = 1 << 7;
 /// For how long what the host's own file says is to be remembered.
 const OWN_TTL_S: u16 = 5;
+/// Most addresses that one answer opens. A name that has more is as well served by these.
+pub(crate) const ANSWER_ADDRESSES_MAX: usize = 64;
 /// Lengths from here on are none.
 const LABEL_END: u8 = 64;
 /// Where the longest question ends.
@@ -46,8 +48,9 @@ impl Kind {
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// In small letters, without a dot at its end.
-    pub(crate) name: String,
+    /// In small letters, without a dot at its end. None: a label has bytes that no name of a host has, so that two
+    /// readers could see two names.
+    pub(crate) name: Option<String>,
     record: u16,
     /// Where the question ends.
     end: usize,
@@ -151,12 +154,18 @@ pub(crate) fn asked(message: &[u8]) -> Option<Asked> {
         }
         // Nothing comes before a question that a pointer in it could mean.
         let label = message.get(at + 1..at + 1 + len).filter(|_| len < usize::from(LABEL_END))?;
-        labels.push(String::from_utf8_lossy(label).to_ascii_lowercase());
+        let is_plain = |byte: &u8| byte.is_ascii_graphic() && *byte != b'.';
+        labels.push(
+            str::from_utf8(label).ok().filter(|_| label.iter().all(is_plain)).map(str::to_ascii_lowercase),
+        );
         at += 1 + len;
     }
     let (record, class) = (word(message, at + 1)?, word(message, at + 3)?);
     let end = at + 5;
-    (class == CLASS_INTERNET && end <= NAME_END_MAX).then(|| Asked { name: labels.join("."), record, end })
+    (class == CLASS_INTERNET && end <= NAME_END_MAX).then(|| {
+        let name = labels.into_iter().collect::<Option<Vec<String>>>().map(|labels| labels.join("."));
+        Asked { name, record, end }
+    })
 }
 
 /// An answer of our own to a question that was read, with addresses of the kind that it asks for.
@@ -198,7 +207,7 @@ pub(crate) fn is_failure(answer: &[u8]) -> bool {
     matches!(code, CODE_FAILED | CODE_UNKNOWN | CODE_REFUSED)
 }
 
-/// All addresses among the records of an answer, as far as it can be read.
+/// The first addresses among the records of an answer, as far as it can be read.
 pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
     let mut found = Vec::new();
     let read = |found: &mut Vec<IpAddr>| -> Option<()> {
@@ -211,6 +220,9 @@ pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
             let kind = [Kind::V4, Kind::V6].into_iter().find(|kind| kind.number() == record);
             found.extend(kind.filter(|_| class == CLASS_INTERNET).and_then(|kind| address(data, kind)));
             at += 10 + len;
+            if found.len() == ANSWER_ADDRESSES_MAX {
+                break;
+            }
         }
         Some(())
     };
@@ -301,10 +313,33 @@ mod tests {
     }
 
     #[test]
+    fn a_label_that_no_host_has_makes_no_name() {
+        for odd in [&b"a.example"[..], b"a\0", b"\xc3\xa4", b"a b", b"\xff"] {
+            let mut message = question(7, "x.com", Kind::V4);
+            message.splice(HEADER_LEN..HEADER_LEN + 2, [&[odd.len() as u8], odd].concat());
+            let read = asked(&message).unwrap();
+            assert_eq!(read.name, None, "{odd:?}");
+            // It can still be passed on and answered.
+            assert!(answers(&reply(&message, &read, Code::NoName, &[]), &message));
+        }
+        let message = question(7, "_sip._tcp.Ex-ample.com", Kind::V4);
+        assert_eq!(asked(&message).unwrap().name.as_deref(), Some("_sip._tcp.ex-ample.com"));
+    }
+
+    #[test]
+    fn an_answer_opens_so_many_addresses_and_no_more() {
+        let asked = question(7, "www.example.com", Kind::V4);
+        let data: Vec<[u8; 4]> = (0..200).map(|last| [203, 0, 113, last]).collect();
+        let records: Vec<(u16, &[u8])> = data.iter().map(|data| (1, &data[..])).collect();
+        let found = addresses(&answered(&asked, 0, &records));
+        assert_eq!((found.len(), found[0]), (ANSWER_ADDRESSES_MAX, IpAddr::from([203, 0, 113, 0])));
+    }
+
+    #[test]
     fn a_question_is_read_and_answered_and_nothing_else_is() {
         let message = question(7, "www.Example.com", Kind::V4);
         let read = asked(&message).unwrap();
-        assert_eq!(read.name, "www.example.com");
+        assert_eq!(read.name.as_deref(), Some("www.example.com"));
         let addresses_of = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 8))];
         assert!(
             read.wants_address() && read.wants(addresses_of[0]) && !read.wants(Ipv6Addr::LOCALHOST.into())

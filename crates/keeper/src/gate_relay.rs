@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::gate_body::Body;
 
-/// How long a connection may be silent in both directions.
-const SILENT_MAX: Duration = Duration::from_secs(600);
-/// The same, once one side of a tunnel has said all.
+/// How long a connection may be silent once one side of a tunnel has said all.
 const SILENT_HALF_MAX: Duration = Duration::from_secs(120);
 const BUFFER_LEN: usize = 32 * 1024;
 /// How long a client is read that was told everything: closing with its words unread would take ours back.
@@ -38,12 +36,14 @@ struct Way<'a> {
     is_shut: bool,
 }
 
-/// Passes bytes in both directions, beginning with `first` to the server, and returns when there will be no more.
+/// Passes bytes in both directions, beginning with `first` to the server, and returns when there will be no more, or both
+/// were silent for `silent_max`.
 pub(crate) fn relay(
     client: &TcpStream,
     server: &TcpStream,
     first: Vec<u8>,
     mut upward: Upward,
+    silent_max: Duration,
 ) -> io::Result<()> {
     client.set_nonblocking(true)?;
     server.set_nonblocking(true)?;
@@ -59,7 +59,7 @@ pub(crate) fn relay(
         }
         // Of a request it is known that nothing more is to come; else its client may be gone, which cannot be seen.
         let is_half = matches!(upward, Upward::Everything) && (up.is_shut || down.is_shut);
-        if !wait(&up, &down, if is_half { SILENT_HALF_MAX } else { SILENT_MAX })? {
+        if !wait(&up, &down, if is_half { SILENT_HALF_MAX } else { silent_max })? {
             break;
         }
         up.read(&mut upward)?;
@@ -201,7 +201,7 @@ mod tests {
     fn between(first: &[u8], upward: Upward) -> (TcpStream, TcpStream) {
         let ((client, inner), (server, outer)) = (pair(), pair());
         let first = first.to_vec();
-        std::thread::spawn(move || drop(relay(&inner, &outer, first, upward)));
+        std::thread::spawn(move || drop(relay(&inner, &outer, first, upward, Duration::from_secs(60))));
         (client, server)
     }
 

@@ -13,13 +13,15 @@ const LABEL_MAX: usize = 63;
 const LOOPBACK_WORD: &str = "loopback:";
 
 /// Where clouds tell a machine its secrets, beside the link-local ranges. Nothing opens these.
-const METADATA: [IpAddr; 5] = [
+const METADATA: [IpAddr; 4] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
 ];
+
+const METADATA_RANGE: Range =
+    Range { first: IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0)), bits: 32 };
 
 /// Whom a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -220,6 +222,11 @@ impl Rules {
         self.loopback.contains(&port)
     }
 
+    /// The ports of the host's loopback that are open.
+    pub(crate) fn loopback_ports(&self) -> &[u16] {
+        &self.loopback
+    }
+
     /// Whether an address of a host that is named may be connected to.
     pub(crate) fn check(&self, address: IpAddr, port: u16, place: Place) -> Result<(), Closed> {
         let address = canonical(address);
@@ -305,7 +312,9 @@ pub(crate) fn canonical(address: IpAddr) -> IpAddr {
     let [.., a, b, c, d] = wrapped.octets();
     let inner = Ipv4Addr::new(a, b, c, d);
     match segments {
-        [0, 0, 0, 0, 0, 0xffff, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => IpAddr::V4(inner),
+        [0, 0, 0, 0, 0, 0xffff, _, _] | [0, 0, 0, 0, 0xffff, 0, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => {
+            IpAddr::V4(inner)
+        }
         // The same without a mark, apart from the unspecified address and the loopback.
         [0, 0, 0, 0, 0, 0, _, low] if low > 1 || segments[6] > 0 => IpAddr::V4(inner),
         [0x2002, high, low, ..] => {
@@ -330,7 +339,7 @@ fn is_never(address: IpAddr) -> bool {
             v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast()
         }
     };
-    is_closed || METADATA.contains(&address)
+    is_closed || METADATA.contains(&address) || METADATA_RANGE.has(address)
 }
 
 /// Addresses of somebody's own network, which a name opens only where the list has the address, too.
@@ -440,7 +449,11 @@ mod tests {
             "fe80::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd00:ec2:1::1",
             "::ffff:127.0.0.1",
+            "::ffff:0:127.0.0.1",
+            "::ffff:0:169.254.169.254",
             "::ffff:169.254.169.254",
             "::127.0.0.1",
             "64:ff9b::7f00:1",
@@ -507,6 +520,7 @@ mod tests {
             ("fd00::1", [false, true]),
             ("::ffff:10.1.2.3", [false, true]),
             ("64:ff9b::a01:203", [false, true]),
+            ("::ffff:0:10.1.2.3", [false, true]),
             ("64:ff9b:1::a01:203", [false, true]),
             ("2002:a01:203::1", [false, true]),
             ("127.0.0.1", [false, false]),

@@ -4,7 +4,7 @@
 //! refused. A name is resolved once, and what was checked is what is connected to.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::gate_http::{self, Asked, Bad, HEAD_MAX, Target};
@@ -20,6 +20,10 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(15);
 /// How much of the list a refusal repeats.
 const LIST_SHOWN_MAX: usize = 1024;
 const READ_LEN: usize = 4096;
+/// How long a connection may be silent in both directions. One to the host itself has no network between that could
+/// lose its end.
+const SILENT_MAX: Duration = Duration::from_secs(600);
+const SILENT_LOOPBACK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Why a client is not connected.
 #[derive(Debug)]
@@ -50,13 +54,47 @@ pub(crate) fn serve(client: &TcpStream, rules: &Rules) {
     let served = open(client, rules);
     match served {
         // How a connection ended that was open is between its two ends.
-        Ok(Opened { server, first, upward }) => drop(gate_relay::relay(client, &server, first, upward)),
+        Ok(Opened { server, first, upward }) => {
+            drop(gate_relay::relay(client, &server, first, upward, SILENT_MAX));
+        }
         Err(Refused::Gone) => {}
         Err(refused) => {
             let (status, text) = refused.told(rules);
             say(client, &gate_http::answer(&status, &text));
         }
     }
+}
+
+/// Connects a client to a port of the host's loopback, to its end.
+pub(crate) fn serve_loopback(client: &TcpStream, to: SocketAddr) {
+    // As above; a client of a port where nobody listens hears that by its end.
+    drop(client.set_nodelay(true));
+    if let Ok(server) = connect_loopback(to) {
+        drop(gate_relay::relay(client, &server, Vec::new(), Upward::Everything, SILENT_LOOPBACK_MAX));
+    }
+}
+
+/// A server may listen at one of the two loopback addresses alone, and programs choose either.
+fn connect_loopback(to: SocketAddr) -> io::Result<TcpStream> {
+    let other: IpAddr = match to.ip() {
+        IpAddr::V4(_) => Ipv6Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv4Addr::LOCALHOST.into(),
+    };
+    let server = TcpStream::connect_timeout(&to, CONNECT_WITHIN).or_else(|error| {
+        TcpStream::connect_timeout(&SocketAddr::new(other, to.port()), CONNECT_WITHIN).map_err(|_| error)
+    })?;
+    server.set_nodelay(true)?;
+    Ok(server)
+}
+
+/// The address of the host's loopback that a target means, if that is open.
+fn open_loopback(target: &Target, rules: &Rules) -> Option<SocketAddr> {
+    let address = match &target.host {
+        Host::Name(name) if name == "localhost" => Ipv4Addr::LOCALHOST.into(),
+        Host::Address(address) if address.to_canonical().is_loopback() => address.to_canonical(),
+        Host::Name(_) | Host::Address(_) => return None,
+    };
+    rules.opens_loopback(target.port).then(|| SocketAddr::new(address, target.port))
 }
 
 /// Tells a client that there are too many, as soon as it has asked.
@@ -132,6 +170,9 @@ fn read_head(mut client: &TcpStream) -> Result<(Vec<u8>, usize), Refused> {
 
 /// Connects to the first address that may be connected to and answers.
 fn connect(target: Target, rules: &Rules) -> Result<TcpStream, Refused> {
+    if let Some(at) = open_loopback(&target, rules) {
+        return connect_loopback(at).map_err(|cause| Refused::NotConnected { target, cause });
+    }
     let port = target.port;
     let check = |address: IpAddr| rules.check(address, port, place_of(address));
     let is_named = rules.name(&target.host, port);

@@ -5,6 +5,7 @@
 
 mod binds;
 mod bounds;
+mod bpf;
 mod captured;
 mod commands;
 mod confine;
@@ -45,9 +46,12 @@ mod notify;
 mod notify_address;
 mod notify_connect;
 mod notify_epoll;
+mod notify_open;
 mod notify_options;
+mod notify_probe;
 mod notify_sys;
 mod parts;
+mod peer_filter;
 mod peers;
 mod private_root;
 mod probe;

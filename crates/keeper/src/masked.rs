@@ -13,6 +13,7 @@ use crate::devices;
 use crate::fence::{self, Fence, NO_PROC, tests_without};
 use crate::masks;
 use crate::mounts::{host_forbids, mount};
+use crate::network::Gate;
 use crate::read_only;
 use crate::sys;
 
@@ -28,11 +29,12 @@ impl Fence {
         let fresh = if tests_without(spec, NO_PROC) {
             Err(io::Error::other("a test does without"))
         } else {
-            mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, None)
+            let options = self.net.gate.as_ref().and_then(Gate::proc_options);
+            mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, options)
         };
         self.proc_is_ours = self.layers.note("proc", fresh);
-        if let (true, Some(gate)) = (self.proc_is_ours, self.gate_pid()) {
-            hide_process(Path::new("/proc"), gate)?;
+        if let (true, Some(gate)) = (self.proc_is_ours, &self.net.gate) {
+            hide_process(Path::new("/proc"), gate.pid)?;
         }
 
         let mut masked = Vec::new();

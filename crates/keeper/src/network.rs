@@ -3,6 +3,7 @@
 //! Owns: the network namespace, bringing up the gate, and which way out this host can guard. A sandbox that is not to
 //! have the host's network never starts with it: what fails here ends the start.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
@@ -18,7 +19,9 @@ use crate::gate_rules::{Reach, Rules};
 use crate::landlock;
 use crate::layers::Layers;
 use crate::netlink::{Leads, Routes};
+use crate::notify_probe;
 use crate::notify_sys;
+use crate::peer_filter::PeerFilter;
 use crate::sys;
 
 /// The gate's end of the socket to its keeper.
@@ -33,6 +36,8 @@ const PROXY_URL: &str = "http://127.0.0.1:3128";
 const NOT_BY_PROXY: &str = "localhost,127.0.0.1,::1";
 /// Where programs of the sandbox ask for names.
 const NAMES_PORT: u16 = 53;
+/// Most ports of the host's loopback that a gate listens for inside.
+const RELAYED_MAX: usize = 64;
 /// What they find that by.
 const RESOLVER: &str = "nameserver 127.0.0.1\n";
 const RESOLVER_FILE: &str = "resolv.conf";
@@ -43,6 +48,7 @@ const GATE_UID: u32 = 65_534;
 /// Failpoints that do not kill: the keeper behaves as on a host without network namespaces, or without one of the guards.
 const NO_NETWORK: &str = "keeper.no_network";
 const NO_LANDLOCK: &str = "keeper.no_landlock_tcp";
+const NO_FILTER: &str = "keeper.no_network_filter";
 /// Addresses for the loopback, beside its own: programs that see none but loopback addresses do not ask for names. Both
 /// are reserved for no use.
 const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
@@ -74,6 +80,14 @@ pub(crate) struct Net {
 }
 
 impl Net {
+    /// What the keeper needs for this network beyond what every keeper does.
+    pub(crate) fn capabilities(&self) -> u64 {
+        match self.supervised.as_ref().map(|with| &with.guard) {
+            Some(Guard::Filter(filter)) => filter.capabilities,
+            Some(Guard::Landlock) | None => 0,
+        }
+    }
+
     /// What every program of the sandbox is told.
     pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
         match &self.gate {
@@ -92,15 +106,33 @@ pub(crate) struct Gate {
     has_proxy: bool,
 }
 
+impl Gate {
+    /// How `/proc` is mounted beside it. A proxy has processes that come and go, and whose network is the host's: programs
+    /// then see those processes alone that they may look into.
+    pub(crate) fn proc_options(&self) -> Option<&'static CStr> {
+        self.has_proxy.then_some(c"hidepid=2")
+    }
+}
+
 /// What is needed to decide about connections.
 #[derive(Debug)]
 pub(crate) struct Supervised {
     /// None: nothing beyond the loopback is open.
     pub(crate) rules: Option<Rules>,
+    pub(crate) guard: Guard,
     /// Of the host's network.
     pub(crate) routes: Routes,
     /// By which sockets of the sandbox's own network are known.
     pub(crate) cookie: u64,
+}
+
+/// What keeps a socket of the host's network from being used for another connection than the one that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// Programs may neither connect nor bind streams by themselves.
+    Landlock,
+    /// Each such socket hears its one peer alone.
+    Filter(PeerFilter),
 }
 
 /// Moves this process, and all that it will start, into the network that it is to have.
@@ -115,11 +147,16 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     let mut routes = Routes::open()?;
     let has_v6 = matches!(routes.look_up(FAR_V6.into()), Ok(Leads::Out));
     let gate = rules.as_ref().map(|_| start_gate()).transpose()?;
+    let mut found = Layers::default();
+    let guard = find_guard(spec, rules.as_ref(), &mut found)?;
     unshare(spec, namespaces)?;
     layers.holds("netns");
-    let is_guarded = layers.note("network_landlock", guarded(spec));
-    let cookie = if is_guarded { Some(notify_sys::own_cookie()?) } else { None };
-    let supervised = cookie.map(|cookie| Supervised { rules: rules.clone(), routes, cookie });
+    layers.list.append(&mut found.list);
+    let cookie = notify_sys::own_cookie();
+    let supervised = match guard {
+        Some(guard) => Some(Supervised { rules: rules.clone(), guard, routes, cookie: cookie? }),
+        None => None,
+    };
     // Without this, programs have the ports from 1024 on.
     drop(std::fs::write(LOW_PORTS, "0"));
     let (Some((pid, control)), Some(rules)) = (gate, rules) else {
@@ -128,12 +165,40 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     give_addresses(has_v6)?;
     let proxy = match &supervised {
         Some(_) => None,
-        None => Some(TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?),
+        None => Some(ProxyListeners::bind(&rules)?),
     };
     hand_over(&control, proxy.as_ref(), &rules)?;
     layers.holds("gate");
     let gate = Gate { pid, control: Some(control), has_proxy: proxy.is_some() };
     Ok(Net { gate: Some(gate), supervised, resolver: None })
+}
+
+/// Where a gate listens inside a sandbox to which it cannot hand over sockets.
+#[derive(Debug)]
+pub(crate) struct ProxyListeners {
+    pub(crate) proxy: TcpListener,
+    /// At the ports of the host's loopback that are open, each of which leads to the same address there.
+    pub(crate) loopback: Vec<TcpListener>,
+}
+
+impl ProxyListeners {
+    fn bind(rules: &Rules) -> io::Result<ProxyListeners> {
+        let proxy = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
+        let mut loopback = Vec::new();
+        // The gate's own ports lead to itself; through the proxy these two lead to the host as well.
+        let ports = rules.loopback_ports().iter().filter(|port| ![PROXY_PORT, NAMES_PORT].contains(port));
+        for port in ports.take(RELAYED_MAX) {
+            match TcpListener::bind((Ipv4Addr::LOCALHOST, *port)) {
+                Ok(listener) => loopback.push(listener),
+                // Listed twice.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+                Err(error) => return Err(error),
+            }
+            // A kernel without that kind of address has no loopback of it.
+            loopback.extend(TcpListener::bind((Ipv6Addr::LOCALHOST, *port)));
+        }
+        Ok(ProxyListeners { proxy, loopback })
+    }
 }
 
 enum Wanted {
@@ -155,18 +220,51 @@ fn rules(network: &Network) -> Result<Wanted, String> {
 
 /// Notes what of a network of its own this host could give a sandbox, by closing this process's own.
 pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) {
+    let mut found = Layers::default();
+    let any = Rules::read(Reach::Public, &[]).ok();
+    let guard = find_guard(spec, any.as_ref(), &mut found);
     if layers.note("netns", unshare(spec, namespaces)) {
-        layers.note("network_landlock", guarded(spec));
+        layers.list.append(&mut found.list);
+        if let Err(error) = guard {
+            layers.missing("network_landlock", error.to_string());
+        }
     }
 }
 
-/// Whether sockets of the host's network can be handed to programs, and be of no use for anything else there.
-fn guarded(spec: &KeeperSpec) -> io::Result<()> {
-    if tests_without(spec, NO_LANDLOCK) {
-        return Err(io::Error::other("a test does without"));
+/// By what sockets of the host's network can be handed to programs, and be of no use for anything else there. None: they
+/// cannot. An error: that could not be tried, which ends the start, as the next one may have more of the network.
+///
+/// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
+fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> io::Result<Option<Guard>> {
+    let answering = notify_probe::try_answering()?;
+    let without = || io::Error::other("a test does without");
+    let landlock = match &answering {
+        Err(error) => Err(io::Error::other(error.to_string())),
+        Ok(()) if tests_without(spec, NO_LANDLOCK) => Err(without()),
+        Ok(()) => landlock::can_close_tcp(),
+    };
+    if layers.note("network_landlock", landlock) {
+        return Ok(Some(Guard::Landlock));
     }
-    notify_sys::can_supervise()?;
-    landlock::can_close_tcp()
+    // Without a way out there is nothing to guard.
+    if rules.is_none() {
+        return Ok(None);
+    }
+    let filter = match answering {
+        Err(error) => Err(error),
+        Ok(()) if tests_without(spec, NO_FILTER) => Err(without()),
+        Ok(()) => PeerFilter::try_attaching(),
+    };
+    Ok(match filter {
+        Ok(filter) => {
+            layers.holds("network_filter");
+            Some(Guard::Filter(filter))
+        }
+        Err(error) => {
+            layers.missing("network_filter", error.to_string());
+            None
+        }
+    })
 }
 
 fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {
@@ -251,7 +349,7 @@ fn start_gate() -> io::Result<(i32, OwnedFd)> {
 }
 
 /// Gives the gate its sockets and its rules, and waits until it serves.
-fn hand_over(control: &OwnedFd, proxy: Option<&TcpListener>, rules: &Rules) -> io::Result<()> {
+fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &Rules) -> io::Result<()> {
     let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let uid = if sys::is_root() { GATE_UID.to_string() } else { "-".to_owned() };
@@ -260,8 +358,11 @@ fn hand_over(control: &OwnedFd, proxy: Option<&TcpListener>, rules: &Rules) -> i
     let socket = control.as_raw_fd();
     sys::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
     sys::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
-    if let Some(proxy) = proxy {
+    if let Some(ProxyListeners { proxy, loopback }) = proxy {
         sys::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
+        for listener in loopback {
+            sys::send_packet(socket, &[part::LOOPBACK], Some(listener.as_raw_fd()))?;
+        }
     }
     sys::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
     let within_ms = i32::try_from(READY_WITHIN.as_millis()).unwrap_or(i32::MAX);
@@ -282,6 +383,7 @@ mod part {
     pub(super) const DATAGRAMS: u8 = b'U';
     pub(super) const STREAMS: u8 = b'T';
     pub(super) const PROXY: u8 = b'P';
+    pub(super) const LOOPBACK: u8 = b'L';
     pub(super) const RULES: u8 = b'S';
 }
 
@@ -290,14 +392,14 @@ mod part {
 pub(crate) struct Setup {
     pub(crate) datagrams: UdpSocket,
     pub(crate) streams: TcpListener,
-    pub(crate) proxy: Option<TcpListener>,
+    pub(crate) proxy: Option<ProxyListeners>,
     pub(crate) uid: Option<u32>,
     pub(crate) rules: Rules,
 }
 
 /// In the gate: takes what the keeper gives.
 pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
-    let (mut datagrams, mut streams, mut proxy) = (None, None, None);
+    let (mut datagrams, mut streams, mut proxy, mut loopback) = (None, None, None, Vec::new());
     let mut message = vec![0; limits::SPEC_MAX];
     let text = loop {
         let (len, fd) = sys::receive_packet(control.as_raw_fd(), &mut message)?;
@@ -305,6 +407,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
             ([part::DATAGRAMS], Some(fd)) => datagrams = Some(UdpSocket::from(fd)),
             ([part::STREAMS], Some(fd)) => streams = Some(TcpListener::from(fd)),
             ([part::PROXY], Some(fd)) => proxy = Some(TcpListener::from(fd)),
+            ([part::LOOPBACK], Some(fd)) => loopback.push(TcpListener::from(fd)),
             ([part::RULES, text @ ..], None) => {
                 break String::from_utf8(text.to_vec()).map_err(io::Error::other)?;
             }
@@ -324,6 +427,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
     let (Some(datagrams), Some(streams)) = (datagrams, streams) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
+    let proxy = proxy.map(|proxy| ProxyListeners { proxy, loopback });
     Ok(Setup { datagrams, streams, proxy, uid, rules })
 }
 

@@ -11,6 +11,7 @@ use crate::confine::User;
 use crate::network::Supervised;
 use crate::notify_address::Address;
 use crate::notify_epoll::Epolls;
+use crate::notify_open::OpenConnections;
 use crate::notify_sys::{self, Answer, Call};
 use crate::stock::{Family, Stock};
 use crate::watchdog::Watchdog;
@@ -24,6 +25,8 @@ const PART_OF_DESCRIPTORS: usize = 8;
 const TURN_MAX: usize = 8;
 /// How often it is looked whether those who wait are still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a call waits for a socket of the host's network.
+const SOCKET_WITHIN: Duration = Duration::from_secs(10);
 
 /// Everybody whose calls come here.
 #[derive(Debug)]
@@ -34,6 +37,7 @@ pub(crate) struct Supervisor {
     listeners: Vec<Listener>,
     pub(crate) waiting: Vec<Waiting>,
     pub(crate) epolls: Epolls,
+    pub(crate) open: OpenConnections,
     /// Sockets that were handed in and whose program was not told yet that they are connected.
     pub(crate) untold: Vec<u64>,
     looked: Instant,
@@ -91,6 +95,7 @@ impl Supervisor {
             listeners: Vec::new(),
             waiting: Vec::new(),
             epolls: Epolls::default(),
+            open: OpenConnections::new()?,
             untold: Vec::new(),
             looked: Instant::now(),
             serial: 0,
@@ -187,9 +192,16 @@ impl Supervisor {
     /// Has a call wait.
     pub(crate) fn wait(&mut self, (listener, call): (u64, Call), stage: Stage, until: Option<Instant>) {
         self.serial += 1;
+        let now = Instant::now();
         if self.waiting.is_empty() {
-            self.looked = Instant::now();
+            self.looked = now;
         }
+        let until = match &stage {
+            Stage::Socket { .. } => {
+                Some(until.map_or(now + SOCKET_WITHIN, |until| until.min(now + SOCKET_WITHIN)))
+            }
+            Stage::Connected(_) => until,
+        };
         self.waiting.push(Waiting { serial: self.serial, listener, call, stage, until });
     }
 
@@ -234,4 +246,67 @@ fn has_call(listener: &OwnedFd) -> bool {
     // SAFETY: the array holds exactly the one entry that is announced.
     let ready = unsafe { libc::poll(polled.as_mut_ptr(), 1, 0) };
     ready == 1 && polled[0].revents & libc::POLLIN != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::gate_rules::{Reach, Rules};
+    use crate::netlink::Routes;
+    use crate::network::Guard;
+    use crate::sys;
+
+    /// A supervisor with the far end of its gate's socket.
+    fn supervisor() -> (Supervisor, OwnedFd) {
+        let (control, gate) = sys::packet_pair().unwrap();
+        let with = Supervised {
+            rules: Some(Rules::read(Reach::Public, &[]).unwrap()),
+            guard: Guard::Landlock,
+            routes: Routes::open().unwrap(),
+            cookie: notify_sys::own_cookie().unwrap(),
+        };
+        (Supervisor::new(with, Some(control), User::Keeper, 1024).unwrap(), gate)
+    }
+
+    fn stream() -> OwnedFd {
+        TcpListener::bind(("127.0.0.1", 0)).map(OwnedFd::from).unwrap()
+    }
+
+    const CALL: Call = Call { id: 1, thread: 1, number: libc::SYS_connect, args: [0; 3] };
+
+    #[test]
+    fn a_call_that_gets_no_socket_is_answered_in_the_end() {
+        let (mut supervisor, _gate) = supervisor();
+        let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
+        let stage = Stage::Socket { theirs: stream(), family: Family::V4, address: Address::of(to.bytes()) };
+        supervisor.wait((1, CALL), stage, None);
+        supervisor.keep_time(Instant::now() + SOCKET_WITHIN);
+        assert_eq!(supervisor.waiting.len(), 0);
+        // One that was dialled waits as long as the kernel does.
+        supervisor.wait((1, CALL), Stage::Connected(stream()), None);
+        assert_eq!(supervisor.waiting[0].until, None);
+    }
+
+    #[test]
+    fn an_address_that_was_closed_while_a_call_waited_is_not_connected_to() {
+        let (mut supervisor, gate) = supervisor();
+        let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        // It was somebody else's when the call came, and is this host's own now.
+        let to = sys::SocketAddress::from(server.local_addr().unwrap());
+        // SAFETY: no memory is passed, and the descriptors are new.
+        let [theirs, ours] = [0, 1].map(|_| unsafe {
+            use std::os::fd::FromRawFd;
+            OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0))
+        });
+        let stage = Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()) };
+        supervisor.wait((1, CALL), stage, None);
+        sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
+        drop(ours);
+        supervisor.hear_gate();
+        assert_eq!(supervisor.waiting.len(), 0);
+        server.set_nonblocking(true).unwrap();
+        assert_eq!(server.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
 }

@@ -50,6 +50,13 @@ impl Address {
         Ok(address)
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &[u8]) -> Address {
+        let mut address = Address { bytes: [0; ADDRESS_MAX], len: bytes.len() };
+        address.bytes[..bytes.len()].copy_from_slice(bytes);
+        address
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -98,24 +105,18 @@ impl Kind {
 mod tests {
     use super::*;
 
-    fn address(bytes: &[u8]) -> Address {
-        let mut address = Address { bytes: [0; ADDRESS_MAX], len: bytes.len() };
-        address.bytes[..bytes.len()].copy_from_slice(bytes);
-        address
-    }
-
     #[test]
     fn an_address_leads_where_the_kernel_would_take_it() {
         let v4 = [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0, 80, 10, 1, 2, 3], &[0; 8]].concat();
-        assert_eq!(address(&v4).leads(Family::V4).unwrap(), Leads::To("10.1.2.3".parse().unwrap(), 80));
+        assert_eq!(Address::of(&v4).leads(Family::V4).unwrap(), Leads::To("10.1.2.3".parse().unwrap(), 80));
         let errno = |leads: io::Result<Leads>| leads.unwrap_err().raw_os_error();
-        assert_eq!(errno(address(&v4).leads(Family::V6)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(address(&v4[..8]).leads(Family::V4)), Some(libc::EINVAL));
+        assert_eq!(errno(Address::of(&v4).leads(Family::V6)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(Address::of(&v4[..8]).leads(Family::V4)), Some(libc::EINVAL));
         let mapped = Ipv4Addr::new(127, 0, 0, 1).to_ipv6_mapped().octets();
         let v6 = [&(libc::AF_INET6 as u16).to_ne_bytes()[..], &[1, 0], &[0; 4], &mapped, &[0; 4]].concat();
-        assert_eq!(address(&v6).leads(Family::V6).unwrap(), Leads::To("127.0.0.1".parse().unwrap(), 256));
-        assert_eq!(errno(address(&v6).leads(Family::V4)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(address(&v6[..20]).leads(Family::V6)), Some(libc::EINVAL));
-        assert_eq!(address(&[0, 0, 0, 0]).leads(Family::V4).unwrap(), Leads::Away);
+        assert_eq!(Address::of(&v6).leads(Family::V6).unwrap(), Leads::To("127.0.0.1".parse().unwrap(), 256));
+        assert_eq!(errno(Address::of(&v6).leads(Family::V4)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(Address::of(&v6[..20]).leads(Family::V6)), Some(libc::EINVAL));
+        assert_eq!(Address::of(&[0, 0, 0, 0]).leads(Family::V4).unwrap(), Leads::Away);
     }
 }

@@ -5,14 +5,14 @@
 //! checked, in place of its own; that socket is good for this one connection and for nothing else.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::confine::User;
 use crate::gate_rules::{Place, canonical};
 use crate::netlink;
-use crate::network;
+use crate::network::{self, Guard};
 use crate::notify::{Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
 use crate::notify_epoll;
@@ -119,7 +119,7 @@ impl Supervisor {
                 let waiting = self.waiting_for_sockets(family);
                 let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
                 match stock.take(family, waiting) {
-                    Ok(Some(ours)) => self.dial(caller, theirs, ours, &address),
+                    Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (&address, to, port)),
                     Ok(None) => {
                         let until = give_up_at(&theirs);
                         self.wait(caller, Stage::Socket { theirs, family, address }, until);
@@ -217,6 +217,22 @@ impl Supervisor {
         }
     }
 
+    /// As [`Supervisor::dial`], by a socket of the host's network, which is of use for this peer alone.
+    fn dial_outside(
+        &mut self,
+        caller: (u64, Call),
+        theirs: OwnedFd,
+        ours: OwnedFd,
+        (address, to, port): (&Address, IpAddr, u16),
+    ) -> io::Result<Option<Answer>> {
+        self.open.add(&ours, Instant::now())?;
+        match &self.with.guard {
+            Guard::Landlock => {}
+            Guard::Filter(filter) => filter.restrict(&ours, SocketAddr::new(to, port))?,
+        }
+        self.dial(caller, theirs, ours, address)
+    }
+
     /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
     /// meanwhile finds it there.
     fn dial(
@@ -288,18 +304,38 @@ impl Supervisor {
             Stage::Socket { family, .. } => stock.has_news(family),
             Stage::Connected(_) => false,
         };
-        while let Some(stock) = &mut self.stock
+        while let Some(stock) = &self.stock
             && let Some(at) = self.waiting.iter().position(|waiting| is_next(waiting, stock))
         {
             // The order in which they came.
             let Waiting { listener, call, stage, .. } = self.waiting.remove(at);
             let Stage::Socket { theirs, family, address } = stage else { continue };
-            let decided = match stock.take(family, 0) {
-                Ok(Some(ours)) => self.dial((listener, call), theirs, ours, &address),
-                Ok(None) => Ok(Some(Answer::Error(libc::EAGAIN))),
-                Err(errno) => Ok(Some(Answer::Error(errno))),
-            };
+            let decided = self.give_socket((listener, call), theirs, family, &address);
             self.finish(listener, &call, decided);
+        }
+    }
+
+    /// Gives one that is there to a call that waited for it, if its address is still open: the host may have got that
+    /// address meanwhile.
+    fn give_socket(
+        &mut self,
+        caller: (u64, Call),
+        theirs: OwnedFd,
+        family: Family,
+        address: &Address,
+    ) -> io::Result<Option<Answer>> {
+        let Leads::To(to, port) = address.leads(family)? else {
+            return Ok(Some(Answer::Error(libc::EINVAL)));
+        };
+        match self.way(to, port)? {
+            Way::Outside => {}
+            Way::Inside => return Ok(Some(Answer::Error(CLOSED))),
+        }
+        let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
+        match stock.take(family, 0) {
+            Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (address, to, port)),
+            Ok(None) => Ok(Some(Answer::Error(libc::EAGAIN))),
+            Err(errno) => Ok(Some(Answer::Error(errno))),
         }
     }
 
@@ -331,9 +367,13 @@ impl Supervisor {
         }
     }
 
-    /// The program's own bound for this call is over; the connection goes on without it.
+    /// The bound for this call is over. A connection that was begun goes on without it.
     pub(crate) fn time_out(&mut self, waiting: &Waiting) {
-        self.answer(waiting.listener, &waiting.call, Answer::Error(libc::EINPROGRESS));
+        let errno = match waiting.stage {
+            Stage::Socket { .. } => libc::ETIMEDOUT,
+            Stage::Connected(_) => libc::EINPROGRESS,
+        };
+        self.answer(waiting.listener, &waiting.call, Answer::Error(errno));
     }
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.

@@ -171,6 +171,51 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_searched_so_far_and_no_further() {
+        assert!(sys::passes_in_child(search_epolls));
+        assert!(sys::passes_in_child(search_descriptors));
+    }
+
+    fn search_epolls() {
+        let own = std::process::id().cast_signed();
+        let kept: Vec<OwnedFd> = (0..EPOLLS_MAX + 8).map(|_| epoll()).collect();
+        let found = epolls(own).unwrap();
+        assert_eq!(found.len(), EPOLLS_MAX);
+        // A socket that only one beyond those watches is not found, and one that an earlier one watches is.
+        let (near, _far) = UnixStream::pair().unwrap();
+        let near = OwnedFd::from(near);
+        let pidfd = sys::pidfd_open(own).unwrap();
+        let watch = |epoll: &OwnedFd| {
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+            // SAFETY: the structure outlives the call.
+            let added = unsafe {
+                libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, near.as_raw_fd(), &mut event)
+            };
+            assert_eq!(added, 0);
+        };
+        watch(kept.iter().rev().find(|epoll| !found.contains(&epoll.as_raw_fd())).unwrap());
+        assert_eq!(Epolls::default().of(own, &pidfd, near.as_raw_fd()).len(), 0);
+        watch(kept.iter().find(|epoll| found.contains(&epoll.as_raw_fd())).unwrap());
+        assert_eq!(Epolls::default().of(own, &pidfd, near.as_raw_fd()).len(), 1);
+    }
+
+    fn search_descriptors() {
+        let wanted = DESCRIPTORS_MAX as u64 + 256;
+        let limit = libc::rlimit { rlim_cur: wanted, rlim_max: wanted };
+        // SAFETY: the structure outlives the call.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
+            // A host that allows no more descriptors has none beyond the bound.
+            return;
+        }
+        let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
+        let _many: Vec<OwnedFd> = (0..DESCRIPTORS_MAX).map(|_| null.try_clone().unwrap()).collect();
+        let _beyond = epoll();
+        assert_eq!(epolls(std::process::id().cast_signed()).unwrap(), Vec::<RawFd>::new());
+        assert_eq!(read_bounded("/dev/zero", 100).len(), 100);
+        assert_eq!(read_bounded("/no/such/file", 100), "");
+    }
+
+    #[test]
     fn a_registration_is_found_and_goes_over_to_another_socket_by_the_same_number() {
         let (epoll, socket) = (epoll(), OwnedFd::from(TcpListener::bind(("127.0.0.1", 0)).unwrap()));
         let number = socket.as_raw_fd();

@@ -58,21 +58,20 @@ impl From<io::Result<()>> for Answer {
     }
 }
 
-/// Whether this kernel can do what is needed to answer calls of programs.
-pub(crate) fn can_supervise() -> io::Result<()> {
+/// Whether this kernel knows what is needed to answer calls of programs. Whether the host allows it is tried by
+/// `notify_probe`.
+pub(crate) fn check_kernel() -> io::Result<()> {
     let mut sizes = [0u16; 3];
     // SAFETY: the call writes three numbers, to `sizes`.
     sys::check_long(unsafe { libc::syscall(libc::SYS_seccomp, GET_NOTIF_SIZES, 0, sizes.as_mut_ptr()) })?;
     if usize::from(sizes[0]) > ROOM {
         return Err(io::Error::other("the kernel's notifications are longer than is known here"));
     }
-    own_cookie()?;
     let scope = std::fs::read_to_string(YAMA).unwrap_or_default();
     if scope.trim() == "3" {
         return Err(io::Error::other("this host forbids to look into any process"));
     }
-    let me = sys::pidfd_open(std::process::id().cast_signed())?;
-    get_fd(&me, 0).map(drop)
+    own_cookie().map(drop)
 }
 
 /// By which sockets of this process's network are known. Needs Linux 5.14.

@@ -20,6 +20,7 @@ use crate::host_trees;
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{clone_dir, host_forbids, mount, pivot};
+use crate::network::Gate;
 use crate::read_only;
 use crate::sys;
 
@@ -70,7 +71,7 @@ pub(crate) fn build(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
     opened: &[Opened],
-    gate: Option<i32>,
+    gate: Option<&Gate>,
     layers: &mut Layers,
 ) -> Result<Built, NotBuilt> {
     if tests_without(spec, NO_PRIVATE_ROOT) {
@@ -78,9 +79,9 @@ pub(crate) fn build(
     }
     bind_itself(&spec.root)?;
     let mut noted = Layers::default();
-    let proc_is_ours = furnish(spec, plan, &mut noted).inspect_err(|_| unmount(&spec.root))?;
+    let proc_is_ours = furnish(spec, plan, gate, &mut noted).inspect_err(|_| unmount(&spec.root))?;
     if let (true, Some(gate)) = (proc_is_ours, gate) {
-        masked::hide_process(&spec.root.join("proc"), gate)?;
+        masked::hide_process(&spec.root.join("proc"), gate.pid)?;
     }
     let etc = plan.host_etc.as_deref().map(|host_etc| mount_etc(spec, host_etc)).transpose()?;
     binds::bind_into(&spec.root, opened, &mut noted)?;
@@ -101,7 +102,12 @@ fn bind_itself(root: &Path) -> Result<(), NotBuilt> {
 }
 
 /// Mounts `/proc`, `/dev` and what programs of the host need. Says whether `/proc` is the sandbox's own.
-fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> Result<bool, NotBuilt> {
+fn furnish(
+    spec: &KeeperSpec,
+    plan: &PrivateRoot,
+    gate: Option<&Gate>,
+    layers: &mut Layers,
+) -> Result<bool, NotBuilt> {
     let root = &spec.root;
     if tests_without(spec, NO_ROOM) {
         return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
@@ -118,7 +124,7 @@ fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> Result
         masked::hide(&state).map_err(NotBuilt::by_mount)?;
         read_only::remount(&sys::c_string(state.as_os_str())?).map_err(NotBuilt::by_mount)?;
     }
-    let is_ours = mount_proc(spec, &place, layers)?;
+    let is_ours = mount_proc(spec, gate, &place, layers)?;
     // No link of the agent's making is followed.
     drop(make_target(root, &root.join("dev"), true)?);
     devices::make(&root.join("dev")).map_err(NotBuilt::by_mount)?;
@@ -128,12 +134,17 @@ fn furnish(spec: &KeeperSpec, plan: &PrivateRoot, layers: &mut Layers) -> Result
 }
 
 /// Mounts `/proc` at `place`, and says whether it is the sandbox's own.
-fn mount_proc(spec: &KeeperSpec, place: &OwnedFd, layers: &mut Layers) -> Result<bool, NotBuilt> {
+fn mount_proc(
+    spec: &KeeperSpec,
+    gate: Option<&Gate>,
+    place: &OwnedFd,
+    layers: &mut Layers,
+) -> Result<bool, NotBuilt> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let fresh = if tests_without(spec, NO_PROC) {
         Err(io::Error::from_raw_os_error(libc::EPERM))
     } else {
-        mount(Some(c"proc"), &fd_path(place), Some(c"proc"), flags, None)
+        mount(Some(c"proc"), &fd_path(place), Some(c"proc"), flags, gate.and_then(Gate::proc_options))
     };
     match fresh {
         Ok(()) => {

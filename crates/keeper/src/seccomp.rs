@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::bpf::{answer, jump, statement};
 use crate::sys;
 
 #[cfg(target_arch = "x86_64")]
@@ -100,6 +101,24 @@ const ANSWERED: [libc::c_long; 3] = [libc::SYS_connect, libc::SYS_bind, libc::SY
 const SENDS: [(libc::c_long, u32); 3] =
     [(libc::SYS_sendto, FOURTH_AT), (libc::SYS_sendmsg, THIRD_AT), (libc::SYS_sendmmsg, FOURTH_AT)];
 
+/// Options of sockets, by their level, that lead packets elsewhere than where a connection was checked to lead: routes that
+/// the sender names, interfaces, and data that is sent before there is a connection.
+const STEERING: [(libc::c_int, &[libc::c_int]); 4] = [
+    (libc::SOL_SOCKET, &[libc::SO_BINDTODEVICE, SO_BINDTOIFINDEX]),
+    (libc::IPPROTO_IP, &[libc::IP_OPTIONS, IP_UNICAST_IF]),
+    (
+        libc::IPPROTO_IPV6,
+        &[libc::IPV6_RTHDR, IPV6_2292RTHDR, IPV6_2292PKTOPTIONS, libc::IPV6_PKTINFO, IPV6_UNICAST_IF],
+    ),
+    (libc::IPPROTO_TCP, &[libc::TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_NO_COOKIE]),
+];
+const SO_BINDTOIFINDEX: libc::c_int = 62;
+const IP_UNICAST_IF: libc::c_int = 50;
+const IPV6_2292RTHDR: libc::c_int = 5;
+const IPV6_2292PKTOPTIONS: libc::c_int = 6;
+const IPV6_UNICAST_IF: libc::c_int = 76;
+const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
+
 const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
@@ -147,7 +166,32 @@ pub(crate) fn enter(clone3: Clone3, looks: Looks) -> io::Result<()> {
 /// Has whoever gets the result answer for this process, and for all that it starts, what connects them with others. Refuses
 /// to them what the keeper has beyond its execs. Conditions as below.
 pub(crate) fn supervise() -> io::Result<OwnedFd> {
-    let mut program = supervised();
+    install_reporting(supervised())
+}
+
+/// Has all calls of these numbers reported, and nothing else.
+#[cfg(test)]
+pub(crate) fn report(numbers: &[libc::c_long]) -> io::Result<OwnedFd> {
+    install_reporting(answering(numbers, libc::SECCOMP_RET_USER_NOTIF))
+}
+
+/// Refuses calls of these numbers, and nothing else.
+#[cfg(test)]
+pub(crate) fn refuse_calls(numbers: &[libc::c_long]) -> io::Result<()> {
+    install(answering(numbers, refuse(libc::EPERM)))
+}
+
+#[cfg(test)]
+fn answering(numbers: &[libc::c_long], value: u32) -> Vec<libc::sock_filter> {
+    let mut code = vec![load(NUMBER_AT)];
+    for number in numbers {
+        code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(value)]);
+    }
+    code.push(answer(libc::SECCOMP_RET_ALLOW));
+    code
+}
+
+fn install_reporting(mut program: Vec<libc::sock_filter>) -> io::Result<OwnedFd> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them; the descriptor is new.
@@ -175,7 +219,25 @@ fn supervised() -> Vec<libc::sock_filter> {
             answer(libc::SECCOMP_RET_ALLOW),
         ]);
     }
+    code.extend(steering());
     code.push(answer(libc::SECCOMP_RET_ALLOW));
+    code
+}
+
+/// With the number loaded, and loaded still behind it.
+fn steering() -> Vec<libc::sock_filter> {
+    let mut inner = vec![load(SECOND_AT)];
+    for (level, names) in STEERING {
+        inner.push(jump(libc::BPF_JEQ, level.cast_unsigned(), 0, 2 * names.len() as u8 + 2));
+        inner.push(load(THIRD_AT));
+        for name in names {
+            inner.extend([jump(libc::BPF_JEQ, name.cast_unsigned(), 0, 1), answer(refuse(libc::EPERM))]);
+        }
+        inner.push(answer(libc::SECCOMP_RET_ALLOW));
+    }
+    inner.push(answer(libc::SECCOMP_RET_ALLOW));
+    let mut code = vec![jump(libc::BPF_JEQ, libc::SYS_setsockopt as u32, 0, inner.len() as u8)];
+    code.extend(inner);
     code
 }
 
@@ -307,18 +369,6 @@ fn load(offset: u32) -> libc::sock_filter {
     statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
 }
 
-fn answer(value: u32) -> libc::sock_filter {
-    statement(libc::BPF_RET | libc::BPF_K, value)
-}
-
-fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
-}
-
-fn jump(test: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter {
-    libc::sock_filter { code: (libc::BPF_JMP | test | libc::BPF_K) as u16, jt: if_true, jf: if_false, k }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,8 +377,13 @@ mod tests {
         run(&program(Clone3::Refused, Looks::Refused), arch, number, [first, 0])
     }
 
-    /// Runs a filter as the kernel would.
+    /// Runs a filter as the kernel would, with all but the first argument the same.
     fn run(program: &[libc::sock_filter], arch: u32, number: u32, [first, second]: [u32; 2]) -> u32 {
+        run_with(program, arch, number, [first, second, second, second])
+    }
+
+    fn run_with(program: &[libc::sock_filter], arch: u32, number: u32, arguments: [u32; 4]) -> u32 {
+        let [first, second, third, fourth] = arguments;
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -341,8 +396,8 @@ mod tests {
                     (ARCH_AT, arch),
                     (FIRST_AT, first),
                     (SECOND_AT, second),
-                    (THIRD_AT, second),
-                    (FOURTH_AT, second),
+                    (THIRD_AT, third),
+                    (FOURTH_AT, fourth),
                 ]
                 .into_iter()
                 .find(|(offset, _)| *offset == step.k)
@@ -454,6 +509,18 @@ mod tests {
             let fast = libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL;
             assert_eq!(decide(number, fast), refuse(libc::EOPNOTSUPP), "{number}");
         }
+        let set = |level: libc::c_int, name: libc::c_int| {
+            let setsockopt = libc::SYS_setsockopt as u32;
+            run_with(&supervised(), ARCH, setsockopt, [3, level.cast_unsigned(), name.cast_unsigned(), 0])
+        };
+        for (level, names) in STEERING {
+            for name in names {
+                assert_eq!(set(level, *name), refuse(libc::EPERM), "{level} {name}");
+            }
+            assert_eq!(set(level, 1), libc::SECCOMP_RET_ALLOW, "{level}");
+        }
+        assert_eq!(set(libc::IPPROTO_TCP, libc::SO_BINDTODEVICE), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(set(libc::SOL_UDP, libc::IP_OPTIONS), libc::SECCOMP_RET_ALLOW);
         for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_socket, libc::SYS_accept4] {
             assert_eq!(decide(number, -1), libc::SECCOMP_RET_ALLOW, "{number}");
         }

@@ -335,7 +335,7 @@ fn become_program(
 ) -> (Step, io::Error) {
     let apart = match prepared.kind {
         ExecKind::Tool | ExecKind::Job => confined.apart.as_ref(),
-        ExecKind::Runtime => confined.supervises.as_ref(),
+        ExecKind::Runtime => confined.without_tcp.as_ref(),
     };
     let makes_nothing = match prepared.space {
         Space::Left => None,
@@ -390,7 +390,7 @@ fn become_user(confined: &Confined) -> io::Result<()> {
     }
     confine::set_capabilities(0)?;
     confined.files.restore()?;
-    if confined.supervises.is_some() {
+    if confined.supervises {
         let calls = seccomp::supervise()?;
         sys::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
     } else if confined.refuses_clone3 {

@@ -172,3 +172,40 @@ fn address_of(octets: &[u8]) -> Option<IpAddr> {
     let address = octets.try_into().map(v4).or_else(|_| octets.try_into().map(v6)).ok()?;
     Some(canonical(address))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_was_lost_on_its_way_is_refused_and_the_next_is_asked_for() {
+        assert!(sys::passes_in_child(lose_socket));
+    }
+
+    fn lose_socket() {
+        let (ours, gate) = sys::packet_pair().unwrap();
+        let mut stock = Stock::new(ours).unwrap();
+        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(false));
+        let sent = OwnedFd::from(std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
+        let hand_over = || sys::send_packet(gate.as_raw_fd(), &[hand::V4], Some(sent.as_raw_fd())).unwrap();
+        hand_over();
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the structures outlive the calls.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut before), 0);
+            let none = libc::rlimit { rlim_cur: 0, ..before };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &none), 0);
+            stock.hear();
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &before), 0);
+        }
+        assert!(stock.has_news(Family::V4));
+        let asked = stock.sockets[Family::V4 as usize].asked;
+        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Err(libc::EMFILE));
+        // It counts as asked for no more, so that another takes its place.
+        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(false));
+        assert_eq!(stock.sockets[Family::V4 as usize].asked, asked + 1);
+        hand_over();
+        stock.hear();
+        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(true));
+    }
+}

@@ -513,3 +513,23 @@ pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// Runs a part of a test in a process of its own, which may change its limits and its descriptors, and says whether it
+/// came to its end.
+#[cfg(test)]
+pub(crate) fn passes_in_child(work: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+    let child = fork().unwrap();
+    if child == 0 {
+        // What other tests have open is nothing to this one.
+        // SAFETY: this is the child, which uses none of these descriptors and of which nothing has to be kept.
+        unsafe {
+            libc::close_range(3, libc::c_uint::MAX, 0);
+            let status = if std::panic::catch_unwind(work).is_ok() { 0 } else { 1 };
+            libc::_exit(status)
+        }
+    }
+    let mut status = 0;
+    // SAFETY: the status outlives the call.
+    let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+    (ended, status) == (child, 0)
+}

@@ -183,7 +183,7 @@ async fn without_a_guard_a_list_is_served_by_a_proxy_that_says_what_would_open_t
     let lines = format!(
         "{address} allowed.example other.example\n127.0.0.1 inward.example\n169.254.169.254 cloud.example\n"
     );
-    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp"));
+    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp+keeper.no_network_filter"));
     let mut api = world.checked().await;
     let (port, inner, daemon) = (site.port(), inner.port(), daemon_port(&world));
     let list = format!("NETWORK allowed.example inward.example cloud.example {site}");
@@ -221,7 +221,7 @@ async fn without_a_guard_a_list_is_served_by_a_proxy_that_says_what_would_open_t
     assert_eq!(answer.matches("not reached").count(), 3, "{answer}");
 
     // A name alone does not open an address of the host itself. A daemon has one keeper do without something.
-    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp"));
+    let (world, _hosts) = with_hosts(&lines, Some("keeper.no_landlock_tcp+keeper.no_network_filter"));
     let mut api = world.checked().await;
     agent(&mut api, "two", "NETWORK allowed.example").await;
     let answer = python(&mut api, "two", "t", &format!("get('http://allowed.example:{port}/')")).await;

@@ -24,14 +24,36 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        body = b"far away\n"
-        self.send_response(200)
+        body, code = b"far away\n", 200
+        if self.path.startswith("/repo.git/"):
+            body, code = repository_file(self.path.split("?")[0])
+        self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_):
         pass
+
+
+def repository_file(path):
+    """A repository for clients that fetch its files one by one."""
+    try:
+        with open(path.lstrip("/"), "rb") as file:
+            return file.read(), 200
+    except OSError:
+        return b"", 404
+
+
+def make_repository():
+    def git(*args, **kwargs):
+        command = ["git", "--git-dir", "repo.git", "-c", "user.name=far", "-c", "user.email=far@web.example", *args]
+        return subprocess.run(command, check=True, capture_output=True, **kwargs).stdout.decode().strip()
+    subprocess.run(["git", "init", "-q", "--bare", "repo.git"], check=True)
+    tree = git("hash-object", "-t", "tree", "-w", "--stdin", input=b"")
+    git("update-ref", "refs/heads/far", git("commit-tree", "-m", "far away", tree))
+    git("symbolic-ref", "HEAD", "refs/heads/far")
+    git("update-server-info")
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -88,6 +110,7 @@ def main():
     names.bind(("0.0.0.0", 53))
     threading.Thread(target=datagrams, args=[names], daemon=True).start()
     threading.Thread(target=streams, args=[socket.create_server(("0.0.0.0", 53))], daemon=True).start()
+    make_repository()
     web = Server(("::", 80), Handler)
     with open(sys.argv[2], "w") as file:
         file.write("ready")

@@ -154,6 +154,35 @@ def handed_in():
     attempt("transparent", transparent)
 
 
+def options():
+    """Options that would lead a connection elsewhere than where it was checked to lead."""
+    source_route = b"\x83\x07\x04" + socket.inet_aton("127.0.0.1") + b"\0"
+    number = struct.pack("=i", 1)
+    for name, level, option, value in [
+        ("IP_OPTIONS", 0, 4, source_route),
+        ("IP_UNICAST_IF", 0, 50, struct.pack(">i", 1)),
+        ("IPV6_RTHDR", 41, 57, b""),
+        ("IPV6_2292RTHDR", 41, 5, number),
+        ("IPV6_2292PKTOPTIONS", 41, 6, b""),
+        ("IPV6_PKTINFO", 41, 50, b"\0" * 16 + number),
+        ("IPV6_UNICAST_IF", 41, 76, struct.pack(">i", 1)),
+        ("SO_BINDTODEVICE", 1, 25, b"lo\0"),
+        ("SO_BINDTOIFINDEX", 1, 62, number),
+        ("TCP_FASTOPEN_CONNECT", 6, 30, number),
+        ("TCP_FASTOPEN_NO_COOKIE", 6, 34, number),
+    ]:
+        def connected():
+            with socket.create_connection(far, 5) as s:
+                s.setsockopt(level, option, value)
+                return "set"
+        def before():
+            with socket.socket(socket.AF_INET6 if level == 41 else socket.AF_INET) as s:
+                s.setsockopt(level, option, value)
+                return "set"
+        attempt(f"{name} on a connection", connected)
+        attempt(f"{name} on a socket", before)
+
+
 def address_race():
     """One thread connects, another writes a closed address where the open one was."""
     good, bad = v4(*far), v4(*given["closed"][0])

@@ -19,7 +19,7 @@ const ATTACK: &str = include_str!("network.py");
 const FAR: &str = include_str!("far.py");
 const AGENTFILE: &str = "FROM scratch\nNAME burglar\nMODEL mock/m\nBIN python3 host:python3 \"tries\"\n\
     BIN sh host:sh \"a shell\"\nBIN bash host:bash \"a shell\"\nBIN curl host:curl \"a client\"\n\
-    BIN perl host:perl \"a client\"\nBIN tail host:tail \"ends\"\nADD network.py \"what it tries\"\n";
+    BIN perl host:perl \"a client\"\nBIN git host:git \"a client\"\nBIN busybox host:busybox \"a static client\"\nBIN tail host:tail \"ends\"\nADD network.py \"what it tries\"\n";
 /// Says that this process is in the network that it made.
 const INSIDE: &str = "LODGE_TEST_NETWORK";
 const FAR_AWAY: &str = "203.0.113.5";
@@ -167,23 +167,46 @@ fn open(report: &str) -> Vec<&str> {
 async fn nothing_succeeds(network: &str, reaches_far: bool) {
     let world = World::new();
     let mut api = world.checked().await;
-    let traps = Traps::set();
     let view = agent(&world, &mut api, "burglar", network).await;
+    attack(&world, &mut api, &view, reaches_far).await;
+}
+
+/// As on a kernel whose Landlock knows no network: sockets that are handed in hear their one peer. Where no filter can be
+/// attached, the way out is a proxy.
+async fn nothing_succeeds_behind_filters(network: &str) {
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let view = agent(&world, &mut api, "burglar", network).await;
+    let layers = view["isolation"].as_array().expect("layers");
+    let layer = |name: &str| layers.iter().find(|layer| layer["name"] == name).expect("a layer").clone();
+    assert_eq!(layer("network_landlock")["in_force"], false, "{view:#}");
+    let filter = layer("network_filter");
+    let is_filtered = filter["in_force"] == true;
+    println!("{filter}");
+    // Root can attach filters on every kernel.
+    assert!(is_filtered || (!is_root() && filter["why"].is_string()), "{filter}");
+    attack(&world, &mut api, &view, is_filtered).await;
+}
+
+async fn attack(world: &World, api: &mut Checked, view: &Value, reaches_far: bool) {
+    let traps = Traps::set();
     let mut parts = vec!["direct", "fast_open", "datagrams", "other_sockets"];
     if reaches_far {
-        parts.extend(["handed_in", "address_race"]);
+        parts.extend(["handed_in", "options", "address_race"]);
     }
     parts.push("races");
     let given = json!({
         "parts": parts,
-        "closed": closed(&world, &traps),
+        "closed": closed(world, &traps),
         "datagrams": OWN.iter().chain(&["127.0.0.1", "::1"]).map(|host| json!([host, traps.port])).collect::<Vec<_>>(),
         "far": if reaches_far { json!([FAR_AWAY, 80]) } else { Value::Null },
         "port": traps.port,
         "seconds": 1,
     });
-    let report = tried(&mut api, &view, &given).await;
-    println!("{network}, as {}\n{report}", if is_root() { "root" } else { "an ordinary user" });
+    let report = tried(api, view, &given).await;
+    println!("{}, as {}\n{report}", view["network"], if is_root() { "root" } else { "an ordinary user" });
     assert_eq!(open(&report), Vec::<&str>::new());
     assert_eq!((traps.reached(), traps.heard()), (0, 0), "of the host");
     assert!(api.answer("burglar", "burglar", "[[reply:well]]").await.contains("well"));
@@ -207,6 +230,20 @@ async fn nothing_gets_out_of_a_network_with_private_ranges() {
 async fn nothing_gets_out_of_a_list() {
     if in_network("network::nothing_gets_out_of_a_list") {
         nothing_succeeds("NETWORK 203.0.113.0/24 10.0.0.0/8 web.example loopback:1", true).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_gets_out_of_the_default_network_behind_filters() {
+    if in_network("network::nothing_gets_out_of_the_default_network_behind_filters") {
+        nothing_succeeds_behind_filters("").await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_gets_out_of_a_list_behind_filters() {
+    if in_network("network::nothing_gets_out_of_a_list_behind_filters") {
+        nothing_succeeds_behind_filters("NETWORK 203.0.113.0/24 10.0.0.0/8 web.example loopback:1").await;
     }
 }
 
@@ -324,9 +361,19 @@ asyncio.run(main())' 2>&1 | tail -1"
     // Shells and other languages, names that need a stream, and a list that opens an address by its name alone.
     let script = "bash -c 'exec 3<>/dev/tcp/web.example/80; printf \"GET / HTTP/1.0\\r\\n\\r\\n\" >&3; tail -1 <&3' 2>&1; \
         perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(\"web.example:80\") or die $@; print $s \"GET / HTTP/1.0\\r\\n\\r\\n\"; print((<$s>)[-1])' 2>&1; \
-        python3 -c 'import socket; print(len(socket.getaddrinfo(\"big.example\", 80, type=1)))' 2>&1";
+        python3 -c 'import socket; print(len(socket.getaddrinfo(\"big.example\", 80, type=1)))' 2>&1; \
+        busybox wget -q -O - http://web.example/ 2>&1; \
+        git clone -q http://web.example/repo.git cloned 2>&1 && git -C cloned log -1 --format=%s; \
+        python3 -c 'import select, socket, time
+s = socket.socket(); s.setblocking(False); p = select.epoll(); p.register(s, select.EPOLLOUT | select.EPOLLIN)
+code = s.connect_ex((\"203.0.113.5\", 80)); p.poll(10)
+assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, code
+s.sendall(b\"GET / HTTP/1.0\\r\\n\\r\\n\"); s.setblocking(True); b = b\"\"
+while not b.endswith(b\"away\\n\"): b += s.recv(4096)
+print(b.decode().split(\"\\n\")[-2])' 2>&1; \
+        { [ ! -x /usr/bin/node ] && echo far away; } || /usr/bin/node -e 'fetch(\"http://web.example/\").then(r => r.text()).then(t => console.log(t.trim()))' 2>&1";
     let call = json!(["-c", script]);
     let answer = api.answer("public", "more", &format!("[[tool:sh|{call}]] [[reply:{{{{tool}}}}]]")).await;
-    assert_eq!(answer.matches("far away").count(), 2, "{answer}");
+    assert_eq!(answer.matches("far away").count(), 6, "{answer}");
     assert!(answer.contains("\n200") || answer.contains("\n1\n"), "{answer}");
 }

@@ -124,6 +124,26 @@ async fn an_agents_life_survives_a_read_only_daemon_at_every_write_of_it() {
     panic!("an agent's life has no end of writes");
 }
 
+/// The kernel has one listener for a tree of processes, and here this test has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_somebody_else_answers_the_calls_of_programs_an_agent_gets_a_proxy_and_says_why() {
+    let world = World::asleep(None);
+    let daemon = start(&world);
+    let mut api = world.api().await;
+    let agent = api.agent("one").await;
+    let view = api.ok("agent/get", json!({"agent": agent})).await;
+    let layers = view["isolation"].as_array().expect("layers");
+    let guard = layers.iter().find(|layer| layer["name"] == "network_landlock").expect("a layer");
+    assert_eq!(guard["in_force"], false, "{guard}");
+    assert!(guard["why"].as_str().is_some_and(|why| why.contains("reported to it already")), "{guard}");
+    let call = json!(["-c", "echo proxy $HTTP_PROXY"]);
+    let text = format!("[[tool:sh|{call}]] [[reply:{{{{tool}}}}]]");
+    let turn = api.send(&agent, "s", &text).await;
+    let done = api.done(&turn).await;
+    assert!(done["text"].as_str().is_some_and(|text| text.contains("proxy http://127.0.0.1:")), "{done:#}");
+    drop(daemon);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_that_fails_ends_the_daemon_and_what_was_acknowledged_is_there() {
     let mut world = World::asleep(None);

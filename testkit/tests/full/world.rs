@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const KEY: &str = "sk-canary-0123456789abcdef";
 const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh \"a shell\"\n\
-    BIN mkdir host:mkdir \"make\"\nBIN sleep host:sleep \"wait\"\nNETWORK host\n";
+    BIN mkdir host:mkdir \"make\"\nBIN sleep host:sleep \"wait\"\n";
 
 #[derive(Debug)]
 pub struct World {

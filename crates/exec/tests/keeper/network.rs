@@ -51,7 +51,7 @@ pub(crate) async fn up(home: &Home, network: Network) -> Link {
 
 /// As on a kernel that can guard no socket of the host's in a sandbox.
 async fn up_with_proxy(home: &Home, network: Network) -> Link {
-    let failpoint = Some("keeper.no_landlock_tcp".to_owned());
+    let failpoint = Some("keeper.no_landlock_tcp+keeper.no_network_filter".to_owned());
     home.host.start(&lodge_exec::SandboxSpec { network, failpoint, ..home.spec() }).await.unwrap();
     home.dial(1).await
 }
@@ -123,6 +123,104 @@ async fn without_a_guard_a_list_is_served_by_a_proxy() {
     assert!(refused.contains(&format!("NETWORK does not list {other}")), "{output}");
     assert!(refused.contains(&format!("add `{other}` to that line")), "{output}");
     assert_eq!(refused.matches("which NETWORK does not open").count(), 3, "{output}");
+}
+
+#[tokio::test]
+async fn without_a_guard_a_port_of_the_hosts_loopback_is_reached_at_that_port_inside() {
+    let home = Home::new();
+    let [opened, v6_alone, other] = ["127.0.0.1", "::1", "127.0.0.1"].map(|at| origin(at.parse().unwrap()));
+    // Where nobody listens.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    let words = [opened, v6_alone, silent].map(|at| format!("loopback:{}", at.port()));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut link = up_with_proxy(&home, list(&words)).await;
+    let script = format!(
+        "ask() {{ echo \"$1 $2\"; dial $1 $2 'GET /plain HTTP/1.1\\r\\n\\r\\n'; }}\n\
+         ask 127.0.0.1 {opened}; ask ::1 {opened}; ask localhost {opened}; ask 127.0.0.1 {v6_alone}\n\
+         for host in localhost 127.0.0.1 '[::1]'; do dial 127.0.0.1 3128 \"CONNECT $host:{opened} HTTP/1.1\\r\\n\\r\\nGET /tunnel HTTP/1.1\\r\\n\\r\\n\"; done\n\
+         echo closed; ask 127.0.0.1 {silent}; ask 127.0.0.1 {other}; dial 127.0.0.1 3128 'CONNECT 127.0.0.1:{other} HTTP/1.1\\r\\n\\r\\n'\n",
+        opened = opened.port(),
+        v6_alone = v6_alone.port(),
+        silent = silent.port(),
+        other = other.port(),
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output.matches("hello to GET /plain").count(), 4, "{output}");
+    assert_eq!(output.matches("hello to GET /tunnel").count(), 3, "{output}");
+    let (_, closed) = output.split_once("closed\n").unwrap();
+    assert!(!closed.contains("hello") && closed.contains("which NETWORK does not open"), "{output}");
+}
+
+#[tokio::test]
+async fn no_tool_sees_who_serves_a_connection_of_the_proxy() {
+    let address = own_address().expect("this host has an address beside its loopback");
+    let silent = TcpListener::bind((address, 0)).unwrap();
+    let listed = silent.local_addr().unwrap();
+    let home = Home::new();
+    let mut link = up_with_proxy(&home, list(&[&listed.to_string()])).await;
+    let script = format!(
+        "python3 -c '
+import os, socket
+s = socket.create_connection((\"127.0.0.1\", 3128), 10)
+s.sendall(b\"CONNECT {listed} HTTP/1.1\\r\\n\\r\\n\")
+assert b\"200\" in s.recv(4096)
+def read(path):
+    try: return open(path).read()
+    except OSError: return \"\"
+own = read(\"/proc/self/net/tcp\")
+pids = range(1, os.getpid() + 100)
+print([pid for pid in pids if \"gate\" in read(\"/proc/%d/comm\" % pid)])
+print([pid for pid in pids if read(\"/proc/%d/net/tcp\" % pid).count(\"\\n\") > own.count(\"\\n\")])
+'"
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output, "[]\n[]\n");
+}
+
+#[tokio::test]
+async fn an_agent_has_so_many_connections_open_whoever_has_their_descriptors() {
+    let address = own_address().expect("this host has an address beside its loopback");
+    let server = TcpListener::bind((address, 0)).unwrap();
+    let listed = server.local_addr().unwrap();
+    // A connection counts as long as a program has its end.
+    std::thread::spawn(move || server.incoming().flatten().for_each(drop));
+    let home = Home::new();
+    let mut link = up(&home, list(&[&listed.to_string()])).await;
+    let script = format!(
+        "python3 -c '
+import os, socket
+def take(count):
+    held, refused = [], 0
+    for _ in range(count):
+        s = socket.socket()
+        try:
+            s.connect((\"{}\", {}))
+            held.append(s)
+        except BlockingIOError:
+            refused += 1
+    return held, refused
+told, tell = os.pipe()
+over, end = os.pipe()
+child = os.fork()
+if child == 0:
+    held, refused = take(600)
+    os.write(tell, b\"%d\" % refused)
+    os.read(over, 1)
+    os._exit(0)
+first = int(os.read(told, 16))
+held, refused = take(600)
+print(first, refused)
+os.write(end, b\"x\")
+os.waitpid(child, 0)
+while not take(1)[0]: pass
+held += take(300)[0]
+print(len(held))
+' 2>&1",
+        listed.ip(),
+        listed.port(),
+    );
+    let output = run(&home, &mut link, "e1", &script).await;
+    assert_eq!(output, "0 176\n724\n");
 }
 
 #[tokio::test]

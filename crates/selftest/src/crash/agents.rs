@@ -67,7 +67,8 @@ impl World {
         };
         let memory = if self.made.is_multiple_of(MEMORABLE) { "" } else { MEMORY };
         let agentfile = format!(
-            "FROM scratch\nMODEL {model}\nNETWORK host\n{memory}{}ADD crash.yaml \"what the scripted model says\"\n",
+            "FROM scratch\nMODEL {model}\nNETWORK {}\n{memory}{}ADD crash.yaml \"what the scripted model says\"\n",
+            self.network,
             plan::BINS
         );
         let script = plan::script(&self.lines()).to_string();

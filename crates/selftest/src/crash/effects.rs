@@ -50,9 +50,14 @@ impl EffectCounter {
         format!("{}{}", self.say(), job_plan::job_script())
     }
 
+    /// Of the host's loopback.
+    pub fn port(&self) -> u16 {
+        self.role.address().port()
+    }
+
     /// Defines the word by which a shell tells of an effect.
     fn say(&self) -> String {
-        let port = self.role.address().port();
+        let port = self.port();
         format!(
             "say() {{ exec 3<>/dev/tcp/127.0.0.1/{port} && echo \"$1\" >&3 && read -r ok <&3; exec 3>&-; }}; "
         )

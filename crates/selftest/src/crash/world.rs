@@ -46,6 +46,8 @@ pub struct World {
     /// Started when an agent is to come from one.
     pub registry: Option<MockRegistry>,
     pub effects: EffectCounter,
+    /// What its agents reach: the counter alone, through a network of their own where this host has such.
+    pub network: String,
     pub follower: Follower,
     pub agents: Vec<Agent>,
     pub sent: Vec<Sent>,
@@ -100,11 +102,13 @@ impl World {
         };
         lodge.start().await?;
         let follower = Follower::start(lodge.target(), lodge.bearer());
+        let network = network_to(&effects, &lodge).await.map_err(refused("ask what the host can do"))?;
         let mut world = World {
             setup: setup.clone(),
             mock,
             registry: None,
             effects,
+            network,
             follower,
             agents: Vec::new(),
             sent: Vec::new(),
@@ -188,4 +192,11 @@ where
         return Ok(world.close());
     }
     Ok(world.finish().await)
+}
+
+async fn network_to(effects: &EffectCounter, lodge: &Lodge) -> Result<String, ClientError> {
+    let info: Value = lodge.try_client().await?.call("info", Value::Object(Default::default())).await?;
+    let layers = info["isolation"].as_array().into_iter().flatten();
+    let has_own = layers.clone().any(|layer| layer["name"] == "netns" && layer["in_force"] == true);
+    Ok(if has_own { format!("loopback:{}", effects.port()) } else { "host".to_owned() })
 }

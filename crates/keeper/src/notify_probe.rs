@@ -1,0 +1,204 @@
+//! Tries at a keeper's start what it will need for every exec: to answer a call of a program.
+//!
+//! Owns: the trial. A child takes the filter of execs and makes one call; the keeper reads its memory, fetches its
+//! descriptor, puts another in that place and answers. Hosts refuse any of these: another supervisor that has the calls
+//! already (LXD), the filter of a container, a security module.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::notify_sys::{self, Answer};
+use crate::seccomp;
+use crate::sys;
+
+/// How long one step of the trial may take.
+const STEP_WITHIN: Duration = Duration::from_secs(5);
+/// What the call of the trial is answered with: no connection fails like this by itself.
+const TRIAL_ERRNO: i32 = libc::EXFULL;
+/// How the messages of the child begin.
+const GIVES_CALLS: u8 = b'C';
+const REFUSED: u8 = b'E';
+const ANSWERED: u8 = b'A';
+
+/// Whether calls of programs can be answered here. The outer error: that could not be tried, and may be different
+/// the next time. The inner one: why not.
+pub(crate) fn try_answering() -> io::Result<io::Result<()>> {
+    if let Err(error) = notify_sys::check_kernel() {
+        return Ok(Err(error));
+    }
+    let (ours, theirs) = sys::packet_pair()?;
+    let (their_socket, our_socket) = (socket(libc::SOCK_STREAM)?, socket(libc::SOCK_DGRAM)?);
+    let child = sys::fork()?;
+    if child == 0 {
+        drop(ours);
+        make_call(&theirs, &their_socket);
+        // SAFETY: ends the child at once; everything that it had to say was said.
+        unsafe { libc::_exit(0) }
+    }
+    drop((theirs, their_socket));
+    let answered = answer_call(&ours, child, &our_socket);
+    // SAFETY: the child was not collected before, so the pid is its own; a null status is allowed.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    Ok(answered)
+}
+
+fn socket(kind: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed, and the descriptor is new.
+    unsafe {
+        let fd = sys::check(libc::socket(libc::AF_INET, kind | libc::SOCK_CLOEXEC, 0))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+fn trial_address() -> sys::SocketAddress {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 9)).into()
+}
+
+/// In the child: takes the filter, gives the keeper its calls, and makes one.
+fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
+    // SAFETY: no memory is passed.
+    let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
+    let said = match restricted.and_then(|_| seccomp::supervise()) {
+        Ok(calls) => sys::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
+            sys::send_packet(keeper.as_raw_fd(), &[&[REFUSED], &errno[..]].concat(), None)
+        }
+    };
+    if said.is_err() {
+        return;
+    }
+    let address = trial_address();
+    let connected = sys::connect(socket.as_raw_fd(), address.bytes());
+    let kind = sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
+    let is_replaced = kind.is_ok_and(|kind| kind == libc::SOCK_DGRAM);
+    if connected.is_err_and(|error| error.raw_os_error() == Some(TRIAL_ERRNO)) && is_replaced {
+        // A keeper that does not hear it says so itself.
+        drop(sys::send_packet(keeper.as_raw_fd(), &[ANSWERED], None));
+    }
+}
+
+/// In the keeper: answers the child's call as it would one of a program.
+fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> io::Result<()> {
+    let mut message = [0; 8];
+    let (len, calls) = receive(child, &mut message).map_err(during("hear of a program's calls"))?;
+    let calls = match (&message[..len], calls) {
+        ([GIVES_CALLS], Some(calls)) => calls,
+        ([REFUSED, errno @ ..], None) => {
+            let errno = errno.try_into().map_or(libc::EIO, i32::from_le_bytes);
+            let cause = io::Error::from_raw_os_error(errno);
+            return Err(match errno {
+                libc::EBUSY => io::Error::other(format!(
+                    "another program has the calls of this host's processes reported to it already (seccomp): {cause}"
+                )),
+                _ => during("have calls of programs reported (seccomp)")(cause),
+            });
+        }
+        (_, _) => return Err(io::Error::other("the process that was to try calls failed")),
+    };
+    if !sys::wait_readable(calls.as_raw_fd(), within_ms())? {
+        return Err(io::Error::other("a call of a program was not reported"));
+    }
+    let call = notify_sys::receive(&calls).map_err(during("take a call of a program"))?;
+    let process = notify_sys::open_thread(call.thread).map_err(during("refer to a program"))?;
+    if call.thread != pid {
+        return Err(io::Error::other("a call was reported for another process"));
+    }
+    notify_sys::get_fd(&process, call.fd()).map_err(during("fetch a descriptor of a program"))?;
+    let expected = trial_address();
+    let mut address = vec![0; expected.bytes().len()];
+    notify_sys::read_memory(call.thread, call.args[1], &mut address)
+        .map_err(during("read the memory of a program"))?;
+    if address != expected.bytes() {
+        return Err(io::Error::other("the memory of a program is not what it wrote"));
+    }
+    notify_sys::replace(&calls, call.id, call.fd(), replacement, true)
+        .map_err(during("replace a descriptor of a program"))?;
+    notify_sys::answer(&calls, call.id, Answer::Error(TRIAL_ERRNO))
+        .map_err(during("answer a call of a program"))?;
+    let (len, _) = receive(child, &mut message).map_err(during("hear how a call was answered"))?;
+    match &message[..len] {
+        [ANSWERED] => Ok(()),
+        _ => Err(io::Error::other("a call of a program was answered otherwise")),
+    }
+}
+
+fn receive(socket: &OwnedFd, message: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    match sys::wait_readable(socket.as_raw_fd(), within_ms())? {
+        true => sys::receive_packet(socket.as_raw_fd(), message),
+        false => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+fn within_ms() -> i32 {
+    i32::try_from(STEP_WITHIN.as_millis()).unwrap_or(i32::MAX)
+}
+
+fn during(what: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |cause| io::Error::other(format!("cannot {what}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the trial says in a process that was changed by `change` before.
+    fn said_after(change: impl FnOnce() -> io::Result<()>) -> String {
+        let (ours, theirs) = sys::packet_pair().unwrap();
+        let child = sys::fork().unwrap();
+        if child == 0 {
+            // SAFETY: no memory is passed. This is the child, which uses none of the descriptors that are closed.
+            unsafe {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                let kept = theirs.as_raw_fd().cast_unsigned();
+                libc::close_range(3, kept - 1, 0);
+                libc::close_range(kept + 1, libc::c_uint::MAX, 0);
+            }
+            let said = match change().and_then(|()| try_answering()) {
+                Ok(Ok(())) => "it can".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => format!("not tried: {error}"),
+            };
+            drop(sys::send_packet(theirs.as_raw_fd(), said.as_bytes(), None));
+            // SAFETY: this is the child, of which nothing has to be kept.
+            unsafe { libc::_exit(0) }
+        }
+        drop(theirs);
+        let mut said = [0; 512];
+        let (len, _) = sys::receive_packet(ours.as_raw_fd(), &mut said).unwrap();
+        // SAFETY: a null status is allowed.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        String::from_utf8_lossy(&said[..len]).into_owned()
+    }
+
+    #[test]
+    fn calls_can_be_answered_where_nothing_forbids_it() {
+        assert_eq!(said_after(|| Ok(())), "it can");
+    }
+
+    #[test]
+    fn a_process_whose_calls_somebody_else_answers_is_told_apart_before_any_exec() {
+        // Whoever has the listener answers nothing, and is asked about no call that the trial makes.
+        let said = said_after(|| seccomp::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
+        assert!(said.contains("reported to it already"), "{said}");
+    }
+
+    #[test]
+    fn a_host_that_lets_nobody_look_into_programs_is_noticed() {
+        for (refused, step) in [
+            (libc::SYS_process_vm_readv, "read the memory of a program"),
+            (libc::SYS_pidfd_getfd, "fetch a descriptor of a program"),
+            (libc::SYS_seccomp, "have calls of programs reported"),
+        ] {
+            let said = said_after(|| seccomp::refuse_calls(&[refused]));
+            let is_told =
+                said.contains(step) || (refused == libc::SYS_seccomp && said.contains("not permitted"));
+            assert!(is_told, "{step}: {said}");
+        }
+    }
+}
