@@ -90,7 +90,7 @@ pub(crate) struct Global {
         conflicts_with = "daemon"
     )]
     pub socket: Option<PathBuf>,
-    /// The daemon's address, such as http://127.0.0.1:5500 [env: LODGE_DAEMON]
+    /// The daemon's address, such as http://127.0.0.1:5500 or https://HOST:PORT [env: LODGE_DAEMON]
     #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     pub daemon: Option<String>,
     /// Do not start a daemon when none answers [env: LODGE_NO_AUTOSTART]
