@@ -202,14 +202,18 @@ async fn a_pull_that_kills_the_daemon_fails_its_agent_which_is_not_tried_again_b
 async fn a_document_that_kills_the_daemon_fails_the_agent_that_it_was_pulled_for() {
     let registry = MockRegistry::start().expect("a registry");
     let digest = pushed(&registry).await;
-    let mut world = World::new();
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "1ms");
+    world.lodge.start();
     let mut api = world.checked().await;
     // So that the pull is not over before the pill is there.
     let answer = Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
     registry.fault("GET", &layer(&registry, &digest, "SOUL.md"), Times::Always, answer);
     let image = format!("{}/team/reader:v1", registry.host());
     api.ok("agent/create", json!({"image": image, "name": "far"})).await;
-    world.lodge.kill9();
+    // Killed, it may be caught computing the pull, which would be the first of three deaths.
+    world.lodge.terminate();
+    assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
     registry.forget_faults();
     world.lodge.set_env("LODGED_PILL", "document:");
     world.lodge.spawn();

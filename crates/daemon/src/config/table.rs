@@ -273,7 +273,7 @@ pub(crate) fn edits(a: &str, b: &str) -> usize {
 
 /// Variables that look like settings and are none, each with what was probably meant.
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-    const OTHERS: [&str; 5] = ["DATA_DIR", "CONFIG", "CRASH_AT", "KEEPER_CRASH_AT", "MUTATION"];
+    const OTHERS: [&str; 6] = ["DATA_DIR", "CONFIG", "CRASH_AT", "KEEPER_CRASH_AT", "MUTATION", "PILL"];
     let unknown = names.filter(|name| {
         let Some(rest) = name.strip_prefix("LODGED_") else { return false };
         !OTHERS.contains(&rest) && !SETTINGS.iter().any(|setting| env_name(setting.name) == *name)
