@@ -25,6 +25,18 @@ pub(crate) use self::lineages::*;
 pub(crate) use self::providers::*;
 pub(crate) use self::talk::*;
 
+const AFTER_HELP: &str =
+    "Start here: `lodge run DIR \"a question\"` with a directory that has an Agentfile; `lodge COMMAND --help` tells more.
+
+A daemon of another machine, with TLS:
+  LODGE_TOKEN=... lodge --daemon https://box.example:5500 ps
+
+Environment, beside the variables above:
+  LODGE_HOME         the state directory
+  LODGE_TOKEN        the token, in place of that of the state directory
+  LODGE_CA_FILE      authorities that may have issued the daemon's certificate, as PEM; otherwise the system's
+  LODGE_DAEMON_ADDR  the daemon's own address, such as 127.0.0.1:5500, where a tunnel without TLS leads to it";
+
 /// A durable home for agents
 #[derive(Debug, Parser)]
 #[command(
@@ -32,7 +44,7 @@ pub(crate) use self::talk::*;
     version,
     propagate_version = false,
     max_term_width = 100,
-    after_help = "Start here: `lodge run DIR \"a question\"` with a directory that has an Agentfile; `lodge COMMAND --help` tells more."
+    after_help = AFTER_HELP
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -90,7 +102,7 @@ pub(crate) struct Global {
         conflicts_with = "daemon"
     )]
     pub socket: Option<PathBuf>,
-    /// The daemon's address, such as http://127.0.0.1:5500 [env: LODGE_DAEMON]
+    /// The daemon's address, such as http://127.0.0.1:5500 or https://HOST:PORT [env: LODGE_DAEMON]
     #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     pub daemon: Option<String>,
     /// Do not start a daemon when none answers [env: LODGE_NO_AUTOSTART]
@@ -171,6 +183,9 @@ pub(crate) enum Command {
         command: QuarantineCommand,
     },
     /// Show the daemon and what it is configured with
+    #[command(
+        after_help = "Examples:\n  lodge info\n  lodge info --json   # http, isolation, quarantine, warnings, config and more"
+    )]
     Info,
     /// Show what happened; at a terminal the newest 50, else everything
     Events(EventsArgs),

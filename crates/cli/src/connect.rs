@@ -38,6 +38,8 @@ pub(crate) struct Address {
     pub autostart: Autostart,
     /// The daemon's own address, where something forwards to it what is sent to the target.
     pub listens_at: Option<SocketAddr>,
+    /// The authorities that may have issued the daemon's certificate; those of the system otherwise.
+    pub ca_file: Option<PathBuf>,
 }
 
 /// `credentials.json`, as the daemon writes it.
@@ -58,11 +60,11 @@ impl Address {
         let target = if let Some(path) = socket {
             Target::Unix(absolute(&path)?)
         } else if let Some(url) = &global.daemon {
-            tcp(url, "--daemon")?
+            parse_url(url, "--daemon")?
         } else if let Some(path) = env("LODGE_SOCKET") {
             Target::Unix(absolute(Path::new(&path))?)
         } else if let Some(url) = env("LODGE_DAEMON") {
-            tcp(&url, "LODGE_DAEMON")?
+            parse_url(&url, "LODGE_DAEMON")?
         } else {
             Target::Unix(default_socket.clone())
         };
@@ -70,7 +72,8 @@ impl Address {
         let ours = target == Target::Unix(default_socket);
         let autostart = if ours && !forbidden { Autostart::Allowed } else { Autostart::Forbidden };
         let listens_at = env("LODGE_DAEMON_ADDR").map(|addr| own_address(&addr)).transpose()?;
-        Ok(Address { target, state_dir, autostart, listens_at })
+        let ca_file = env("LODGE_CA_FILE").map(|path| absolute(Path::new(&path))).transpose()?;
+        Ok(Address { target, state_dir, autostart, listens_at, ca_file })
     }
 
     /// Refuses a state directory that another user could change, when its socket or its token is to be used.
@@ -91,7 +94,7 @@ impl Address {
         match &self.target {
             Target::Unix(path) if path.parent() == Some(&self.state_dir) => true,
             Target::Unix(path) => given_token().is_none() && path.parent().and_then(credentials).is_none(),
-            Target::Tcp(_) => given_token().is_none(),
+            Target::Tcp(_) | Target::Tls(_) => given_token().is_none(),
         }
     }
 
@@ -99,7 +102,7 @@ impl Address {
     pub(crate) fn is_this_machine(&self) -> bool {
         match &self.target {
             Target::Unix(_) => true,
-            Target::Tcp(addr) => is_loopback(addr),
+            Target::Tcp(addr) | Target::Tls(addr) => is_loopback(addr),
         }
     }
 
@@ -129,12 +132,16 @@ impl Address {
     /// The file's token goes to no other machine, unless the file itself names that address. Wherever it goes, the
     /// daemon is verified first.
     pub(crate) fn login(&self) -> Login {
+        self.token().listening_at(self.listens_at).trusting(self.ca_file.clone())
+    }
+
+    fn token(&self) -> Login {
         if let Some(token) = given_token() {
-            return Login::new(token).listening_at(self.listens_at);
+            return Login::new(token);
         }
         let beside_socket = match &self.target {
             Target::Unix(path) => path.parent().and_then(credentials),
-            Target::Tcp(_) => None,
+            Target::Tcp(_) | Target::Tls(_) => None,
         };
         let Some((found, owner)) = beside_socket.or_else(|| credentials(&self.state_dir)) else {
             return Login::default();
@@ -142,12 +149,14 @@ impl Address {
         let named = found.http.as_deref().and_then(|url| daemon_url(url).ok());
         let may_have_it = match &self.target {
             Target::Unix(_) => true,
-            Target::Tcp(addr) => is_loopback(addr) || named.as_deref() == Some(addr),
+            Target::Tcp(addr) | Target::Tls(addr) => {
+                is_loopback(addr) || named.as_ref() == Some(&self.target)
+            }
         };
         if !may_have_it {
             return Login::default();
         }
-        Login::new(found.token).owned_by(owner).listening_at(self.listens_at)
+        Login::new(found.token).owned_by(owner)
     }
 }
 
@@ -204,11 +213,11 @@ fn own_address(text: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-fn tcp(url: &str, given_by: &str) -> Result<Target, Failure> {
-    daemon_url(url).map(Target::Tcp).map_err(|why| {
+fn parse_url(url: &str, given_by: &str) -> Result<Target, Failure> {
+    daemon_url(url).map_err(|why| {
         Failure::new(Exit::Usage, format!("`{url}` given by {given_by} is not a daemon's URL"))
             .because(why)
-            .hint("write it as `http://127.0.0.1:5500`")
+            .hint("write it as `http://127.0.0.1:5500` or `https://HOST:PORT`")
     })
 }
 
@@ -244,6 +253,15 @@ mod tests {
         assert_eq!(address.target, Target::Tcp("127.0.0.1:5500".into()));
         let address = resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_SOCKET", "")]).unwrap();
         assert_eq!(address.target, unix("/h/.lodge/lodge.sock"));
+    }
+
+    #[test]
+    fn an_https_address_is_dialled_with_tls_and_the_authorities_of_the_environment() {
+        let env = [("HOME", "/h"), ("LODGE_DAEMON", "https://box:5500"), ("LODGE_CA_FILE", "/ca.pem")];
+        let address = resolve(&Global::default(), &env).unwrap();
+        assert_eq!(address.target, Target::Tls("box:5500".into()));
+        assert_eq!(address.ca_file, Some("/ca.pem".into()));
+        assert!(!address.is_this_machine());
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl From<ClientError> for Failure {
             ClientError::NoDaemon { target, cause } => {
                 let hint = match target {
                     Target::Unix(_) => "start one with `lodged serve`",
-                    Target::Tcp(_) => "check the address given by `--daemon` or `LODGE_DAEMON`",
+                    Target::Tcp(_) | Target::Tls(_) => "check the address given by `--daemon` or `LODGE_DAEMON`",
                 };
                 Failure::new(Exit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }

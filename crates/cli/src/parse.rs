@@ -3,6 +3,8 @@
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
+use lodge_proto::client::Target;
+
 /// `KEY=VALUE`; only the first `=` splits.
 pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -120,16 +122,14 @@ pub(crate) fn is_time(text: &str) -> Result<String, String> {
     wait_ms(text).map(|_| text.to_owned())
 }
 
-/// `http://HOST:PORT`, as `host:port`.
-pub(crate) fn daemon_url(text: &str) -> Result<String, String> {
-    let Some(rest) = text.strip_prefix("http://") else {
-        let why = if text.starts_with("https://") {
-            "the daemon speaks plain http: use its Unix socket, or a tunnel such as `ssh -L`"
-        } else {
-            "it does not start with `http://`"
+/// `http://HOST:PORT` or `https://HOST:PORT`.
+pub(crate) fn daemon_url(text: &str) -> Result<Target, String> {
+    let (rest, target): (&str, fn(String) -> Target) =
+        match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (rest, Target::Tcp),
+            (None, Some(rest)) => (rest, Target::Tls),
+            (None, None) => return Err("it starts neither with `http://` nor with `https://`".to_owned()),
         };
-        return Err(why.to_owned());
-    };
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let Some((host, port)) = rest.rsplit_once(':') else {
         return Err("it names no port".to_owned());
@@ -146,7 +146,7 @@ pub(crate) fn daemon_url(text: &str) -> Result<String, String> {
     }
     match port.parse::<u16>() {
         Ok(number) if number > 0 && port.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Ok(format!("{host}:{number}"))
+            Ok(target(format!("{host}:{number}")))
         }
         _ => Err("its port is not a number from 1 to 65535".to_owned()),
     }
@@ -295,9 +295,11 @@ mod tests {
 
     #[test]
     fn a_daemon_url_becomes_an_address() {
-        assert_eq!(daemon_url("http://127.0.0.1:5500"), Ok("127.0.0.1:5500".into()));
-        assert_eq!(daemon_url("http://box.lan:5500/"), Ok("box.lan:5500".into()));
-        assert_eq!(daemon_url("http://[::1]:5500"), Ok("[::1]:5500".into()));
+        assert_eq!(daemon_url("http://127.0.0.1:5500"), Ok(Target::Tcp("127.0.0.1:5500".into())));
+        assert_eq!(daemon_url("http://box.lan:5500/"), Ok(Target::Tcp("box.lan:5500".into())));
+        assert_eq!(daemon_url("http://[::1]:5500"), Ok(Target::Tcp("[::1]:5500".into())));
+        assert_eq!(daemon_url("https://box.lan:5500"), Ok(Target::Tls("box.lan:5500".into())));
+        assert_eq!(daemon_url("https://[::1]:5500/"), Ok(Target::Tls("[::1]:5500".into())));
     }
 
     #[test]
@@ -305,7 +307,9 @@ mod tests {
         let bad = [
             "",
             "localhost:5500",
-            "https://x:1",
+            "https://x",
+            "https://x:1/path",
+            "httpss://x:1",
             "ftp://x:1",
             "http://",
             "http://x",

@@ -86,15 +86,20 @@ fn pill_plan() -> Option<&'static (String, String)> {
     PILL.get_or_init(read).as_ref()
 }
 
-/// Whether some work of this kind is a pill.
-pub fn has_pill(kind: WorkKind) -> bool {
-    pill_plan().is_some_and(|(planned, _)| planned == kind.word())
+/// Whether something that is computed at this place is a pill.
+pub fn has_pill(place: &str) -> bool {
+    pill_plan().is_some_and(|(planned, _)| planned == place)
 }
 
 /// Computes work with this text in it.
 pub fn pill(kind: WorkKind, text: &str) {
+    pill_at(kind.word(), text);
+}
+
+/// The same at one place of the work of a kind: `build`, `diff`, `import`, `export` or `document`, which is what a registry sent.
+pub fn pill_at(place: &str, text: &str) {
     if let Some((planned, word)) = pill_plan()
-        && planned == kind.word()
+        && planned == place
         && text.contains(word.as_str())
     {
         die();

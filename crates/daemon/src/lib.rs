@@ -29,6 +29,7 @@ mod room;
 pub mod serve;
 mod shell;
 mod suspects;
+mod tls;
 
 /// An error and its causes, told once.
 pub fn chain(error: &dyn std::error::Error) -> String {

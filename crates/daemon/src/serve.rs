@@ -24,8 +24,9 @@ use crate::engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
-use crate::shell::{ENGINE_QUEUE_MAX, Parts, Shell, now};
+use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::suspects::Suspects;
+use crate::tls::Tls;
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
@@ -115,7 +116,8 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     config.data_dir.clone_from(&home.dir);
     // Before anything is changed, so that an address which cannot be is told at once. Nobody is served before the end of
     // this function.
-    let tcp = api::bind_tcp((!config.flag("no-http")).then(|| config.text("http-addr"))).await?;
+    let tls = Tls::new(&config);
+    let tcp = api::bind_tcp((!config.flag("no-http")).then(|| config.text("http-addr")), &tls).await?;
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
@@ -155,6 +157,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
         host,
         runtime,
         suspects,
+        tls,
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
@@ -192,9 +195,9 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     let http = tcp.state();
     shell.set_http(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
-    write_credentials(&home, &shell, &gate, token, &socket, http.addr()).await?;
+    write_credentials(&home, &shell, &gate, token, &socket, &http).await?;
     let bound = api::bind(&socket, tcp)?;
-    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.addr());
+    tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.url());
     watch_signals(&shell)?;
     shell.spawn(grow_up(shell.clone()));
     shell.spawn(crate::reap::sweep_regularly(shell.clone()));
@@ -202,7 +205,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
     // What a daemon that was killed brought and did not record.
     shell.spawn(shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
-    bound.serve(api, |addr| tell_http(&home, &shell, addr)).await;
+    bound.serve(api, |http| tell_http(&home, &shell, http)).await;
     let patience = shell.config.span("shutdown-timeout");
     shell.end.cancel();
     shell.tasks.close();
@@ -294,15 +297,14 @@ async fn write_credentials(
     gate: &Gate,
     token: OperatorToken,
     socket: &std::path::Path,
-    http: Option<&str>,
+    http: &Http,
 ) -> Result<(), ServeError> {
     let (is_kept, token) = match token {
         OperatorToken::Kept(token) => (true, token),
         // On disk before it is told: a daemon that dies in between leaves one that nobody has, and the next ends it.
         OperatorToken::Asked(answer) => (false, new_token(shell, gate, answer).await?),
     };
-    let http = http.map(|addr| format!("http://{addr}"));
-    let wanted = serde_json::json!({"token": token, "socket": socket, "http": http});
+    let wanted = serde_json::json!({"token": token, "socket": socket, "http": http.url()});
     if wanted == credentials(home) {
         return Ok(());
     }
@@ -319,10 +321,10 @@ async fn write_credentials(
 }
 
 /// Writes the address of a TCP listener that came later into `credentials.json`.
-fn tell_http(home: &Home, shell: &Shell, addr: &str) {
+fn tell_http(home: &Home, shell: &Shell, http: &Http) {
     let mut known = credentials(home);
     let Some(fields) = known.as_object_mut() else { return };
-    fields.insert("http".to_owned(), format!("http://{addr}").into());
+    fields.insert("http".to_owned(), http.url().into());
     let bytes = known.to_string();
     let put = || home.put_private("credentials.json", bytes.as_bytes());
     // Clients find the socket all the same, and `info` has the address.

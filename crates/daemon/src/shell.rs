@@ -26,6 +26,7 @@ use crate::jobs::Jobs;
 use crate::log::LogLevel;
 use crate::room::{Needs, Room};
 use crate::suspects::Suspects;
+use crate::tls::Tls;
 use crate::view::Living;
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
@@ -81,6 +82,8 @@ pub struct Shell {
     pub sweep: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
     http: Mutex<Http>,
+    /// What the TCP listener shows its clients.
+    pub tls: Tls,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
@@ -96,20 +99,43 @@ pub enum Http {
     Off,
     Listening {
         addr: String,
+        scheme: Scheme,
     },
     /// Something else listens there; the address is tried again until it is free.
     Taken {
         addr: String,
         reason: String,
     },
+    /// TLS is wanted, and its files cannot be used; they are read again at a reload.
+    NoCertificate {
+        addr: String,
+        reason: String,
+        hint: String,
+    },
+}
+
+/// What is spoken on the TCP listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Http,
+    Https,
 }
 
 impl Http {
     /// Where it listens.
     pub fn addr(&self) -> Option<&str> {
         match self {
-            Http::Listening { addr } => Some(addr),
-            Http::Off | Http::Taken { .. } => None,
+            Http::Listening { addr, .. } => Some(addr),
+            Http::Off | Http::Taken { .. } | Http::NoCertificate { .. } => None,
+        }
+    }
+
+    /// Where it listens, as clients write it.
+    pub fn url(&self) -> Option<String> {
+        match self {
+            Http::Listening { addr, scheme: Scheme::Http } => Some(format!("http://{addr}")),
+            Http::Listening { addr, scheme: Scheme::Https } => Some(format!("https://{addr}")),
+            Http::Off | Http::Taken { .. } | Http::NoCertificate { .. } => None,
         }
     }
 
@@ -120,6 +146,9 @@ impl Http {
             Http::Taken { addr, reason } => Some(format!(
                 "http: {addr} is taken by another program ({reason}); the daemon takes it when it is free, and until then \
                  only the Unix socket is served"
+            )),
+            Http::NoCertificate { addr, reason, hint } => Some(format!(
+                "http: {addr} is not served, because TLS is wanted and its certificate cannot be used ({reason}): {hint}"
             )),
         }
     }
@@ -149,6 +178,7 @@ pub struct Parts {
     pub host: Arc<lodge_exec::Host>,
     pub runtime: lodge_exec::Stored,
     pub suspects: Suspects,
+    pub tls: Tls,
 }
 
 impl Shell {
@@ -193,6 +223,7 @@ impl Shell {
             sweep: tokio::sync::Mutex::default(),
             started_at: now(),
             http: Mutex::new(Http::Off),
+            tls: parts.tls,
             layers: tokio::sync::OnceCell::new(),
             handle: tokio::runtime::Handle::current(),
             inputs,
@@ -278,8 +309,13 @@ impl Shell {
     pub fn set_http(&self, http: Http) {
         match &http {
             Http::Off => {}
-            Http::Listening { addr } => tracing::info!(event = "http.listening", addr),
+            Http::Listening { addr, scheme } => {
+                tracing::info!(event = "http.listening", addr, tls = *scheme == Scheme::Https);
+            }
             Http::Taken { addr, reason } => tracing::warn!(event = "http.taken", addr, reason),
+            Http::NoCertificate { addr, reason, hint } => {
+                tracing::error!(event = "http.no_certificate", addr, reason, hint);
+            }
         }
         *self.http.lock().unwrap_or_else(PoisonError::into_inner) = http;
     }

@@ -87,17 +87,19 @@ fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
     living.map(|living| living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word())
 }
 
-/// A layer of the fence as clients see it. Of one that has two ways it says which.
-/// The TCP listener.
-pub fn http(http: &Http) -> HttpView {
+/// The TCP listener, and what tells its certificate from another.
+pub fn http(http: &Http, certificate: Option<String>) -> HttpView {
     let (state, addr, reason) = match http {
         Http::Off => ("off", None, None),
-        Http::Listening { addr } => ("listening", Some(addr), None),
+        Http::Listening { addr, .. } => ("listening", Some(addr), None),
         Http::Taken { addr, reason } => ("taken", Some(addr), Some(reason)),
+        Http::NoCertificate { addr, reason, .. } => ("no_certificate", Some(addr), Some(reason)),
     };
-    HttpView { state: state.to_owned(), addr: addr.cloned(), reason: reason.cloned() }
+    let (addr, reason) = (addr.cloned(), reason.cloned());
+    HttpView { state: state.to_owned(), addr, url: http.url(), certificate, reason }
 }
 
+/// A layer of the fence as clients see it. Of one that has two ways it says which.
 pub fn layer(layer: lodge_exec::Layer) -> LayerView {
     let in_force = layer.missing.is_none();
     let way = match layer.name.as_str() {

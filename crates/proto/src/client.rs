@@ -1,4 +1,4 @@
-//! The one client: JSON-RPC over a WebSocket, on a Unix socket or TCP.
+//! The one client: JSON-RPC over a WebSocket, on a Unix socket, TCP or TLS.
 //!
 //! Owns: a connection, matching answers to calls, handing out notifications in order. Never: verifying the daemon (see
 //! `dial`), reconnecting or starting one; callers decide that, with the cursor they hold.
@@ -36,6 +36,8 @@ pub enum Target {
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
+    /// `host:port`, where the daemon has a certificate for the host.
+    Tls(String),
 }
 
 impl std::fmt::Display for Target {
@@ -43,6 +45,7 @@ impl std::fmt::Display for Target {
         match self {
             Target::Unix(path) => write!(f, "{}", path.display()),
             Target::Tcp(addr) => write!(f, "http://{addr}"),
+            Target::Tls(addr) => write!(f, "https://{addr}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
@@ -15,6 +15,7 @@ use crate::client::{ClientError, Io, Target};
 use crate::post;
 use crate::proof::{self, NONCE_LEN, Nonce, Proof};
 use crate::rpc::Response;
+use crate::tls::{self, TlsError};
 
 /// The longest answer that is read from somebody who has proved nothing.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
@@ -27,11 +28,13 @@ pub struct Login {
     owner: Option<u32>,
     /// The address on which the daemon listens, where that is not the one that is dialled.
     listens_at: Option<SocketAddr>,
+    /// The authorities that may have issued its certificate; those of the system otherwise.
+    ca_file: Option<PathBuf>,
 }
 
 impl Login {
     pub fn new(token: impl Into<String>) -> Login {
-        Login { token: token.into(), owner: None, listens_at: None }
+        Login { token: token.into(), owner: None, listens_at: None, ca_file: None }
     }
 
     /// The token was read from a file of this user, and is sent through Unix sockets of that user or root only.
@@ -44,6 +47,12 @@ impl Login {
     #[must_use]
     pub fn listening_at(self, addr: Option<SocketAddr>) -> Login {
         Login { listens_at: addr.map(proof::canonical), ..self }
+    }
+
+    /// Over TLS only the authorities in this PEM file are trusted, in place of those of the system.
+    #[must_use]
+    pub fn trusting(self, ca_file: Option<PathBuf>) -> Login {
+        Login { ca_file, ..self }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -98,6 +107,8 @@ pub enum Unverified {
     WrongProof,
     #[error("the daemon listens on {told}, and what was dialled is {dialled}")]
     OtherAddress { told: SocketAddr, dialled: SocketAddr },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 impl Unverified {
@@ -116,6 +127,7 @@ impl Unverified {
             Unverified::OtherAddress { .. } => {
                 "dial the daemon's own address; if a tunnel that you trust leads there, set LODGE_DAEMON_ADDR to it"
             }
+            Unverified::Tls(error) => error.hint(),
         }
     }
 }
@@ -138,15 +150,32 @@ pub(crate) async fn dial<'t>(
             Ok((Box::new(stream), "localhost"))
         }
         Target::Tcp(addr) => {
-            let mut stream =
-                TcpStream::connect(proof::without_localhost(addr).as_ref()).await.map_err(no_daemon)?;
-            stream.set_nodelay(true).map_err(no_daemon)?;
+            let mut stream = connect_tcp(addr).await.map_err(no_daemon)?;
             if !login.is_empty() {
-                verify(&mut stream, target, addr, login).await?;
+                let dialled = stream.peer_addr().map_err(no_daemon)?;
+                let expected = login.listens_at.unwrap_or_else(|| proof::canonical(dialled));
+                verify(&mut stream, target, addr, login, Some(expected)).await?;
+            }
+            Ok((Box::new(stream), addr))
+        }
+        Target::Tls(addr) => {
+            let stream = connect_tcp(addr).await.map_err(no_daemon)?;
+            let secured = tls::connect(stream, addr, login.ca_file.as_deref()).await.map_err(no_daemon)?;
+            let mut stream = secured.map_err(|error| unverified(Unverified::Tls(error)))?;
+            if !login.is_empty() {
+                // Nobody in between can pass the question on without a certificate for this name, so the address may
+                // be any, as it is behind a forwarded port.
+                verify(&mut stream, target, addr, login, login.listens_at).await?;
             }
             Ok((Box::new(stream), addr))
         }
     }
+}
+
+async fn connect_tcp(addr: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(proof::without_localhost(addr).as_ref()).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 /// A token of a file goes to the file's owner. One that was given otherwise goes to the user who gave it, or to the owner
@@ -167,21 +196,19 @@ fn check_peer(uid: u32, socket: &Path, login: &Login) -> Result<(), Unverified> 
     Err(Unverified::Peer { uid, expected: expected.join(" or ") })
 }
 
-/// Has whoever listens prove that it is the daemon of this token, on the connection that the token is sent on.
+/// Has whoever listens prove that it is the daemon of this token, on the connection that the token is sent on, and that
+/// it listens at the expected address, if one is.
 async fn verify(
-    stream: &mut TcpStream,
+    stream: &mut impl Io,
     target: &Target,
     host: &str,
     login: &Login,
+    expected: Option<SocketAddr>,
 ) -> Result<(), ClientError> {
     let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
     let unverified = |why| ClientError::Unverified { target: target.clone(), why };
     let id = proof::token_id(&login.token).ok_or_else(|| unverified(Unverified::NotAToken))?;
     let nonce = fresh_nonce().map_err(no_daemon)?;
-    let dialled = match login.listens_at {
-        Some(addr) => addr,
-        None => proof::canonical(stream.peer_addr().map_err(no_daemon)?),
-    };
     let asked = format!("GET {} HTTP/1.1\r\nhost: {host}\r\n\r\n", proof::path(&id, &nonce));
     stream.write_all(asked.as_bytes()).await.map_err(no_daemon)?;
     let no_proof = |detail: &str| unverified(Unverified::NoProof { detail: detail.to_owned() });
@@ -195,10 +222,12 @@ async fn verify(
     if !proof.is_right(&login.token, &nonce) {
         return Err(unverified(Unverified::WrongProof));
     }
-    if proof.addr != dialled {
-        return Err(unverified(Unverified::OtherAddress { told: proof.addr, dialled }));
+    match expected {
+        Some(dialled) if dialled != proof.addr => {
+            Err(unverified(Unverified::OtherAddress { told: proof.addr, dialled }))
+        }
+        Some(_) | None => Ok(()),
     }
-    Ok(())
 }
 
 /// What a daemon says in place of a proof. Nothing of it can be relied on, and nothing was told to whoever said it.

@@ -20,6 +20,7 @@ mod sessions;
 mod shapes;
 mod snapshot;
 pub mod state_dir;
+pub mod tls;
 mod tokens;
 pub mod transfer;
 pub mod visible;

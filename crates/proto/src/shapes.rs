@@ -747,11 +747,18 @@ shapes! {
 
     /// The TCP listener.
     pub struct HttpView {
-        /// listening, taken (another program has the address; it is tried again until it is free) or off.
+        /// listening, taken (another program has the address; it is tried again until it is free), no_certificate (TLS
+        /// is wanted and its files cannot be used) or off.
         state: String,
         /// What is listened on, or wanted.
         addr: Option<String>,
-        /// Why the address could not be had.
+        /// Where it listens, with `https://` where it speaks TLS.
+        #[serde(default)]
+        url: Option<String>,
+        /// The beginning of the SHA-256 of the certificate that new connections get.
+        #[serde(default)]
+        certificate: Option<String>,
+        /// Why the address is not listened on.
         reason: Option<String>,
     }
 
@@ -804,6 +811,6 @@ shapes! {
 impl HttpView {
     /// A daemon of an earlier release does not tell.
     fn unknown() -> HttpView {
-        HttpView { state: "unknown".to_owned(), addr: None, reason: None }
+        HttpView { state: "unknown".to_owned(), addr: None, url: None, certificate: None, reason: None }
     }
 }

@@ -47,7 +47,7 @@ pub fn import(lodge: &Lodge, archive: &[u8]) -> Value {
     body
 }
 
-fn refused(lodge: &Lodge, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+pub fn refused(lodge: &Lodge, method: &str, path: &str, body: &[u8]) -> (u16, String) {
     let (status, body) = exchange(lodge, &lodge.token(), method, path, body);
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     assert!(body["error"]["data"]["hint"].is_string(), "{body}");

@@ -10,7 +10,7 @@ use crate::checked::Checked;
 use crate::world::{AGENTFILE, World};
 
 /// An agent with a tool of its own, in a registry and nowhere else.
-async fn pushed(registry: &MockRegistry) -> String {
+pub async fn pushed(registry: &MockRegistry) -> String {
     let world = World::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
@@ -119,7 +119,7 @@ async fn an_agent_of_an_image_that_is_not_here_is_pulling_until_it_is() {
 }
 
 /// The digest of a layer, by its title.
-fn layer(registry: &MockRegistry, digest: &str, title: &str) -> String {
+pub fn layer(registry: &MockRegistry, digest: &str, title: &str) -> String {
     let (_, manifest) = registry.manifest("team/reader", digest).expect("a manifest");
     let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
     let layers = manifest["layers"].as_array().expect("layers");

@@ -9,7 +9,7 @@ use crate::world::{World, id};
 const UNTIL_GO: &str = "echo begun; echo oops >&2; until test -e go; do sleep 0.02; done; echo over; exit 3";
 
 /// One turn that calls a tool, and what the model was told of it.
-async fn call(api: &mut Checked, agent: &str, session: &str, tool: &str, arguments: Value) -> String {
+pub async fn call(api: &mut Checked, agent: &str, session: &str, tool: &str, arguments: Value) -> String {
     api.answer(agent, session, &asking(tool, &arguments)).await;
     result(api, session).await
 }

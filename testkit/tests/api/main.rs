@@ -56,6 +56,7 @@ mod strangers;
 mod structured;
 mod terminal;
 mod thoughts;
+mod tls;
 mod token_rights;
 mod tokens;
 mod uninvited;

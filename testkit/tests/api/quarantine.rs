@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use lodge_testkit::lodge::PATIENCE;
+use lodge_testkit::lodge::{PATIENCE, http};
+use lodge_testkit::registry::{Fault, MockRegistry, Times};
 use serde_json::{Value, json};
 
 use crate::bins::tool;
 use crate::checked::Checked;
+use crate::images_archive::{self, export, import};
+use crate::images_moved::{layer, pushed};
 use crate::world::{World, id};
 
 impl World {
@@ -14,6 +17,13 @@ impl World {
     fn restart_with_pill(&mut self, pill: &str) {
         self.lodge.kill9();
         self.lodge.set_env("LODGED_PILL", pill);
+        self.lodge.start();
+    }
+
+    /// The reason why work kills the daemon is gone.
+    fn restart_without_pill(&mut self) {
+        self.lodge.kill9();
+        self.lodge.unset_env("LODGED_PILL");
         self.lodge.start();
     }
 
@@ -31,9 +41,13 @@ impl World {
 
 /// Sends a search that kills the daemon until it is set aside.
 async fn set_request_aside(world: &mut World, pill: &Value) {
+    set_call_aside(world, "session/search", pill).await;
+}
+
+async fn set_call_aside(world: &mut World, method: &str, pill: &Value) {
     for _ in 0..3 {
         let mut client = world.lodge.client().await;
-        assert!(client.call_value("session/search", pill.clone()).await.is_err());
+        assert!(client.call_value(method, pill.clone()).await.is_err());
         world.die(1);
     }
 }
@@ -182,6 +196,111 @@ async fn a_pull_that_kills_the_daemon_fails_its_agent_which_is_not_tried_again_b
     api.agent_is("ada", "failed").await;
     api.ok("quarantine/retry", json!({"work": work[0]["id"]})).await;
     api.agent_is("ada", "ready").await;
+}
+
+#[tokio::test]
+async fn a_document_that_kills_the_daemon_fails_the_agent_that_it_was_pulled_for() {
+    let registry = MockRegistry::start().expect("a registry");
+    let digest = pushed(&registry).await;
+    let mut world = World::asleep();
+    world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "1ms");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    // So that the pull is not over before the pill is there.
+    let answer = Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
+    registry.fault("GET", &layer(&registry, &digest, "SOUL.md"), Times::Always, answer);
+    let image = format!("{}/team/reader:v1", registry.host());
+    api.ok("agent/create", json!({"image": image, "name": "far"})).await;
+    // Killed, it may be caught computing the pull, which would be the first of three deaths.
+    world.lodge.terminate();
+    assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
+    registry.forget_faults();
+    world.lodge.set_env("LODGED_PILL", "document:");
+    world.lodge.spawn();
+    world.die(3);
+    let mut api = world.checked().await;
+    let agent = api.agent_is("far", "failed").await;
+    assert!(agent.to_string().contains("lodge quarantine retry"), "{agent}");
+    let work = aside(&mut api).await;
+    assert_eq!((work.len(), &work[0]["kind"]), (1, &json!("pull")), "{work:?}");
+    world.restart_without_pill();
+    let mut api = world.checked().await;
+    api.ok("quarantine/retry", json!({"work": work[0]["id"]})).await;
+    api.until("agent/get", json!({"agent": "far"}), |agent| agent["status"] == "ready").await;
+}
+
+#[tokio::test]
+async fn work_on_images_that_kills_the_daemon_is_refused_when_it_is_asked_for_again() {
+    let registry = MockRegistry::start().expect("a registry");
+    pushed(&registry).await;
+    let mut world = World::new();
+    let source = |name: &str| json!({"content": format!("FROM scratch\nNAME {name}\nMODEL mock/m\n")});
+    let image = format!("{}/team/reader:v1", registry.host());
+    for (pill, method, given, other) in [
+        ("build:bitter", "image/build", source("bitter"), Some(source("sweet"))),
+        (
+            "diff:bitter",
+            "image/diff",
+            json!({"from": "sweet", "to": "bitter"}),
+            Some(json!({"from": "bitter", "to": "sweet"})),
+        ),
+        ("document:", "image/pull", json!({"image": image}), None),
+    ] {
+        world.restart_with_pill(pill);
+        set_call_aside(&mut world, method, &given).await;
+        let mut api = world.checked().await;
+        let work = aside(&mut api).await;
+        assert_eq!(
+            (work.len(), &work[0]["kind"], &work[0]["detail"]),
+            (1, &json!("request"), &json!(method)),
+            "{work:?}"
+        );
+        api.refused(method, given.clone(), "work.quarantined").await;
+        if let Some(other) = other {
+            api.ok(method, other).await;
+        }
+        world.restart_without_pill();
+        let mut api = world.checked().await;
+        api.refused(method, given.clone(), "work.quarantined").await;
+        api.ok("quarantine/drop", json!({"work": work[0]["id"]})).await;
+        api.ok(method, given).await;
+        assert!(aside(&mut api).await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_archive_that_kills_the_daemon_is_refused_and_others_are_not() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    for name in ["bitter", "sweet"] {
+        let source = format!("FROM scratch\nNAME {name}\nMODEL mock/m\n");
+        api.ok("image/build", json!({"content": source})).await;
+    }
+    let [bitter, sweet] = ["image=bitter", "image=sweet"].map(|image| export(&world.lodge, image));
+    world.restart_with_pill("import:bitter");
+    for _ in 0..3 {
+        let bearer = format!("Bearer {}", world.lodge.token());
+        let headers = [("authorization", bearer.as_str())];
+        // There is nobody to answer.
+        drop(http(&world.lodge.http_addr(), "POST", "/v1/images/import", &headers, &bitter));
+        world.die(1);
+    }
+    let refused = |world: &World| images_archive::refused(&world.lodge, "POST", "/v1/images/import", &bitter);
+    assert_eq!(refused(&world), (409, "work.quarantined".to_owned()));
+    import(&world.lodge, &sweet);
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await;
+    assert_eq!(
+        (work.len(), &work[0]["kind"], &work[0]["detail"]),
+        (1, &json!("request"), &json!("image/import")),
+        "{work:?}"
+    );
+    world.restart_without_pill();
+    assert_eq!(refused(&world).1, "work.quarantined");
+    let mut api = world.checked().await;
+    api.ok("quarantine/retry", json!({"work": work[0]["id"]})).await;
+    assert_eq!(import(&world.lodge, &bitter)["images"][0]["refs"], json!(["bitter:latest"]));
+    assert!(aside(&mut api).await.is_empty());
 }
 
 #[tokio::test]

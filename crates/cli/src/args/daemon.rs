@@ -35,10 +35,15 @@ pub(crate) enum TokenCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuarantineCommand {
     /// List work that is set aside
+    #[command(after_help = "Examples:\n  lodge quarantine ls\n  lodge quarantine ls --json")]
     Ls,
     /// Compute work again; it is set aside again if it kills the daemon three more times
+    #[command(after_help = "Example: lodge quarantine retry wrk_1m7gad")]
     Retry(WorkRefs),
     /// Give work up: a turn that waits for it fails
+    #[command(
+        after_help = "Examples:\n  lodge quarantine drop wrk_1m7gad\n  lodge quarantine drop $(lodge quarantine ls -q)"
+    )]
     Drop(WorkRefs),
 }
 

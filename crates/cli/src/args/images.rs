@@ -45,7 +45,7 @@ pub(crate) enum ImageCommand {
     Export(ImageExportArgs),
     /// Take in the images and tools of an archive; prints their digests
     #[command(
-        after_help = "Examples:\n  lodge image import otter.tar\n  ssh elsewhere lodge image export otter | lodge image import -"
+        after_help = "Examples:\n  lodge image import otter.tar\n  lodge image import --move --yes otter.tar   # also where names are taken from other images\n  ssh elsewhere lodge image export otter | lodge image import -"
     )]
     Import(ImageImportArgs),
 }

@@ -201,6 +201,22 @@ fn every_command_has_help_and_every_flag_and_argument_says_what_it_is() {
 }
 
 #[test]
+fn commands_that_are_needed_in_a_hurry_have_examples() {
+    for path in ["info", "quarantine ls", "quarantine retry", "quarantine drop", "image import"] {
+        let mut command = Cli::command();
+        for word in path.split(' ') {
+            command = command.find_subcommand(word).unwrap_or_else(|| panic!("no `{path}`")).clone();
+        }
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Example") && help.contains(&format!("lodge {path}")), "{path}: {help}");
+    }
+    let help = Cli::command().render_long_help().to_string();
+    for variable in ["LODGE_DAEMON", "LODGE_DAEMON_ADDR", "LODGE_CA_FILE", "LODGE_TOKEN"] {
+        assert!(help.contains(variable), "{variable}: {help}");
+    }
+}
+
+#[test]
 fn every_command_stands_in_the_documentation() {
     let docs = include_str!("../../../../docs/cli.md");
     let mut found = Vec::new();

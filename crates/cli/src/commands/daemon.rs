@@ -65,8 +65,9 @@ fn info_text(info: &Info) -> String {
 fn http_text(info: &Info) -> String {
     let Info { http, http_addr, .. } = info;
     match (&http.addr, http.reason.as_deref()) {
-        (Some(addr), Some(reason)) => format!("{addr} is {}: {reason}", http.state),
-        (Some(_) | None, _) => or_dash(http_addr.as_deref()),
+        (Some(addr), Some(reason)) if http.state == "taken" => format!("{addr} is taken: {reason}"),
+        (Some(addr), Some(reason)) => format!("{addr} is not served: {reason}"),
+        (Some(_) | None, _) => or_dash(http.url.as_deref().or(http_addr.as_deref())),
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 use lodge_core::quarantine::WorkKind;
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
-use lodge_model::{Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Request, ToolCall};
+use lodge_model::{
+    Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Redactor, Request, ToolCall,
+};
 use lodge_proto::{Delta, ErrorBody};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -82,8 +84,9 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
     show(shell, order, &shown, &redacted.finish(&redactor));
     match called {
         Ok(answer) => {
-            // What the model thought is signed, and what it asks of tools is theirs to judge: both stay as they are.
-            let answer = Answer { text: redactor.redact(answer.text), ..answer };
+            // What the model thought is signed, and stays as it is.
+            let calls = answer.calls.into_iter().map(|call| redact_call(&redactor, call)).collect();
+            let answer = Answer { text: redactor.redact(answer.text), calls, ..answer };
             match judged(shell, order, request.schema.clone(), &answer).await {
                 Ok(misfit) => Seen::ModelAnswered {
                     turn: order.turn.clone(),
@@ -321,6 +324,32 @@ fn message(row: MessageRow) -> Message {
 fn reasoning(record: ReasoningRecord) -> Option<Reasoning> {
     let ReasoningRecord { kind, provider, model, blocks } = record;
     Some(Reasoning { kind: Kind::named(&kind)?, provider, model, blocks })
+}
+
+/// A tool is called with what is recorded of the call, so it gets no key either. Each text in the arguments is looked at
+/// by itself, so that they stay the JSON that they are.
+fn redact_call(redactor: &Redactor, call: ToolCall) -> ToolCall {
+    let arguments = match serde_json::from_str::<Value>(&call.arguments) {
+        Ok(given) => {
+            let redacted = redact_texts(redactor, given.clone());
+            if redacted == given { call.arguments } else { redacted.to_string() }
+        }
+        // No tool is called with that.
+        Err(_) => redactor.redact(call.arguments),
+    };
+    ToolCall { arguments, ..call }
+}
+
+fn redact_texts(redactor: &Redactor, value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(redactor.redact(text)),
+        Value::Array(items) => items.into_iter().map(|item| redact_texts(redactor, item)).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            fields.map(|(name, value)| (redactor.redact(name), redact_texts(redactor, value))).collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
 }
 
 fn record(call: ToolCall) -> CallRecord {

@@ -4,6 +4,7 @@
 //! export that is cut is not ended in order, so that nobody takes a part for the whole. Of an archive in which anything
 //! is wrong nothing is recorded.
 
+mod blocks;
 mod pipe;
 mod taken;
 
@@ -23,15 +24,18 @@ use lodge_proto::{ErrorBody, ImagesImported};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use self::blocks::{Blocks, Quarantined};
 use self::pipe::{Arriving, Cut, Leaving, PIECES_MAX, STALLED_AFTER};
 use self::taken::{Allowed, Taken};
 use super::methods::{Prepared, detached, internal, record};
-use super::{Api, http, images};
+use super::{Api, http, images, quarantine};
 use crate::auth::{Who, rights};
+use crate::crash;
 use crate::engine::images::no_image;
 use crate::engine::{Command, NewImage};
 use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
+use crate::suspects::carry;
 
 /// Images of one archive.
 const EXPORT_MAX: usize = 64;
@@ -63,9 +67,16 @@ async fn export_of(
     if asked.is_empty() || asked.len() > EXPORT_MAX {
         return Err(invalid(format!("an archive has 1 to {EXPORT_MAX} images")));
     }
-    let shell = api.shell.clone();
-    let names = asked.into_iter().map(|(_, name)| name).collect();
-    let chosen = tokio::task::spawn_blocking(move || chosen(&shell, names)).await;
+    let names: Vec<String> = asked.into_iter().map(|(_, name)| name).collect();
+    let given = serde_json::json!({"images": names});
+    let choose = async {
+        let shell = api.shell.clone();
+        tokio::task::spawn_blocking(carry(move || chosen(&shell, names))).await
+    };
+    let chosen = match quarantine::suspect(&api.shell, &who, "image/export", &given)? {
+        Some(watched) => watched.watch(choose).await,
+        None => choose.await,
+    };
     let chosen = chosen.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))?;
     let slot = slot(&api.shell).await?;
     let mut response = HttpResponse::new(sent(&api, who, chosen, slot));
@@ -88,6 +99,7 @@ struct Chosen {
 }
 
 fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
+    crash::pill_at("export", &names.join(" "));
     let pins = shell.images.blobs()?.pins();
     let mut images: Vec<(Descriptor, Option<String>)> = Vec::new();
     let mut needed: Vec<Descriptor> = Vec::new();
@@ -172,9 +184,12 @@ async fn import_of(
     let promised = shell.images.admit(length.unwrap_or(0))?;
     let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_MAX);
     let reading = {
-        let shell = shell.clone();
+        let (shell, caller) = (shell.clone(), who.caller.clone());
         tokio::task::spawn_blocking(move || {
             let _slot = slot;
+            let watch = |so_far: &[u8]| {
+                quarantine::watch_block(&shell, &caller, "image/import", so_far).ok_or(Quarantined)
+            };
             let blobs = shell.images.blobs()?;
             let pins = blobs.pins();
             let room = |bytes| match length {
@@ -182,13 +197,16 @@ async fn import_of(
                 // To one that does not say how long it is nothing was promised: it has what is left beside the others.
                 None => shell.images.spares(bytes),
             };
-            let mut arriving = Arriving::new(waiting, &room);
+            let mut arriving = Arriving::new(Blocks::new(waiting, &watch), &room);
             let read = read_archive(blobs, &pins, &mut arriving);
             if let Some(cut) = arriving.cut() {
                 return Err(cut.told());
             }
             let archive = read.map_err(|error| not_read(&error))?;
-            Taken::of(&shell, pins, archive, allowed)
+            // What is made of the archive still counts as its last block's.
+            let taken = Taken::of(&shell, pins, archive, allowed);
+            drop(arriving);
+            taken
         })
     };
     let fed = feed(body, pieces).await;

@@ -64,7 +64,7 @@ async fn info(shell: &Shell) -> Answer {
         executor: shell.config.text("executor"),
         socket: shell.config.path("socket-path").display().to_string(),
         http_addr: http.addr().map(str::to_owned),
-        http: view::http(&http),
+        http: view::http(&http, shell.tls.current().map(|certificate| certificate.fingerprint())),
         data_dir: shell.config.data_dir.display().to_string(),
         config_file: shell.config.file().map(|file| file.display().to_string()),
         pid: std::process::id(),

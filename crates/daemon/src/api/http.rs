@@ -24,6 +24,8 @@ pub(super) enum Door {
     Unix,
     /// The address that is listened on.
     Tcp(String),
+    /// The same, with TLS.
+    Tls(String),
 }
 
 pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
@@ -55,7 +57,11 @@ async fn check_door(
     let has_body = has_body(&request);
     let allowed = auth::check_query(request.uri().query()).and_then(|()| match &door {
         Door::Unix => Ok(()),
-        Door::Tcp(bound) => check_headers(&api, &request, bound),
+        Door::Tcp(bound) => check_headers(&api, &request, bound, |_| false),
+        // A browser comes by a name only if the certificate is for it, whatever page planted the name.
+        Door::Tls(bound) => check_headers(&api, &request, bound, |host| {
+            api.shell.tls.current().is_some_and(|certificate| certificate.is_for(host))
+        }),
     });
     let mut answer = match allowed {
         Ok(()) => next.run(request).await,
@@ -86,11 +92,17 @@ pub(super) fn enter(api: &Api, connection: &Connection, header: Option<&str>) ->
     Ok(who)
 }
 
-fn check_headers(api: &Api, request: &HttpRequest, bound: &str) -> Result<(), ErrorBody> {
+fn check_headers(
+    api: &Api,
+    request: &HttpRequest,
+    bound: &str,
+    is_certified: impl Fn(&str) -> bool,
+) -> Result<(), ErrorBody> {
     let host = auth::only(request.headers(), &header::HOST, "auth.host")?;
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     let origin = auth::only(request.headers(), &header::ORIGIN, "auth.origin")?;
-    auth::check_browser(host, origin, bound, &api.shell.config.list("allowed-origins"))
+    let listed = api.shell.config.list("allowed-origins");
+    auth::check_browser(host, origin, bound, &listed, is_certified)
 }
 
 async fn authenticate(

@@ -1,7 +1,8 @@
 //! The doors: a Unix socket and a TCP port, each bounded, both behind the same router.
 //!
 //! The Unix socket must be there. A TCP port that somebody else has is waited for: another port is never taken in its
-//! place, since clients would not look for the daemon there.
+//! place, since clients would not look for the daemon there. Where TLS is wanted, TCP is not served before there is a
+//! certificate.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -15,10 +16,12 @@ use lodge_proto::proof::without_localhost;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
-use super::connections::{Connection, Connections, Origin};
+use super::connections::{Connection, Connections, Origin, Place};
 use super::stream::Stream;
+use super::tls_stream::TlsSocket;
 use super::{Api, http};
-use crate::shell::Http;
+use crate::shell::{Http, Scheme, Shell};
+use crate::tls::{Tls, TlsError};
 
 /// Connections that the kernel keeps until they are accepted.
 const ACCEPT_QUEUE: i32 = 1_024;
@@ -79,11 +82,18 @@ pub enum Tcp {
         listener: TcpListener,
         /// With the port that was chosen, where the setting leaves it open.
         addr: String,
+        scheme: Scheme,
     },
     /// Something else listens there.
     Taken {
         addr: String,
+        scheme: Scheme,
         cause: std::io::Error,
+    },
+    /// The certificate cannot be used. Nothing is bound.
+    NoCertificate {
+        addr: String,
+        error: TlsError,
     },
 }
 
@@ -92,18 +102,31 @@ impl Tcp {
     pub fn state(&self) -> Http {
         match self {
             Tcp::Off => Http::Off,
-            Tcp::Bound { addr, .. } => Http::Listening { addr: addr.clone() },
-            Tcp::Taken { addr, cause } => Http::Taken { addr: addr.clone(), reason: cause.to_string() },
+            Tcp::Bound { addr, scheme, .. } => Http::Listening { addr: addr.clone(), scheme: *scheme },
+            Tcp::Taken { addr, cause, .. } => Http::Taken { addr: addr.clone(), reason: cause.to_string() },
+            Tcp::NoCertificate { addr, error } => {
+                let (reason, hint) = (crate::chain(error), error.hint());
+                Http::NoCertificate { addr: addr.clone(), reason, hint }
+            }
         }
     }
 }
 
-/// Binds the TCP port, if one is wanted. One that is taken is no error.
-pub async fn bind_tcp(wanted: Option<String>) -> Result<Tcp, ListenError> {
+/// Binds the TCP port, if one is wanted, and reads the certificate, if TLS is. A port that is taken is no error, and
+/// neither is a certificate that cannot be used.
+pub async fn bind_tcp(wanted: Option<String>, tls: &Tls) -> Result<Tcp, ListenError> {
     let Some(addr) = wanted else { return Ok(Tcp::Off) };
+    let scheme = match tls.read() {
+        Ok(None) => Scheme::Http,
+        Ok(Some(certificate)) => {
+            tls.put(certificate);
+            Scheme::Https
+        }
+        Err(error) => return Ok(Tcp::NoCertificate { addr, error }),
+    };
     match try_tcp(&addr).await {
-        Ok((listener, addr)) => Ok(Tcp::Bound { listener, addr }),
-        Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse => Ok(Tcp::Taken { addr, cause }),
+        Ok((listener, addr)) => Ok(Tcp::Bound { listener, addr, scheme }),
+        Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse => Ok(Tcp::Taken { addr, scheme, cause }),
         Err(cause) => Err(ListenError::Tcp { addr, cause }),
     }
 }
@@ -125,6 +148,18 @@ async fn take_when_free(addr: &str) -> (TcpListener, String) {
             return bound;
         }
         pause = (pause * 2).min(TAKEN_RETRY_MAX);
+    }
+}
+
+/// Waits for a certificate that can be used, and takes the port.
+async fn take_with_certificate(shell: &Shell, addr: &str) -> (TcpListener, String) {
+    shell.tls.available().await;
+    match try_tcp(addr).await {
+        Ok(bound) => bound,
+        Err(cause) => {
+            shell.set_http(Http::Taken { addr: addr.to_owned(), reason: cause.to_string() });
+            take_when_free(addr).await
+        }
     }
 }
 
@@ -160,24 +195,38 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
 
 impl Bound {
     /// Serves both doors until the daemon stops; then requests in flight may finish within `shutdown-timeout`. `listens`
-    /// is called when a TCP port that was taken could be taken back, before anybody is served there.
-    pub async fn serve(self, api: Arc<Api>, listens: impl Fn(&str)) {
+    /// is called when a TCP port could be taken only now, before anybody is served there.
+    pub async fn serve(self, api: Arc<Api>, listens: impl Fn(&Http)) {
         let stop = &api.shell.stop;
         let mut servers = JoinSet::new();
         serve_one(&mut servers, &api, http::Door::Unix, Door::new(self.unix));
-        match self.tcp {
-            Tcp::Off => {}
-            Tcp::Bound { listener, addr } => {
+        let late = |scheme: Scheme, (listener, addr): (TcpListener, String)| {
+            let http = Http::Listening { addr: addr.clone(), scheme };
+            api.shell.set_http(http.clone());
+            listens(&http);
+            (listener, addr, scheme)
+        };
+        let tcp = match self.tcp {
+            Tcp::Off => None,
+            Tcp::Bound { listener, addr, scheme } => Some((listener, addr, scheme)),
+            Tcp::Taken { addr, scheme, .. } => tokio::select! {
+                () = stop.cancelled() => None,
+                taken = take_when_free(&addr) => Some(late(scheme, taken)),
+            },
+            Tcp::NoCertificate { addr, .. } => tokio::select! {
+                () = stop.cancelled() => None,
+                taken = take_with_certificate(&api.shell, &addr) => Some(late(Scheme::Https, taken)),
+            },
+        };
+        match tcp {
+            None => {}
+            Some((listener, addr, Scheme::Http)) => {
                 serve_one(&mut servers, &api, http::Door::Tcp(addr), Door::new(listener));
             }
-            Tcp::Taken { addr, .. } => tokio::select! {
-                () = stop.cancelled() => {}
-                (listener, addr) = take_when_free(&addr) => {
-                    api.shell.set_http(Http::Listening { addr: addr.clone() });
-                    listens(&addr);
-                    serve_one(&mut servers, &api, http::Door::Tcp(addr), Door::new(listener));
-                }
-            },
+            Some((listener, addr, Scheme::Https)) => {
+                let listener = TlsListener { listener, shell: api.shell.clone() };
+                serve_one(&mut servers, &api, http::Door::Tls(addr), Door::new(listener));
+            }
         }
         stop.cancelled().await;
         let patience = api.shell.config.span("shutdown-timeout");
@@ -248,21 +297,51 @@ impl axum::serve::Listener for Door<TcpListener> {
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let (stream, place) = accept_tcp(&self.listener, &self.connections).await;
+        (Stream::new(stream, place), ())
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(())
+    }
+}
+
+/// A TCP listener on which every connection is to be a TLS connection.
+struct TlsListener {
+    listener: TcpListener,
+    shell: Arc<Shell>,
+}
+
+impl axum::serve::Listener for Door<TlsListener> {
+    type Io = Stream<TlsSocket>;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
-            match self.listener.accept().await {
-                Ok((stream, peer)) => {
-                    if let Ok(local) = prepared(&stream) {
-                        let origin = Origin::of_address(peer.ip());
-                        return (Stream::new(stream, self.connections.admit(origin, Some(local))), ());
-                    }
-                }
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            let (stream, place) = accept_tcp(&self.listener.listener, &self.connections).await;
+            // It is there before anybody is served. Each connection gets the one that is in effect now.
+            if let Some(certificate) = self.listener.shell.tls.current() {
+                return (Stream::new(TlsSocket::new(stream, certificate.server()), place), ());
             }
         }
     }
 
     fn local_addr(&self) -> std::io::Result<Self::Addr> {
         Ok(())
+    }
+}
+
+/// The next connection, with a place among those without a token.
+async fn accept_tcp(listener: &TcpListener, connections: &Arc<Connections>) -> (TcpStream, Place) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                if let Ok(local) = prepared(&stream) {
+                    return (stream, connections.admit(Origin::of_address(peer.ip()), Some(local)));
+                }
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
     }
 }
 
@@ -280,6 +359,12 @@ impl Connected<IncomingStream<'_, Door<UnixListener>>> for Connection {
 
 impl Connected<IncomingStream<'_, Door<TcpListener>>> for Connection {
     fn connect_info(stream: IncomingStream<'_, Door<TcpListener>>) -> Self {
+        stream.io().connection().clone()
+    }
+}
+
+impl Connected<IncomingStream<'_, Door<TlsListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, Door<TlsListener>>) -> Self {
         stream.io().connection().clone()
     }
 }

@@ -27,6 +27,7 @@ mod snapshots;
 mod socket;
 mod sse;
 mod stream;
+mod tls_stream;
 mod tokens;
 mod turns;
 mod update;

@@ -84,18 +84,32 @@ pub(super) fn suspect(
     }
     let digest = digest(&who.caller, method, given);
     if shell.suspects.refuses(&digest) {
-        return Err(ErrorBody::new(
-            "work.quarantined",
-            format!("this `{method}` killed the daemon several times and is not computed again"),
-        )
-        .hint("an operator lists it with `lodge quarantine ls` and has it computed again with `lodge quarantine retry`"));
+        return Err(refused(method));
     }
     let watched = shell.suspects.begin(WorkKind::Request, &digest, method);
-    if crash::has_pill(WorkKind::Request) {
+    if crash::has_pill(WorkKind::Request.word()) {
         let _mark = watched.mark();
         crash::pill(WorkKind::Request, &given.to_string());
     }
     Ok(Some(watched))
+}
+
+/// Watches what is computed of a body that is read while it comes, up to a place in it that is known by the digest of
+/// everything before. None: it is set aside.
+pub(super) fn watch_block(shell: &Shell, caller: &str, method: &str, so_far: &[u8]) -> Option<Watched> {
+    let mut hash = Sha256::new();
+    for part in [caller.as_bytes(), &[0], method.as_bytes(), &[0], so_far] {
+        hash.update(part);
+    }
+    let digest = short(&hash.finalize());
+    (!shell.suspects.refuses(&digest)).then(|| shell.suspects.begin(WorkKind::Request, &digest, method))
+}
+
+pub(super) fn refused(method: &str) -> ErrorBody {
+    let what = format!("this `{method}` killed the daemon several times and is not computed again");
+    ErrorBody::new("work.quarantined", what).hint(
+        "an operator lists it with `lodge quarantine ls` and has it computed again with `lodge quarantine retry`",
+    )
 }
 
 /// The same for the same request, whatever `request_id` it is sent with.
@@ -117,8 +131,12 @@ fn digest(caller: &str, method: &str, given: &Value) -> String {
         // Parameters are an object, or the method refuses them.
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {}
     }
-    let bytes = hash.0.finalize();
-    bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    short(&hash.0.finalize())
+}
+
+/// As much of a digest as tells requests from each other.
+fn short(digest: &[u8]) -> String {
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 struct Hashing(Sha256);

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use lodge_proto::ErrorBody;
+use lodge_proto::{ErrorBody, SettingChange};
 use tokio::sync::oneshot;
 
 use super::methods::{Answer, recorded_answer};
-use crate::config::{ConfigError, Reread};
+use crate::config::Reread;
 use crate::engine::{Command, RequestKey, Seen};
 use crate::shell::{Shell, shutting_down};
+use crate::tls::Certificate;
 use crate::view;
 
 /// Reads the same sources again and puts into effect what differs; a mistake anywhere changes nothing. Listeners stay
@@ -30,22 +31,28 @@ async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     {
         return Ok(known);
     }
-    let reread = {
+    let (mut reread, certificate) = {
         let shell = shell.clone();
-        let read = tokio::task::spawn_blocking(move || shell.config.reread()).await;
-        let read = read.map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?;
-        read.map_err(|error| refused(&error))?
+        let read = tokio::task::spawn_blocking(move || (shell.config.reread(), shell.tls.read())).await;
+        let (reread, certificate) =
+            read.map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?;
+        let reread = reread.map_err(|error| refused(&error, error.hint()))?;
+        (reread, certificate.map_err(|error| refused(&error, error.hint()))?)
     };
+    reread.told.changed.extend(certificate.as_ref().and_then(|new| certificate_change(shell, new)));
     let keys: Vec<String> = reread.told.changed.iter().map(|change| change.key.clone()).collect();
     let command = Command::Reloaded { keys: keys.clone(), answer: view::json(&reread.told) };
     let answer = shell.ask(key, command).await?;
-    put_into_effect(shell, reread).await;
+    put_into_effect(shell, reread, certificate).await;
     tracing::info!(event = "daemon.reloaded", keys = keys.join(","));
     Ok(answer)
 }
 
-async fn put_into_effect(shell: &Shell, reread: Reread) {
+async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Certificate>) {
     shell.config.swap(reread);
+    if let Some(certificate) = certificate {
+        shell.tls.put(certificate);
+    }
     shell.level.set(&shell.config.text("log-level"));
     shell.tell(Seen::Configured(shell.config.settings())).await;
     shell.jobs.look_now();
@@ -53,8 +60,15 @@ async fn put_into_effect(shell: &Shell, reread: Reread) {
     shell.tell(Seen::ProvidersChanged).await;
 }
 
-fn refused(error: &ConfigError) -> ErrorBody {
-    let mut body = ErrorBody::new("config.invalid", error.to_string()).hint(error.hint());
-    body.data.cause = std::error::Error::source(error).map(crate::chain);
+/// A renewed certificate is told by what is in the file, since its path is the same.
+fn certificate_change(shell: &Shell, new: &Certificate) -> Option<SettingChange> {
+    let (from, to) = (shell.tls.current().map(|old| old.fingerprint()), new.fingerprint());
+    let differs = from.as_ref() != Some(&to);
+    differs.then(|| SettingChange { key: "tls-cert".to_owned(), from: from.into(), to: to.into() })
+}
+
+fn refused(error: &dyn std::error::Error, hint: String) -> ErrorBody {
+    let mut body = ErrorBody::new("config.invalid", error.to_string()).hint(hint);
+    body.data.cause = error.source().map(crate::chain);
     body
 }

@@ -20,12 +20,14 @@ pub fn only<'h>(
     }
 }
 
-/// Refuses names for this machine that a page of somebody else's could have planted, and pages that may not call.
+/// Refuses names for this machine that a page of somebody else's could have planted, and pages that may not call. Names
+/// that the daemon has a certificate for are its own.
 pub fn check_browser(
     host: Option<&str>,
     origin: Option<&str>,
     bound: &str,
     allowed: &[String],
+    is_certified: impl Fn(&str) -> bool,
 ) -> Result<(), ErrorBody> {
     let name = |authority: &str| {
         let bare = authority
@@ -39,6 +41,7 @@ pub fn check_browser(
         given == "localhost"
             || given == name(bound)
             || given.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            || is_certified(&given)
     };
     let listed = |authority: &str| {
         allowed.iter().any(|origin| {
@@ -89,12 +92,15 @@ mod tests {
     fn only_names_of_this_machine_and_listed_origins_pass() {
         let listed = ["https://lodge.example".to_owned()];
         let check = |host: &str, origin: Option<&str>| {
-            check_browser(Some(host), origin, "127.0.0.1:5500", &listed).map_err(|e| e.data.code)
+            check_browser(Some(host), origin, "127.0.0.1:5500", &listed, |name| name == "box.lan")
+                .map_err(|e| e.data.code)
         };
         assert_eq!(check("localhost:5500", None), Ok(()));
         assert_eq!(check("[::1]:5500", None), Ok(()));
         assert_eq!(check("127.0.0.1:5500", Some("http://127.0.0.1:5500")), Ok(()));
         assert_eq!(check("lodge.example", Some("https://lodge.example")), Ok(()));
+        assert_eq!(check("Box.lan:5500", Some("https://Box.lan:5500")), Ok(()));
+        assert_eq!(check("box.lan:5500", Some("https://evil.example")), Err("auth.origin".into()));
         assert_eq!(check("evil.example", None), Err("auth.host".into()));
         assert_eq!(check("127.0.0.1:5500", Some("http://evil.example")), Err("auth.origin".into()));
         assert_eq!(check("127.0.0.1:5500", Some("null")), Err("auth.origin".into()));

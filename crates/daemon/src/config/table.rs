@@ -26,6 +26,8 @@ pub(super) enum Shape {
     /// Where to listen: a host and a port.
     Address,
     Path,
+    /// A path, or nothing.
+    PathOrNone,
     Flag,
     Count,
     Span,
@@ -69,6 +71,20 @@ pub(super) const SETTINGS: &[Setting] = &[
         shape: Shape::Flag,
         change: Change::Restart,
         help: "no TCP listener",
+    },
+    Setting {
+        name: "tls-cert",
+        default: "",
+        shape: Shape::PathOrNone,
+        change: Change::Restart,
+        help: "the certificate of the TCP listener (PEM), which then speaks TLS only; relative to the state directory",
+    },
+    Setting {
+        name: "tls-key",
+        default: "",
+        shape: Shape::PathOrNone,
+        change: Change::Restart,
+        help: "the private key of tls-cert (PEM), which nobody else may read; relative to the state directory",
     },
     Setting {
         name: "no-ui",
@@ -211,6 +227,7 @@ pub fn command() -> clap::Command {
             Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
             Shape::Address
             | Shape::Path
+            | Shape::PathOrNone
             | Shape::Count
             | Shape::Span
             | Shape::SpanOrOff
@@ -256,7 +273,7 @@ pub(crate) fn edits(a: &str, b: &str) -> usize {
 
 /// Variables that look like settings and are none, each with what was probably meant.
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-    const OTHERS: [&str; 5] = ["DATA_DIR", "CONFIG", "CRASH_AT", "KEEPER_CRASH_AT", "MUTATION"];
+    const OTHERS: [&str; 6] = ["DATA_DIR", "CONFIG", "CRASH_AT", "KEEPER_CRASH_AT", "MUTATION", "PILL"];
     let unknown = names.filter(|name| {
         let Some(rest) = name.strip_prefix("LODGED_") else { return false };
         !OTHERS.contains(&rest) && !SETTINGS.iter().any(|setting| env_name(setting.name) == *name)

@@ -34,6 +34,7 @@ pub(super) fn check(setting: &'static Setting, given: &Value, from: String) -> R
         Shape::Address => Err(bad("ADDRESS:PORT, such as 127.0.0.1:5500".to_owned())),
         Shape::Path if !text.is_empty() => Ok(Value::from(text)),
         Shape::Path => Err(bad("a path".to_owned())),
+        Shape::PathOrNone => Ok(Value::from(text)),
         Shape::Flag => match text.as_str() {
             "true" | "1" | "yes" | "on" => Ok(Value::from(true)),
             "false" | "0" | "no" | "off" | "" => Ok(Value::from(false)),

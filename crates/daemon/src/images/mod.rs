@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use lodge_core::record::{ImageContents, ImageRecord, ImageRow, ImageState, RuntimeRecord, ToolRecord};
 use lodge_image::agentfile::Loaded;
 use lodge_image::oci::{AgentKind, Descriptor, Document, MANIFEST_MAX, Manifest, Packed, read_agent_head};
-use lodge_image::registry::{Registries, Watch};
+use lodge_image::registry::{Reading, Registries, Terms, Watch};
 use lodge_image::{Blobs, Digest, Pins, Remote, Version};
 use lodge_proto::ErrorBody;
 use lodge_store::Reader;
@@ -114,7 +114,10 @@ impl Images {
 
     /// The way to registries, made with the first transfer.
     fn registries(&self) -> &Registries {
-        self.registries.get_or_init(|| Registries::new(self.logins.clone()))
+        self.registries.get_or_init(|| {
+            let terms = Terms { carry: read_as_caller, ..Terms::default() };
+            Registries::with_terms(self.logins.clone(), terms)
+        })
     }
 
     /// Puts an image that was just made into the store, as far as it is not there.
@@ -370,6 +373,14 @@ fn agents_manifest(remote: &Remote, document: Document) -> Result<Manifest, Erro
                 .hint("tools are brought with `lodge bin pull`"))
         }
     }
+}
+
+/// What a registry sent counts as read by whoever asked for it.
+fn read_as_caller(reading: Reading) -> Reading {
+    Box::new(crate::suspects::carry(move || {
+        crash::pill_at("document", "");
+        reading();
+    }))
 }
 
 /// Does work that waits for the disk, off the threads that serve.

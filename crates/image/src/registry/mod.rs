@@ -78,7 +78,12 @@ pub struct Terms {
     pub chunk: u64,
     /// Which addresses a registry outside must not lead to.
     pub inward: fn(IpAddr) -> bool,
+    /// What reads a document that a registry sent, as the caller wants it run on another thread.
+    pub carry: fn(Reading) -> Reading,
 }
+
+/// Work for another thread: reading what a stranger sent.
+pub type Reading = Box<dyn FnOnce() + Send>;
 
 impl Default for Terms {
     fn default() -> Terms {
@@ -92,6 +97,7 @@ impl Default for Terms {
             pause_max: Duration::from_secs(30),
             chunk: 8 << 20,
             inward: net::is_inward,
+            carry: |reading| reading,
         }
     }
 }

@@ -48,7 +48,7 @@ impl Registries {
         };
         let bytes = self.document(&home, &reference, wanted, &remote.to_string()).await?;
         let size = bytes.len() as u64;
-        let (digest, document) = keep(blobs, pins, bytes).await?;
+        let (digest, document) = self.keep(blobs, pins, bytes).await?;
         let descriptor = Descriptor::new(document.media_type(), digest, size);
         Ok((descriptor, document))
     }
@@ -67,6 +67,32 @@ impl Registries {
         let pull = Pull { registries: self, home: Home::known(remote)?, blobs, pins, watch };
         let parts = pull.documents(document).await?;
         pull.all_blobs(parts).await
+    }
+
+    /// Reads a document and puts it into the store.
+    async fn keep(
+        &self,
+        blobs: &Blobs,
+        pins: &Pins,
+        bytes: Vec<u8>,
+    ) -> Result<(Digest, Document), RegistryError> {
+        let (document, bytes) = self.read_document(bytes).await?;
+        let size = bytes.len() as u64;
+        let (store, held) = (blobs.clone(), blobs.pins());
+        let (digest, held) = on_disk(move || Ok((store.put(&held, &bytes)?, held))).await?;
+        // From here on the caller's pins hold it.
+        blobs.has(pins, &digest, size)?;
+        drop(held);
+        Ok((digest, document))
+    }
+
+    async fn read_document(&self, bytes: Vec<u8>) -> Result<(Document, Vec<u8>), RegistryError> {
+        let (done, read) = tokio::sync::oneshot::channel();
+        // Nobody may wait for it any more.
+        let reading = Box::new(move || drop(done.send((Document::read(&bytes), bytes))));
+        drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
+        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it broke off"))?;
+        Ok((document?, bytes))
     }
 
     /// The bytes of a document, which have the digest that was wanted.
@@ -130,24 +156,6 @@ pub(super) async fn on_disk<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(cut)?
 }
 
-/// Reads a document and puts it into the store.
-async fn keep(blobs: &Blobs, pins: &Pins, bytes: Vec<u8>) -> Result<(Digest, Document), RegistryError> {
-    let (document, bytes) = read_document(bytes).await?;
-    let size = bytes.len() as u64;
-    let (store, held) = (blobs.clone(), blobs.pins());
-    let (digest, held) = on_disk(move || Ok((store.put(&held, &bytes)?, held))).await?;
-    // From here on the caller's pins hold it.
-    blobs.has(pins, &digest, size)?;
-    drop(held);
-    Ok((digest, document))
-}
-
-async fn read_document(bytes: Vec<u8>) -> Result<(Document, Vec<u8>), RegistryError> {
-    let read = tokio::task::spawn_blocking(move || (Document::read(&bytes), bytes)).await;
-    let (document, bytes) = read.map_err(|_| BadImage::new("reading it broke off"))?;
-    Ok((document?, bytes))
-}
-
 /// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
 pub(super) fn add_parts(
     parts: &mut BTreeMap<Digest, Descriptor>,
@@ -209,7 +217,7 @@ impl Pull<'_> {
         }
         if let Some(bytes) = self.document_here(&part).await? {
             self.watch.there(&part);
-            return Ok(read_document(bytes).await?.0);
+            return Ok(self.registries.read_document(bytes).await?.0);
         }
         self.watch.planned(&part);
         let about = format!("{}/{}@{}", self.home.host, self.home.repository, part.digest);
@@ -219,7 +227,7 @@ impl Pull<'_> {
             let why = format!("{} has {} bytes, not {}", part.digest, bytes.len(), part.size);
             return Err(BadImage::new(why).into());
         }
-        let (_, document) = keep(self.blobs, self.pins, bytes).await?;
+        let (_, document) = self.registries.keep(self.blobs, self.pins, bytes).await?;
         self.watch.moved(&part.digest, part.size);
         Ok(document)
     }

@@ -10,6 +10,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::blocks::{Blocks, Quarantined};
+use crate::api::quarantine;
 use crate::images::errors;
 
 /// Pieces that wait between the two.
@@ -85,6 +87,7 @@ pub(super) enum Cut {
     Stalled,
     Broken(String),
     NoRoom,
+    Quarantined,
 }
 
 impl Cut {
@@ -93,6 +96,7 @@ impl Cut {
         match self {
             Cut::Stalled => invalid("nothing more came of the archive", "send it again"),
             Cut::Broken(why) => invalid("the archive broke off", "send it again").because(why),
+            Cut::Quarantined => quarantine::refused("image/import"),
             Cut::NoRoom => errors::no_room("the archive needs more than the disk can spare".to_owned()),
         }
     }
@@ -100,18 +104,18 @@ impl Cut {
 
 /// What a client sends, to be read.
 pub(super) struct Arriving<'a> {
-    pieces: mpsc::Receiver<Bytes>,
+    blocks: Blocks<'a>,
     /// Whether the disk can spare so many bytes.
     room: &'a dyn Fn(u64) -> bool,
-    piece: Bytes,
+    block: Bytes,
     read: u64,
     look_at: u64,
     cut: Option<Cut>,
 }
 
 impl<'a> Arriving<'a> {
-    pub fn new(pieces: mpsc::Receiver<Bytes>, room: &'a dyn Fn(u64) -> bool) -> Arriving<'a> {
-        Arriving { pieces, room, piece: Bytes::new(), read: 0, look_at: 0, cut: None }
+    pub fn new(blocks: Blocks<'a>, room: &'a dyn Fn(u64) -> bool) -> Arriving<'a> {
+        Arriving { blocks, room, block: Bytes::new(), read: 0, look_at: 0, cut: None }
     }
 
     /// Why nothing more could be read, if it was not the archive's end.
@@ -122,13 +126,14 @@ impl<'a> Arriving<'a> {
 
 impl Read for Arriving<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() {
-            match self.pieces.blocking_recv() {
-                Some(piece) => self.piece = piece,
-                None => return Ok(0),
+        if self.block.is_empty() && self.cut.is_none() {
+            match self.blocks.next_block() {
+                Ok(Some(block)) => self.block = block,
+                Ok(None) => return Ok(0),
+                Err(Quarantined) => self.cut = Some(Cut::Quarantined),
             }
         }
-        if self.read >= self.look_at {
+        if self.cut.is_none() && self.read >= self.look_at {
             self.look_at = self.read + LOOK_EVERY;
             if !(self.room)(UNPACKED_MAX) {
                 self.cut = Some(Cut::NoRoom);
@@ -139,8 +144,8 @@ impl Read for Arriving<'_> {
         }
         // No more than up to the next look and as much again.
         let most = usize::try_from(LOOK_EVERY).unwrap_or(usize::MAX);
-        let taken = to.len().min(self.piece.len()).min(most);
-        to[..taken].copy_from_slice(&self.piece.split_to(taken));
+        let taken = to.len().min(self.block.len()).min(most);
+        to[..taken].copy_from_slice(&self.block.split_to(taken));
         self.read += taken as u64;
         Ok(taken)
     }
@@ -164,7 +169,10 @@ mod tests {
             assert_eq!(bytes, UNPACKED_MAX);
             left.replace(left.get().saturating_sub(1)) > 0
         };
-        let mut arriving = Arriving::new(waiting, &room);
+        let dir = tempfile::tempdir().unwrap();
+        let (suspects, _) = crate::suspects::Suspects::open(dir.path(), "boot");
+        let watch = |_: &[u8]| Ok(suspects.begin(lodge_core::quarantine::WorkKind::Request, "subject", ""));
+        let mut arriving = Arriving::new(Blocks::new(waiting, &watch), &room);
         let read = io::copy(&mut io::BufReader::with_capacity(PIECE, &mut arriving), &mut io::sink());
         assert_eq!(read.is_err(), arriving.cut().is_some());
         (arriving.read, arriving.cut())

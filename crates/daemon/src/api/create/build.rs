@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::api::images::{self, bring, find_bin, name_of};
 use crate::api::methods::internal;
+use crate::crash;
 use crate::images::record::record_of;
 use crate::images::{errors, unsupported};
 use crate::shell::Shell;
@@ -60,6 +61,7 @@ pub(in crate::api) fn build(
         Source::Path(path) => directory_name(Path::new(path)),
         Source::Content(_) => None,
     });
+    crash::pill_at("build", called.as_deref().unwrap_or_default());
     let packed = pack_agent(&loaded).map_err(|error| errors::bad_image(&error))?;
     let (with, pins) = shelf.taken();
     shell.images.keep(&pins, &packed)?;

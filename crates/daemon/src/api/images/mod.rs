@@ -25,11 +25,13 @@ pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
 use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::act::mask;
+use crate::crash;
 use crate::engine::images::no_image;
 use crate::engine::{Command, ImageGiven, RequestKey};
 use crate::images::errors;
 use crate::limits;
 use crate::shell::Shell;
+use crate::suspects::carry;
 use crate::view;
 
 pub(super) async fn call(
@@ -130,7 +132,8 @@ pub(in crate::api) async fn remove(
 
 async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
     let shell = shell.clone();
-    let told = tokio::task::spawn_blocking(move || {
+    let told = tokio::task::spawn_blocking(carry(move || {
+        crash::pill_at("diff", &given.to);
         let (from, to) = (find(&shell, &given.from)?, find(&shell, &given.to)?);
         let read = |found: &Found| {
             let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
@@ -143,7 +146,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
         let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
         let changes = changes.into_iter().map(change).collect();
         Ok(view::json(&ImageDiff { from: from.digest, to: to.digest, changes }))
-    });
+    }));
     told.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
 }
 

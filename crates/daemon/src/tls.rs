@@ -1,0 +1,224 @@
+//! The certificate of the TCP listener: read at the start and at every reload, and swapped whole.
+//!
+//! Owns: the two files, what they must look like, and the certificate that new connections get. Never: connections (see
+//! `api::tls_stream`).
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::ParsedCertificate;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use crate::config::Config;
+
+/// What a file with a certificate or a key may weigh.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// Bytes of a fingerprint that are shown.
+const FINGERPRINT_LEN: usize = 8;
+const ALPN: &[u8] = b"http/1.1";
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{set} is set and {missing} is not")]
+    Alone { set: &'static str, missing: &'static str },
+    #[error("could not read {}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{} is not a regular file", path.display())]
+    NotRegular { path: PathBuf },
+    #[error("{} is over {FILE_BYTES_MAX} bytes", path.display())]
+    TooLarge { path: PathBuf },
+    #[error("others can read the private key {} (mode {mode:o})", path.display())]
+    Exposed { path: PathBuf, mode: u32 },
+    #[error("there is no certificate in {}", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("there is no private key in {}", path.display())]
+    NoKey { path: PathBuf },
+    #[error("the certificate in {} and the key in {} cannot be used", cert.display(), key.display())]
+    Unusable {
+        cert: PathBuf,
+        key: PathBuf,
+        #[source]
+        cause: rustls::Error,
+    },
+}
+
+impl TlsError {
+    /// What to do, and what comes after that.
+    pub fn hint(&self) -> String {
+        let fix = match self {
+            TlsError::Alone { missing, .. } => {
+                return format!("set {missing} too, or neither, and restart the daemon");
+            }
+            TlsError::Unreadable { .. } => {
+                "check the path, and that the daemon's user may read it".to_owned()
+            }
+            TlsError::NotRegular { .. } => "name the file itself".to_owned(),
+            TlsError::TooLarge { .. } => {
+                "name a file with one certificate and those of its issuers".to_owned()
+            }
+            TlsError::Exposed { path, .. } => {
+                format!("`chmod 600 {}`, as the daemon's user or root", path.display())
+            }
+            TlsError::NoCertificate { .. } => {
+                "write it in PEM: `-----BEGIN CERTIFICATE-----`, the daemon's own first".to_owned()
+            }
+            TlsError::NoKey { .. } => {
+                "write it in PEM and without a passphrase: `-----BEGIN PRIVATE KEY-----`".to_owned()
+            }
+            TlsError::Unusable { .. } => {
+                "check that the key belongs to the first certificate of the file".to_owned()
+            }
+        };
+        format!("{fix}; then run `lodge reload`")
+    }
+}
+
+/// One certificate with its key, ready for connections.
+pub struct Certificate {
+    server: Arc<ServerConfig>,
+    own: CertificateDer<'static>,
+}
+
+impl std::fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificate").field("fingerprint", &self.fingerprint()).finish_non_exhaustive()
+    }
+}
+
+impl Certificate {
+    pub fn server(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+
+    /// Whether it was issued for this host, a name or an address.
+    pub fn is_for(&self, host: &str) -> bool {
+        let (Ok(parsed), Ok(name)) = (ParsedCertificate::try_from(&self.own), ServerName::try_from(host))
+        else {
+            return false;
+        };
+        rustls::client::verify_server_name(&parsed, &name).is_ok()
+    }
+
+    /// What tells it from another, in short.
+    pub fn fingerprint(&self) -> String {
+        let digest = Sha256::digest(&self.own);
+        let hex: String = digest.iter().take(FINGERPRINT_LEN).map(|byte| format!("{byte:02x}")).collect();
+        format!("sha256:{hex}")
+    }
+}
+
+/// What the settings ask for, and the certificate in effect.
+#[derive(Debug)]
+pub struct Tls {
+    /// None: TCP is served without TLS.
+    files: Option<Files>,
+    current: watch::Sender<Option<Arc<Certificate>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Files {
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Tls {
+    /// Without a certificate yet: see [`Tls::read`].
+    pub fn new(config: &Config) -> Tls {
+        let file = |name: &str| (!config.text(name).is_empty()).then(|| config.path(name));
+        let files = Files { cert: file("tls-cert"), key: file("tls-key") };
+        let is_wanted = !config.flag("no-http") && (files.cert.is_some() || files.key.is_some());
+        Tls { files: is_wanted.then_some(files), current: watch::Sender::new(None) }
+    }
+
+    /// Reads the files. None: TLS is not wanted.
+    pub fn read(&self) -> Result<Option<Certificate>, TlsError> {
+        self.files.as_ref().map(Files::read).transpose()
+    }
+
+    /// New connections get this certificate from now on.
+    pub fn put(&self, certificate: Certificate) {
+        self.current.send_replace(Some(Arc::new(certificate)));
+    }
+
+    pub fn current(&self) -> Option<Arc<Certificate>> {
+        self.current.borrow().clone()
+    }
+
+    /// Waits until there is a certificate.
+    pub async fn available(&self) {
+        // The sender is here, so that it cannot be gone.
+        drop(self.current.subscribe().wait_for(Option::is_some).await);
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<Certificate, TlsError> {
+        let (cert, key) = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => (cert, key),
+            (Some(_), None) => return Err(TlsError::Alone { set: "tls-cert", missing: "tls-key" }),
+            (None, _) => return Err(TlsError::Alone { set: "tls-key", missing: "tls-cert" }),
+        };
+        let no_certificate = |_| TlsError::NoCertificate { path: cert.clone() };
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&read(cert, check_nothing)?)
+            .collect::<Result<_, _>>()
+            .map_err(no_certificate)?;
+        let Some(own) = chain.first().cloned() else {
+            return Err(TlsError::NoCertificate { path: cert.clone() });
+        };
+        let key_der = PrivateKeyDer::from_pem_slice(&read(key, check_private)?)
+            .map_err(|_| TlsError::NoKey { path: key.clone() })?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key_der));
+        let unusable = |cause| TlsError::Unusable { cert: cert.clone(), key: key.clone(), cause };
+        let mut server = server.map_err(unusable)?;
+        server.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(Certificate { server: Arc::new(server), own })
+    }
+}
+
+fn read(
+    path: &Path,
+    check: fn(&Path, &std::fs::Metadata) -> Result<(), TlsError>,
+) -> Result<Vec<u8>, TlsError> {
+    let unreadable = |cause| TlsError::Unreadable { path: path.to_owned(), cause };
+    // A FIFO would be waited for.
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(unreadable)?;
+    // Of what was opened, whatever has the name meanwhile.
+    let found = file.metadata().map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(TlsError::NotRegular { path: path.to_owned() });
+    }
+    check(path, &found)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(TlsError::TooLarge { path: path.to_owned() });
+    }
+    Ok(bytes)
+}
+
+fn check_nothing(_: &Path, _: &std::fs::Metadata) -> Result<(), TlsError> {
+    Ok(())
+}
+
+/// A key belongs to its user. One of root's may be readable by a group, which is how systems share them with services.
+fn check_private(path: &Path, found: &std::fs::Metadata) -> Result<(), TlsError> {
+    let mode = found.mode() & 0o777;
+    let own = rustix::process::geteuid().as_raw();
+    let allowed = if found.uid() == 0 && own != 0 { 0o740 } else { 0o700 };
+    if mode & !allowed == 0 { Ok(()) } else { Err(TlsError::Exposed { path: path.to_owned(), mode }) }
+}
