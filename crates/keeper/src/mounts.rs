@@ -104,6 +104,18 @@ pub(crate) fn of_kind(mountinfo: &[u8], kind: &[u8]) -> Vec<PathBuf> {
     mounts.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped).collect()
 }
 
+/// Mount points of cgroups of version 1 that have one of these controllers, from the text of a `mountinfo`.
+pub(crate) fn of_controllers(mountinfo: &[u8], controllers: &[&[u8]]) -> Vec<PathBuf> {
+    let has =
+        |options: &[u8]| options.split(|byte| *byte == b',').any(|option| controllers.contains(&option));
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    let mounts = lines.filter(|line| {
+        let mut words = line.split(|byte| *byte == b' ').skip_while(|word| *word != b"-").skip(1);
+        words.next() == Some(b"cgroup") && words.nth(1).is_some_and(has)
+    });
+    mounts.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(unescaped).collect()
+}
+
 /// The kernel writes blanks and backslashes as three octal digits.
 fn unescaped(text: &[u8]) -> PathBuf {
     let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);

@@ -19,7 +19,7 @@ use crate::group::Groups;
 use crate::host_trees;
 use crate::layers::Layers;
 use crate::masked;
-use crate::mounts::{clone_dir, host_forbids, mount, pivot};
+use crate::mounts::{clone_dir, host_forbids, mount, of_controllers, pivot};
 use crate::network::Gate;
 use crate::read_only;
 use crate::sys;
@@ -31,6 +31,8 @@ const NO_ROOM: &str = "keeper.no_room";
 /// What programs read to learn how many processors there are.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// A file that every cgroup of version 1 has. It says nothing but 0.
+const EVIDENCE: &str = "cgroup.clone_children";
 /// Where the copy of the host's `/etc` is bound if it cannot be read beneath the agent's own, and the way from there.
 const HOST_ETC: &str = "opt/lodge/etc";
 const TO_HOST_ETC: &str = "../opt/lodge/etc";
@@ -205,6 +207,18 @@ fn is_empty(place: &OwnedFd) -> io::Result<bool> {
     Ok(sys::names(dir.as_raw_fd())?.is_empty())
 }
 
+/// One file of every hierarchy that Java wants to find mounted before it believes any limit, each with its place. A
+/// directory would show the cgroups of others.
+fn evidence_of_controllers() -> Vec<(PathBuf, PathBuf)> {
+    let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let points = of_controllers(&mountinfo, &[b"cpu", b"cpuacct", b"cpuset"]);
+    let named = points.into_iter().filter_map(|point| {
+        let name = point.file_name()?;
+        Some((point.join(EVIDENCE), Path::new(CGROUPS).join(name).join(EVIDENCE)))
+    });
+    named.collect()
+}
+
 impl Built {
     /// Shows the processors, and the sandbox's own cgroups as far as it has any. The cgroup namespace comes before:
     /// its root is what programs are told that they are in.
@@ -220,6 +234,9 @@ impl Built {
             shown.push((path, at));
         }
         shown.extend(legacy.iter().map(|(name, path)| (path.to_path_buf(), Path::new(CGROUPS).join(name))));
+        if !legacy.is_empty() {
+            shown.extend(evidence_of_controllers());
+        }
         let show = |(source, at): &(PathBuf, PathBuf)| match self.show_read_only(source, at) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other.map_err(|error| io::Error::other(format!("{}: {error}", at.display()))),
@@ -239,7 +256,8 @@ impl Built {
     fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {
         let source = sys::open_path(source.as_os_str())?;
         let target = within(&self.root, at);
-        let place = make_target(&self.root, &target, true)?;
+        let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        let place = make_target(&self.root, &target, is_dir)?;
         mount(Some(&fd_path(&source)), &fd_path(&place), None, libc::MS_BIND | libc::MS_REC, None)?;
         read_only::make_tree(&target).inspect_err(|_| unmount(&target))
     }

@@ -334,11 +334,18 @@ const LIMIT_FILES: &str =
     "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes";
 
 /// Programs that choose the size of their heap by the limit, and print it in bytes.
-const HEAPS: [(&str, &str); 1] = [(
-    "node",
-    "node -e 'console.log(\"he\" + \"ap\", require(\"v8\").getHeapStatistics().heap_size_limit, \
-     require(\"os\").availableParallelism())'",
-)];
+const HEAPS: [(&str, &str); 2] = [
+    (
+        "node",
+        "node -e 'console.log(\"he\" + \"ap\", require(\"v8\").getHeapStatistics().heap_size_limit, \
+         require(\"os\").availableParallelism())'",
+    ),
+    (
+        "java",
+        "echo he''ap $(java -XX:+PrintFlagsFinal -version 2>/dev/null | sed -n 's/.* MaxHeapSize *= *\\([0-9]*\\).*/\\1/p') \
+         $(java -XshowSettings:system -version 2>&1 | sed -n 's/.*Effective CPU Count: //p')",
+    ),
+];
 
 #[tokio::test]
 async fn programs_see_the_memory_that_they_may_use() {
@@ -346,7 +353,8 @@ async fn programs_see_the_memory_that_they_may_use() {
     let found: Vec<_> = HEAPS.iter().filter(|(name, _)| has(name)).collect();
     let tools: String =
         found.iter().map(|(name, _)| format!("BIN {name} host:{name} \"a program\"\n")).collect();
-    let (_world, mut api, view) = with_tools(&format!("LIMIT memory 512m\n{tools}")).await;
+    let tools = format!("LIMIT memory 512m\nBIN sed host:sed \"lines\"\n{tools}");
+    let (_world, mut api, view) = with_tools(&tools).await;
     let limits = view["limits"].as_array().expect("limits");
     let memory = limits.iter().find(|limit| limit["name"] == "memory").expect("a limit");
     if !memory["by"].as_str().is_some_and(|by| by.starts_with("cgroup")) {
