@@ -99,7 +99,9 @@ def files():
             attempt("read %s%s" % (prefix, path), lambda: must_fail(read, prefix + path))
         attempt("hard link to %s" % path, lambda: must_fail(os.link, path, os.path.join(WORK, "linked")))
         attempt("rename of %s" % path, lambda: must_fail(os.rename, path, path + ".gone"))
-        attempt("write to %s" % path, lambda: write(path, 0))
+        # Where it could be taken away, it can be made again, and belongs to the agent then.
+        flags = os.O_CREAT if os.path.exists(path + ".gone") else 0
+        attempt("write to %s" % path, lambda: write(path, flags))
         attempt("change the mode of %s" % path, lambda: must_fail(os.chmod, path, 0o640))
         attempt("change the times of %s" % path, lambda: must_fail(os.utime, path, (1, 1)))
         attempt("set an attribute of %s" % path, lambda: must_fail(os.setxattr, path, "user.planted", b"x"))
