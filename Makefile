@@ -53,13 +53,13 @@ stock: build
 	stock/pack
 
 # What the tests need beside Rust: python3, for the second runtime of the conformance test; strace, which records what
-# reaches the disk for the proof that a power loss takes nothing; openssl, which makes certificates; busybox, which is
-# packed; a registry (with htpasswd, for one that asks who is there) and skopeo, to push to and to pull with; Docker
-# Engine, for an empty container.
+# reaches the disk for the proof that a power loss takes nothing; openssl, which makes certificates; git and curl, by
+# which agents reach a server; busybox, which is packed; a registry (with htpasswd, for one that asks who is there) and
+# skopeo, to push to and to pull with; Docker Engine, for an empty container.
 tools:
-	@for tool in python3 strace openssl busybox docker-registry htpasswd skopeo dockerd docker; do command -v $$tool >/dev/null || missing=1; done; \
+	@for tool in python3 strace openssl git curl busybox docker-registry htpasswd skopeo dockerd docker; do command -v $$tool >/dev/null || missing=1; done; \
 	if [ -n "$$missing" ]; then \
-		apt-get update -q && apt-get install -y -q --no-install-recommends python3 strace openssl busybox-static docker-registry apache2-utils skopeo docker.io \
+		apt-get update -q && apt-get install -y -q --no-install-recommends python3 strace openssl git curl busybox-static docker-registry apache2-utils skopeo docker.io \
 		&& { command -v docker >/dev/null || apt-get install -y -q --no-install-recommends docker-cli; }; \
 	fi
 

@@ -45,8 +45,8 @@ const VERSIONED: [&str; 2] = ["java-", "python3"];
 /// Links of these lead to programs, which are not to be copied.
 const LINKS_ONLY: &str = "alternatives";
 /// Where links of the host's `/etc` may lead: to what packages install for everybody, and to what makes the files of a
-/// resolver. What lies elsewhere is not copied, whoever made the link.
-const SOURCES: [&str; 11] = [
+/// resolver. What lies elsewhere is not copied.
+const SOURCES: [&str; 14] = [
     HOST,
     "/usr/share",
     "/usr/lib",
@@ -58,6 +58,9 @@ const SOURCES: [&str; 11] = [
     "/run/systemd/resolve",
     "/run/NetworkManager",
     "/run/resolvconf",
+    "/run/netconfig",
+    "/run/connman",
+    "/mnt/wsl",
 ];
 /// More than this of a file, of directories within each other and of entries is not copied.
 const FILE_BYTES_MAX: u64 = 4 << 20;

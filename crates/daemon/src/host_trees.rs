@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::{AgentRow, AgentSpec};
+use lodge_core::record::AgentSpec;
 
 /// Where systems keep programs and what those are made of.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -35,37 +35,37 @@ impl HostTrees {
     ///
     /// A program whose path leads through a directory that the agent can write is left out: the agent decides what is
     /// found there at its next start.
-    pub(crate) fn of(row: &AgentRow, state_dir: &Path) -> HostTrees {
-        let mounts = row.spec.mounts.iter().filter(|mount| !mount.read_only);
+    pub(crate) fn of(spec: &AgentSpec, state_dir: &Path) -> HostTrees {
+        let mounts = spec.mounts.iter().filter(|mount| !mount.read_only);
         let writable: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(&mount.host)).collect();
-        let tools = row.spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
-        let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+        let tools = spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
+        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
         let programs = tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty());
         HostTrees::of_programs(programs.map(Path::new), state_dir, &writable)
     }
 
-    /// Refuses an agent whose programs lead to other trees than when they were found: somebody who may change a link
-    /// on the way does not choose what a sandbox sees. New contents at the same places are no reason.
-    pub(crate) fn check(spec: &AgentSpec, state_dir: &Path) -> Result<(), LedElsewhere> {
-        let tools = spec.tools.iter().filter_map(|tool| {
-            let recorded = &tool.host.as_ref()?.trees;
-            Some((&tool.path, recorded.iter().map(PathBuf::from).collect()))
-        });
+    /// Refuses trees that were not shown when the agent's programs were found: somebody who may change a link on the way
+    /// does not choose what a sandbox sees. New contents at the same places are no reason.
+    pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), LedElsewhere> {
+        let tools = || spec.tools.iter().filter(|tool| tool.image.is_none());
+        // An earlier release recorded nothing.
+        if tools().any(|tool| tool.host.is_none()) {
+            return Ok(());
+        }
+        let recorded = tools().filter_map(|tool| tool.host.as_ref()).flat_map(|host| &host.trees);
+        let mut recorded: Vec<PathBuf> = recorded.map(PathBuf::from).collect();
         // The path of a runtime was recorded without links.
         let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
         let homes = homes(state_dir);
-        let runtime = runtime.map(|runtime| {
-            let tree = own_tree(Path::new(&runtime.path), &homes);
-            (&runtime.path, tree.into_iter().collect::<Vec<PathBuf>>())
-        });
-        for (program, recorded) in tools.chain(runtime) {
-            let now = trees_of(Path::new(program), state_dir);
-            let is_new = |tree: &&PathBuf| !recorded.iter().any(|known| tree.starts_with(known));
-            if let Some(tree) = now.iter().find(is_new) {
-                return Err(LedElsewhere { program: program.clone(), tree: tree.clone() });
-            }
-        }
-        Ok(())
+        recorded.extend(runtime.clone().filter_map(|runtime| own_tree(Path::new(&runtime.path), &homes)));
+        let is_new = |tree: &&PathBuf| {
+            let is_known = |known: &PathBuf| tree.starts_with(known);
+            !SYSTEM.iter().any(|place| tree.starts_with(place)) && !recorded.iter().any(is_known)
+        };
+        let Some(tree) = self.trees.iter().find(is_new) else { return Ok(()) };
+        let paths = tools().map(|tool| &tool.path).chain(runtime.map(|runtime| &runtime.path));
+        let program = paths.into_iter().find(|path| trees_of(Path::new(path), state_dir).contains(tree));
+        Err(LedElsewhere { program: program.cloned().unwrap_or_default(), tree: tree.clone() })
     }
 
     fn of_programs<'p>(
@@ -318,7 +318,6 @@ mod tests {
         let record = |path: &Path| ToolRecord {
             path: path.display().to_string(),
             host: Some(HostProgramRecord {
-                real_path: path.display().to_string(),
                 trees: trees_of(path, state).iter().map(|tree| tree.display().to_string()).collect(),
             }),
             ..ToolRecord::default()
@@ -329,11 +328,12 @@ mod tests {
             runtime: Some(runtime),
             ..AgentSpec::default()
         };
-        HostTrees::check(&spec, state).unwrap();
+        let check = |spec: &AgentSpec| HostTrees::of(spec, state).check(spec, state);
+        check(&spec).unwrap();
         // Other contents are an update of the program.
         std::fs::write(&tool, "new").unwrap();
-        HostTrees::check(&spec, state).unwrap();
-        let refused = |spec: &AgentSpec| HostTrees::check(spec, state).unwrap_err().to_string();
+        check(&spec).unwrap();
+        let refused = |spec: &AgentSpec| check(spec).unwrap_err().to_string();
         std::fs::remove_file(&tool).unwrap();
         std::os::unix::fs::symlink("../../private/bin/tool", &tool).unwrap();
         let private = dir.join("private").display().to_string();
@@ -344,7 +344,7 @@ mod tests {
         // An agent of an earlier release, which recorded nothing.
         (spec.tools, spec.runtime) = (tools, None);
         spec.tools[0].host = None;
-        HostTrees::check(&spec, state).unwrap();
+        check(&spec).unwrap();
     }
 
     #[test]

@@ -144,8 +144,8 @@ impl Http {
         match self {
             Http::Off | Http::Listening { .. } => None,
             Http::Taken { addr, reason } => Some(format!(
-                "http: {addr} is taken by another program ({reason}); the daemon takes it when it is free, and until then \
-                 only the Unix socket is served"
+                "http: {addr} cannot be listened on ({reason}); the daemon tries again until it can, and until then only the \
+                 Unix socket is served"
             )),
             Http::NoCertificate { addr, reason, hint } => Some(format!(
                 "http: {addr} is not served, because TLS is wanted and its certificate cannot be used ({reason}): {hint}"

@@ -40,6 +40,8 @@ pub enum TlsError {
     TooLarge { path: PathBuf },
     #[error("others can read the private key {} (mode {mode:o})", path.display())]
     Exposed { path: PathBuf, mode: u32 },
+    #[error("the private key {} belongs to another user (uid {uid})", path.display())]
+    OtherOwner { path: PathBuf, uid: u32 },
     #[error("there is no certificate in {}", path.display())]
     NoCertificate { path: PathBuf },
     #[error("there is no private key in {}", path.display())]
@@ -69,6 +71,9 @@ impl TlsError {
             }
             TlsError::Exposed { path, .. } => {
                 format!("`chmod 600 {}`, as the daemon's user or root", path.display())
+            }
+            TlsError::OtherOwner { path, .. } => {
+                format!("`chown` {} to the daemon's user or root", path.display())
             }
             TlsError::NoCertificate { .. } => {
                 "write it in PEM: `-----BEGIN CERTIFICATE-----`, the daemon's own first".to_owned()
@@ -219,6 +224,9 @@ fn check_nothing(_: &Path, _: &std::fs::Metadata) -> Result<(), TlsError> {
 fn check_private(path: &Path, found: &std::fs::Metadata) -> Result<(), TlsError> {
     let mode = found.mode() & 0o777;
     let own = rustix::process::geteuid().as_raw();
-    let allowed = if found.uid() == 0 && own != 0 { 0o740 } else { 0o700 };
+    if ![own, 0].contains(&found.uid()) {
+        return Err(TlsError::OtherOwner { path: path.to_owned(), uid: found.uid() });
+    }
+    let allowed = if found.uid() == 0 { 0o740 } else { 0o700 };
     if mode & !allowed == 0 { Ok(()) } else { Err(TlsError::Exposed { path: path.to_owned(), mode }) }
 }

@@ -344,11 +344,8 @@ pub struct ToolRecord {
 /// Where a program of the host led to when it was found.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct HostProgramRecord {
-    /// Without links.
-    #[prost(string, tag = "1")]
-    pub real_path: String,
     /// What a sandbox is shown for it, beside the host's system directories.
-    #[prost(string, repeated, tag = "2")]
+    #[prost(string, repeated, tag = "1")]
     pub trees: Vec<String>,
 }
 

@@ -10,6 +10,7 @@ use lodge_model::{
     Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Redactor, Request, ToolCall,
 };
 use lodge_proto::{Delta, ErrorBody};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -210,8 +211,25 @@ async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, Mo
     if bytes <= SHORT_BYTES && turns <= SHORT_TURNS {
         return assemble();
     }
-    let assembled = shell.compute.run(order.agent.as_str(), bytes as usize, move |_| assemble()).await;
+    let is_guess = order.bytes.is_none();
+    let assemble = move |charge: &Charge| {
+        let request = assemble();
+        if is_guess {
+            charge.add(request.as_ref().map_or(0, |request| weight(request) as u64));
+        }
+        request
+    };
+    let assembled = shell.compute.run(order.agent.as_str(), bytes as usize, assemble).await;
     assembled.unwrap_or_else(|error| Err(not_computed(&error)))
+}
+
+fn weight(request: &Request) -> usize {
+    let of = |message: &Message| match message {
+        Message::User { text } | Message::ToolResult { text, .. } | Message::Assistant { text, .. } => {
+            text.len()
+        }
+    };
+    request.messages.iter().map(of).sum()
 }
 
 /// The same call may find a processor in a moment.
@@ -326,30 +344,49 @@ fn reasoning(record: ReasoningRecord) -> Option<Reasoning> {
     Some(Reasoning { kind: Kind::named(&kind)?, provider, model, blocks })
 }
 
-/// A tool is called with what is recorded of the call, so it gets no key either. Each text in the arguments is looked at
-/// by itself, so that they stay the JSON that they are.
+/// A tool is called with what is recorded of the call, so it gets no key either.
 fn redact_call(redactor: &Redactor, call: ToolCall) -> ToolCall {
-    let arguments = match serde_json::from_str::<Value>(&call.arguments) {
-        Ok(given) => {
-            let redacted = redact_texts(redactor, given.clone());
-            if redacted == given { call.arguments } else { redacted.to_string() }
-        }
-        // No tool is called with that.
-        Err(_) => redactor.redact(call.arguments),
+    let arguments = redact_texts(redactor, &call.arguments);
+    let arguments = match serde_json::from_str::<IgnoredAny>(&arguments) {
+        Ok(IgnoredAny) => arguments,
+        // It is no JSON, so that there is nothing to break.
+        Err(_) => redactor.redact(arguments),
     };
-    ToolCall { arguments, ..call }
+    ToolCall { arguments, name: redactor.redact(call.name), ..call }
 }
 
-fn redact_texts(redactor: &Redactor, value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(redactor.redact(text)),
-        Value::Array(items) => items.into_iter().map(|item| redact_texts(redactor, item)).collect(),
-        Value::Object(fields) => {
-            let fields = fields.into_iter();
-            fields.map(|(name, value)| (redactor.redact(name), redact_texts(redactor, value))).collect()
+/// Redacts every text in a JSON document by itself, also one that a parser drops, such as the first of two fields with
+/// one name. Everything else stays as it is written.
+fn redact_texts(redactor: &Redactor, json: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(json.len()), json);
+    while let Some(start) = rest.find('"') {
+        let Some(len) = text_len(&rest[start..]) else { break };
+        let (before, after) = rest.split_at(start);
+        let (written, after) = after.split_at(len);
+        out.push_str(before);
+        let text = serde_json::from_str::<String>(written).ok();
+        let redacted = text.map(|text| (redactor.redact(text.clone()), text));
+        match redacted {
+            Some((redacted, text)) if redacted != text => out.push_str(&Value::String(redacted).to_string()),
+            Some(_) | None => out.push_str(written),
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+        rest = after;
     }
+    out.push_str(rest);
+    out
+}
+
+/// The length of the JSON text that `json` begins with, with both quotes. None: it does not end.
+fn text_len(json: &str) -> Option<usize> {
+    let mut bytes = json.bytes().enumerate().skip(1);
+    while let Some((at, byte)) = bytes.next() {
+        match byte {
+            b'"' => return Some(at + 1),
+            b'\\' => drop(bytes.next()),
+            _ => {}
+        }
+    }
+    None
 }
 
 fn record(call: ToolCall) -> CallRecord {
@@ -361,5 +398,36 @@ fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailur
         record: FailureRecord { code: code.to_owned(), message: message.to_owned(), hint },
         retryable: false,
         after_ms: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_in_the_arguments_of_a_call_keeps_a_key_and_the_rest_stays_as_it_is() {
+        const KEY: &str = "sk-0123456789abcdef";
+        let redactor = Redactor::new([KEY]);
+        let redacted = |arguments: &str| {
+            let call = ToolCall { id: "1".into(), name: "sh".into(), arguments: arguments.to_owned() };
+            redact_call(&redactor, call).arguments
+        };
+        let untouched = r#"{"a":"x \" \\","a":1.50,"b":["\u00e9",{}]}"#;
+        assert_eq!(redacted(untouched), untouched);
+        let escaped: String = KEY.chars().map(|letter| format!("\\u{:04x}", u32::from(letter))).collect();
+        let deep = format!("{}\"{escaped}\"{}", "[".repeat(200), "]".repeat(200));
+        for arguments in [
+            format!(r#"{{"a":"{KEY}","a":"x"}}"#),
+            format!(r#"{{"{KEY}":1}}"#),
+            format!(r#"["\\","{escaped}"]"#),
+            deep,
+            format!("no JSON {KEY}"),
+            format!(r#"{{"a":"{KEY}"#),
+        ] {
+            let out = redacted(&arguments);
+            assert!(!out.contains(KEY) && !out.contains(&escaped), "{out}");
+            assert!(out.contains("[secret]"), "{out}");
+        }
     }
 }

@@ -70,11 +70,11 @@ impl Actor {
         let stock = self.shell.runtime.verified().map_err(|error| failed(chain(&error)))?;
         let runtime = stock.path();
         checked.insert(runtime.to_owned(), stock.identity());
-        HostTrees::check(&row.spec, data_dir).map_err(|error| {
+        let host_trees = HostTrees::of(&row.spec, data_dir);
+        host_trees.check(&row.spec, data_dir).map_err(|error| {
             let (name, image) = (&row.name, &row.image);
             failed(format!("{error}; if that is intended, run `lodge agent update {name} --image {image}`"))
         })?;
-        let host_trees = HostTrees::of(row, data_dir);
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),
             incarnation: row.incarnation,

@@ -117,7 +117,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
         context_window: context_window(shell, &found.row.spec.model),
         uid: found.row.uid,
-        host_dirs: HostTrees::of(&found.row, &shell.config.data_dir)
+        host_dirs: HostTrees::of(&found.row.spec, &shell.config.data_dir)
             .trees
             .iter()
             .map(|dir| dir.display().to_string())

@@ -156,6 +156,7 @@ async fn take_with_certificate(shell: &Shell, addr: &str) -> (TcpListener, Strin
     shell.tls.available().await;
     match try_tcp(addr).await {
         Ok(bound) => bound,
+        // At a start an address that this host does not have would be an error; here nobody waits for an answer.
         Err(cause) => {
             shell.set_http(Http::Taken { addr: addr.to_owned(), reason: cause.to_string() });
             take_when_free(addr).await

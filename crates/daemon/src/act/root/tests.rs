@@ -38,7 +38,7 @@ fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
 const STOCK: &str = "/state/bin/runtime-abc";
 
 fn made(root: &Path, row: &AgentRow, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
-    let host = HostTrees::of(row, root);
+    let host = HostTrees::of(&row.spec, root);
     let making = Making { row, image, runtime: Path::new(STOCK), host: &host };
     make(root, &making, files)
 }

@@ -66,7 +66,6 @@ fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     }
     let digest = digest_of(&path).map_err(|error| missing(unreadable(&path, &error)))?;
     let host = HostProgramRecord {
-        real_path: real.display().to_string(),
         trees: trees_of(&path, &shell.config.data_dir)
             .iter()
             .map(|tree| tree.display().to_string())
