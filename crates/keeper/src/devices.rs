@@ -51,7 +51,10 @@ pub(crate) fn make(place: &Path) -> io::Result<()> {
 
 fn bind(path: &Path, source: &OwnedFd) -> io::Result<()> {
     std::fs::File::create_new(path)?;
-    mount(Some(&fd_path(source)), &sys::c_string(path.as_os_str())?, None, libc::MS_BIND, None)
+    let place = sys::c_string(path.as_os_str())?;
+    mount(Some(&fd_path(source)), &place, None, libc::MS_BIND, None)?;
+    // A device can be written to all the same, but its times and attributes, which are the host's, cannot be changed.
+    read_only::remount(&place)
 }
 
 fn furnish(place: &Path) -> io::Result<()> {

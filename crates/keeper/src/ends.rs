@@ -106,7 +106,8 @@ impl Keeper {
     fn gate_died(&mut self, died: Died) {
         self.close_gate();
         self.log.say(&format!("its gate died ({died:?}), so it ends"));
-        self.end(HOST_GRACE, Instant::now());
+        // Programs did not end by themselves, so nothing is recorded of how they did: they are lost, as with the keeper.
+        self.ending = Some(Ending::Over);
     }
 
     /// Lets the gate end.

@@ -40,7 +40,7 @@ pub enum TlsError {
     NotTls,
     #[error("the TLS handshake failed: {detail}")]
     Handshake { detail: String },
-    #[error("`{host}` cannot stand in a certificate")]
+    #[error("`{host}` is not a name or address that a certificate can have")]
     BadHost { host: String },
     #[error("could not read authorities from {}: {detail}", path.display())]
     CaFile { path: PathBuf, detail: String },
@@ -110,16 +110,30 @@ impl TlsError {
             CertificateError::NotValidForNameContext { presented, .. } => {
                 let detail = match presented.as_slice() {
                     [] => "it has no subjectAltName".to_owned(),
-                    names => format!("it has {}", names.join(", ")),
+                    names => {
+                        let names: Vec<&str> = names.iter().map(|name| plain_name(name)).collect();
+                        format!("it is for {}", names.join(", "))
+                    }
                 };
                 TlsError::OtherName { dialled: dialled.to_owned(), detail }
             }
             CertificateError::UnknownIssuer => TlsError::UnknownIssuer,
             CertificateError::BadSignature => TlsError::BadSignature,
-            // The list of rustls grows; all others are told in its words.
-            other => TlsError::BadCertificate { detail: other.to_string() },
+            // The list of rustls grows; all others are shown in its words, of which one needs better ones.
+            other => {
+                let words = other.to_string();
+                let is_authority = words.contains("CaUsedAsEndEntity");
+                let detail =
+                    if is_authority { "it is an authority's own (CA:TRUE)".to_owned() } else { words };
+                TlsError::BadCertificate { detail }
+            }
         }
     }
+}
+
+/// A name as rustls shows it, `DnsName("box.example")`, without the kind.
+fn plain_name(shown: &str) -> &str {
+    shown.split_once('(').map_or(shown, |(_, name)| name.trim_end_matches(')').trim_matches('"'))
 }
 
 /// Makes a TLS connection of a TCP connection to `host:port`. The server has a certificate for that host, issued by an

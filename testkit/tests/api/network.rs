@@ -256,10 +256,16 @@ async fn a_gate_outlives_the_daemon_and_an_agent_whose_gate_died_gets_a_new_one(
     let program = format!("get('http://{site}/')");
     assert!(python(&mut api, "one", "s", &program).await.contains("hello"));
 
+    let asked = json!({"agent": "one", "bin": "sh", "args": ["-c", "echo begun; sleep 600"]});
+    let job = json!({"job": api.ok("job/submit", asked).await["id"]});
+    api.until("job/get", job.clone(), |view| view["stdout_bytes"] == 6).await;
     kill(gate, libc::SIGKILL);
     let another =
         |view: &Value| view["status"] == "ready" && gate_of(view).is_some_and(|found| found != gate);
     api.until("agent/get", json!({"agent": "one"}), another).await;
+    let lost = api.until("job/get", job, |view| !view["finished_at"].is_null()).await;
+    assert_eq!((&lost["status"], &lost["signal"]), (&json!("error"), &Value::Null), "{lost:#}");
+    assert!(lost["error"].as_str().is_some_and(|why| why.contains("lost")), "{lost:#}");
     assert!(python(&mut api, "one", "t", &program).await.contains("hello"));
 }
 

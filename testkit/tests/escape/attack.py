@@ -479,6 +479,11 @@ DEVICES = {"fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdi
 
 def devices():
     attempt("devices beyond the usual", unusual)
+    for name in sorted(DEVICES):
+        path = os.path.join("/dev", name)
+        if not os.path.islink(path) and stat.S_ISCHR(os.lstat(path).st_mode):
+            attempt("change the times of %s" % path, lambda: must_fail(os.utime, path))
+            attempt("change the mode of %s" % path, lambda: must_fail(os.chmod, path, 0o666))
     for name in ["mem", "kmem", "port", "kmsg", "vda", "sda", "nvme0n1", "fuse", "kvm", "loop-control", "console", "tty0", "input/event0"]:
         for flags in (os.O_RDONLY, os.O_WRONLY):
             attempt("/dev/%s" % name, lambda: must_fail(os.open, "/dev/" + name, flags | os.O_NONBLOCK))
