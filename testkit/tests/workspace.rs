@@ -1,4 +1,4 @@
-//! Who may use whom: the table of ARCHITECTURE.md, kept.
+//! What documents say of the source: who may use whom (ARCHITECTURE.md), and the layers of the fence (docs/security.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -72,5 +72,29 @@ fn the_small_crates_stay_small() {
 fn only_the_store_sees_sql() {
     for (name, _) in MAY_USE.iter().filter(|(name, _)| *name != "store") {
         assert!(!dependencies(name).contains("rusqlite"), "crates/{name} uses rusqlite");
+    }
+}
+
+/// The layers that the keeper's source names.
+fn layers() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(crates().join("keeper/src")).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for call in ["layers.holds(", "layers.note(", "layers.missing("] {
+            let named = text.split(call).skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"'));
+            found.extend(named.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_layer_of_the_fence_is_explained() {
+    let page = std::fs::read_to_string(crates().join("../docs/security.md")).unwrap();
+    let (_, table) = page.split_once("## The layers").unwrap();
+    let layers = layers();
+    assert!(layers.len() > 20, "{layers:?}");
+    for layer in layers {
+        assert!(table.contains(&format!("`{layer}`")), "docs/security.md does not explain {layer}");
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lodge_proto::client::{Client, ClientError};
+use lodge_proto::client::{Client, ClientError, DaemonProcess};
 use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification, Progress};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -173,6 +173,11 @@ impl<'a> Daemon<'a> {
                 Err(other) => return Err(other.into()),
             }
         }
+    }
+
+    /// The daemon's process, where it can be seen from here.
+    pub(crate) fn process(&self) -> Option<DaemonProcess> {
+        self.client.daemon_process()
     }
 
     /// Waits until the daemon has closed the connection.

@@ -1,7 +1,7 @@
 //! A copy of those parts of the host's `/etc` that programs need, for the `/etc` of agents.
 //!
 //! It is a copy so that no socket, no FIFO and no secret of the host's comes with it: only links and files that
-//! everybody may read. It is one directory for all agents, brought up to date when the host's changes.
+//! everybody may read. It is one directory for all agents, updated when the host's changes.
 //!
 //! Owns: `host-etc/` in the state directory. Everything there is derived and may be deleted while no agent runs.
 

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use lodge_core::record::AgentSpec;
@@ -38,10 +39,12 @@ impl HostTrees {
     pub(crate) fn of(spec: &AgentSpec, state_dir: &Path) -> HostTrees {
         let mounts = spec.mounts.iter().filter(|mount| !mount.read_only);
         let writable: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(&mount.host)).collect();
-        let tools = spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
-        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
-        let programs = tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty());
-        HostTrees::of_programs(programs.map(Path::new), state_dir, &writable)
+        HostTrees::of_programs(host_programs(spec), state_dir, &writable)
+    }
+
+    /// The first host program of an agent that is not there any more.
+    pub(crate) fn lost_program(spec: &AgentSpec) -> Option<&Path> {
+        host_programs(spec).find(|path| !can_run(path))
     }
 
     /// Refuses trees that were not shown when the agent's programs were found: somebody who may change a link on the way
@@ -74,7 +77,7 @@ impl HostTrees {
         writable: &[PathBuf],
     ) -> HostTrees {
         let homes = homes(state_dir);
-        let mut own = Shown::default();
+        let mut own = ProgramTrees::default();
         let mut has_any = false;
         for program in programs {
             has_any = true;
@@ -107,6 +110,17 @@ impl HostTrees {
     }
 }
 
+fn host_programs(spec: &AgentSpec) -> impl Iterator<Item = &Path> {
+    let tools = spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
+    let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+    tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty()).map(Path::new)
+}
+
+/// Whether a file is there that somebody may execute.
+pub(crate) fn can_run(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
 /// A host program would show more of the host than when it was found.
 #[derive(Debug, thiserror::Error)]
 #[error("the program {program} leads to {} now, which was not shown when it was found", tree.display())]
@@ -117,20 +131,20 @@ pub(crate) struct LedElsewhere {
 
 /// What a sandbox is shown for one program, beside the system directories.
 pub(crate) fn trees_of(program: &Path, state_dir: &Path) -> Vec<PathBuf> {
-    let mut shown = Shown::default();
+    let mut shown = ProgramTrees::default();
     shown.add(&locations(program), &homes(state_dir));
     shown.trees.into_iter().collect()
 }
 
 /// What programs outside of the system directories are shown with.
 #[derive(Debug, Default)]
-struct Shown {
+struct ProgramTrees {
     trees: BTreeSet<PathBuf>,
     /// Links without anything beside them, each with the next one on its way.
     links: BTreeMap<PathBuf, PathBuf>,
 }
 
-impl Shown {
+impl ProgramTrees {
     fn add(&mut self, locations: &[PathBuf], homes: &[PathBuf]) {
         for (index, location) in locations.iter().enumerate() {
             let Some(tree) = own_tree(location, homes) else { continue };

@@ -18,8 +18,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
-use crate::dial::dial;
+use crate::dial::{DaemonConnection, dial};
 pub use crate::dial::{Login, Unverified};
+pub use crate::process::DaemonProcess;
 use crate::rpc::{ErrorBody, Message, Notification, Request};
 use crate::{PROGRESS, Progress, REQUEST_BYTES_MAX};
 
@@ -102,6 +103,7 @@ pub struct Client {
     next_id: u64,
     waiting: VecDeque<Notification>,
     was_shut_down: bool,
+    daemon_pid: Option<i32>,
 }
 
 impl std::fmt::Debug for Client {
@@ -124,7 +126,7 @@ impl Client {
 
     async fn open(target: &Target, login: &Login) -> Result<Client, ClientError> {
         let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
-        let (io, host) = dial(target, login).await?;
+        let DaemonConnection { io, host, pid } = dial(target, login).await?;
         let handshake = |status, body, detail: String| ClientError::Handshake {
             target: target.clone(),
             status,
@@ -142,7 +144,8 @@ impl Client {
             .max_frame_size(Some(READ_BYTES_MAX));
         match client_async_with_config(request, io, Some(config)).await {
             Ok((socket, _)) => {
-                Ok(Client { socket, next_id: 0, waiting: VecDeque::new(), was_shut_down: false })
+                let waiting = VecDeque::new();
+                Ok(Client { socket, next_id: 0, waiting, was_shut_down: false, daemon_pid: pid })
             }
             Err(WsError::Http(response)) => {
                 let body =
@@ -246,6 +249,12 @@ impl Client {
                 self.waiting.push_back(note);
             }
         }
+    }
+
+    /// The daemon's process, to wait for its end. None: it runs on another machine, or in another container.
+    pub fn daemon_process(&self) -> Option<DaemonProcess> {
+        // While the daemon answers on this connection, the number is its own.
+        DaemonProcess::open(self.daemon_pid?).ok()
     }
 
     /// Of a lost connection: whether the daemon said that it ends, as opposed to having broken off.

@@ -132,22 +132,28 @@ impl Unverified {
     }
 }
 
-/// Opens a connection on which this token may be sent, and tells the host's name that goes with it.
-pub(crate) async fn dial<'t>(
-    target: &'t Target,
-    login: &Login,
-) -> Result<(Box<dyn Io>, &'t str), ClientError> {
+/// A connection on which a token may be sent.
+pub(crate) struct DaemonConnection<'t> {
+    pub(crate) io: Box<dyn Io>,
+    /// The host's name that goes with it.
+    pub(crate) host: &'t str,
+    /// The daemon's process, where it can be seen from here.
+    pub(crate) pid: Option<i32>,
+}
+
+/// Opens a connection on which this token may be sent.
+pub(crate) async fn dial<'t>(target: &'t Target, login: &Login) -> Result<DaemonConnection<'t>, ClientError> {
     let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
     let unverified = |why| ClientError::Unverified { target: target.clone(), why };
     match target {
         Target::Unix(path) => {
             let stream = connect_unix(path).await.map_err(no_daemon)?;
+            let peer = stream.peer_cred().map_err(no_daemon)?;
             // Without a token there is nothing to protect.
             if !login.is_empty() {
-                let uid = stream.peer_cred().map_err(no_daemon)?.uid();
-                check_peer(uid, path, login).map_err(unverified)?;
+                check_peer(peer.uid(), path, login).map_err(unverified)?;
             }
-            Ok((Box::new(stream), "localhost"))
+            Ok(DaemonConnection { io: Box::new(stream), host: "localhost", pid: peer.pid() })
         }
         Target::Tcp(addr) => {
             let mut stream = connect_tcp(addr).await.map_err(no_daemon)?;
@@ -156,7 +162,7 @@ pub(crate) async fn dial<'t>(
                 let expected = login.listens_at.unwrap_or_else(|| proof::canonical(dialled));
                 verify(&mut stream, target, addr, login, Some(expected)).await?;
             }
-            Ok((Box::new(stream), addr))
+            Ok(DaemonConnection { io: Box::new(stream), host: addr, pid: None })
         }
         Target::Tls(addr) => {
             let stream = connect_tcp(addr).await.map_err(no_daemon)?;
@@ -167,7 +173,7 @@ pub(crate) async fn dial<'t>(
                 // be any, as it is behind a forwarded port.
                 verify(&mut stream, target, addr, login, login.listens_at).await?;
             }
-            Ok((Box::new(stream), addr))
+            Ok(DaemonConnection { io: Box::new(stream), host: addr, pid: None })
         }
     }
 }
@@ -196,7 +202,7 @@ fn check_peer(uid: u32, socket: &Path, login: &Login) -> Result<(), Unverified> 
     Err(Unverified::Peer { uid, expected: expected.join(" or ") })
 }
 
-/// Has whoever listens prove that it is the daemon of this token, on the connection that the token is sent on, and that
+/// Has the listener prove that it is the daemon of this token, on the connection that the token is sent on, and that
 /// it listens at the expected address, if one is.
 async fn verify(
     stream: &mut impl Io,
@@ -230,7 +236,7 @@ async fn verify(
     }
 }
 
-/// What a daemon says in place of a proof. Nothing of it can be relied on, and nothing was told to whoever said it.
+/// What a daemon says in place of a proof. Nothing of it can be relied on, and the sender learned nothing.
 fn refused(target: &Target, status: u16, body: &[u8]) -> ClientError {
     let said = serde_json::from_slice::<Response>(body).ok().and_then(|answer| answer.error);
     match said {

@@ -13,6 +13,7 @@ mod images;
 mod jobs;
 mod methods;
 pub mod post;
+mod process;
 pub mod proof;
 mod quarantine;
 mod rpc;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::client::{CONNECT_TIMEOUT, ClientError, READ_BYTES_MAX, Target};
-use crate::dial::{Login, dial};
+use crate::dial::{DaemonConnection, Login, dial};
 use crate::rpc::{Request, Response};
 
 /// The daemon's own heads are a few lines.
@@ -22,7 +22,7 @@ pub async fn post(target: &Target, login: &Login, method: &str, params: Value) -
     let body = serde_json::to_string(&request).map_err(|cause| ClientError::Garbled { cause })?;
     let bearer = login.bearer(target)?;
     let exchange = async {
-        let (mut io, host) = dial(target, login).await?;
+        let DaemonConnection { mut io, host, .. } = dial(target, login).await?;
         let length = body.len();
         let sent = format!(
             "POST /v1/rpc HTTP/1.1\r\nhost: {host}\r\nauthorization: {bearer}\r\n\

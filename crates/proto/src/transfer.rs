@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use crate::client::{CONNECT_TIMEOUT, ClientError, Io, Target};
-use crate::dial::{Login, dial};
+use crate::dial::{DaemonConnection, Login, dial};
 use crate::rpc::ErrorBody;
 
 /// Bytes that are read, or sent, at once.
@@ -65,7 +65,7 @@ enum Left {
 
 /// Asks for what is at a path, and waits until it begins to come.
 pub async fn get(target: &Target, login: &Login, path: &str) -> Result<Download, ClientError> {
-    let (mut io, host) = dialled(target, login).await?;
+    let DaemonConnection { mut io, host, .. } = dialled(target, login).await?;
     let head = head(target, "GET", path, host, login, "")?;
     io.write_all(head.as_bytes()).await.map_err(|_| ClientError::Lost)?;
     answered(target, io).await.map(Download)
@@ -79,7 +79,7 @@ pub async fn post(
     body: &mut (impl AsyncRead + Unpin),
     mut sent: impl FnMut(u64),
 ) -> Result<Value, TransferError> {
-    let (io, host) = dialled(target, login).await?;
+    let DaemonConnection { io, host, .. } = dialled(target, login).await?;
     let fields = "content-type: application/x-tar\r\ntransfer-encoding: chunked\r\n";
     let head = head(target, "POST", path, host, login, fields)?;
     let (reader, mut writer) = tokio::io::split(io);
@@ -104,7 +104,7 @@ pub async fn post(
     Ok(serde_json::from_slice(&text).map_err(|cause| ClientError::Garbled { cause })?)
 }
 
-async fn dialled<'t>(target: &'t Target, login: &Login) -> Result<(Box<dyn Io>, &'t str), ClientError> {
+async fn dialled<'t>(target: &'t Target, login: &Login) -> Result<DaemonConnection<'t>, ClientError> {
     let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
     match tokio::time::timeout(CONNECT_TIMEOUT, dial(target, login)).await {
         Ok(dialled) => dialled,

@@ -147,6 +147,40 @@ async fn a_mount_that_vanished_or_leads_elsewhere_keeps_its_agent_from_starting(
 }
 
 #[tokio::test]
+async fn a_host_program_that_vanished_keeps_its_agent_from_starting_until_it_is_back() {
+    let world = World::new();
+    let mut api = world.checked().await;
+    let kit = shared(&world.lodge, "kit");
+    let (tool, away) = (kit.join("greet"), kit.join("away"));
+    fs::write(&tool, "#!/bin/sh\necho good morning\n").expect("a program");
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let content = format!("{AGENTFILE}BIN greet host:{}\n", tool.display());
+    api.ok("agent/create", json!({"content": content, "name": "one"})).await;
+    api.agent_is("one", "ready").await;
+    api.ok("agent/stop", json!({"agent": "one"})).await;
+    fs::rename(&tool, &away).expect("a move");
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    let failed =
+        api.until("agent/get", json!({"agent": "one"}), |view| view["failure_reason"] == "init").await;
+    let detail = failed["failure_detail"].as_str().expect("a detail");
+    for words in [tool.to_str().expect("text"), "lodge start one"] {
+        assert!(detail.contains(words), "{detail}");
+    }
+    // What is said of programs that are there and cannot be run.
+    for (program, words) in [(&away, "chmod +x"), (&kit, "is a directory")] {
+        fs::set_permissions(&away, fs::Permissions::from_mode(0o644)).expect("its mode");
+        let content = format!("{AGENTFILE}BIN greet host:{}\n", program.display());
+        let refused = api.refused("agent/create", json!({"content": content}), "bin.not_found").await;
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    fs::set_permissions(&away, fs::Permissions::from_mode(0o755)).expect("its mode");
+    fs::rename(&away, &tool).expect("a move");
+    api.ok("agent/stop", json!({"agent": "one"})).await;
+    api.ok("agent/start", json!({"agent": "one"})).await;
+    api.agent_is("one", "ready").await;
+}
+
+#[tokio::test]
 async fn bad_mounts_and_bad_variables_are_refused_before_anything_is_made() {
     let world = World::new();
     let mut api = world.checked().await;

@@ -54,8 +54,11 @@ async fn an_interrupt_ends_the_daemon_and_no_agent() {
 #[tokio::test]
 async fn the_shutdown_command_ends_the_daemon_and_no_agent() {
     survives(|world| {
+        let info: serde_json::Value = serde_json::from_str(&world.cli(&["info", "--json"]).1).expect("JSON");
+        let pid = info["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
         let (code, out, err) = world.cli(&["shutdown"]);
         assert_eq!((code, out.as_str()), (0, ""), "{err}");
+        assert!(!is_alive(pid), "it still writes to its directory");
     })
     .await;
 }

@@ -1,6 +1,6 @@
 //! `info`, `reap`, `reload` and `shutdown`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lodge_proto::{
     Done, Empty, Info, Overridden, ReapParams, Reaped, ReloadParams, Reloaded, SettingChange, ShutdownParams,
@@ -163,8 +163,16 @@ pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Fail
         }
         other => other,
     })?;
+    let process = daemon.process();
     let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents, request_id: None }).await?;
-    if timeout(END_MAX, daemon.gone()).await.is_err() {
+    let asked = Instant::now();
+    let is_closed = timeout(END_MAX, daemon.gone()).await.is_ok();
+    // It finishes some things after it closed the connection; its directory may be removed when this command is done.
+    let is_gone = match process {
+        Some(process) => process.ended_within(END_MAX.saturating_sub(asked.elapsed())).await,
+        None => is_closed,
+    };
+    if !is_gone {
         let failure = Failure::refused(format!("the daemon is still there after {} s", END_MAX.as_secs()));
         return Err(failure.hint("see `lodge info`"));
     }

@@ -86,10 +86,19 @@ fn instead(name: &str, source: &str) -> String {
     format!("to change `{name}` itself: lodge agent update {name} --image {}", render::quoted(source))
 }
 
-/// An agent with the host's network reaches everything that the host's own users reach.
+/// An agent with the host's network reaches everything that the host's own users reach, and one whose mode was
+/// misspelt reaches a host of that name alone.
 fn tell_network(context: &Context, agent: &AgentView) {
-    if agent.network.mode == "host" {
+    let network = &agent.network;
+    if network.mode == "host" {
         context.words.say("NETWORK host: its tools have this host's network, loopback included");
+    }
+    if let [word] = network.allow.as_slice()
+        && !word.contains(['.', ':', '/'])
+    {
+        context.words.say(&format!(
+            "NETWORK {word}: its tools reach the host `{word}` alone; the modes are none, public, lan and host"
+        ));
     }
 }
 

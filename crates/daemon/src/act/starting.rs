@@ -70,10 +70,19 @@ impl Actor {
         let stock = self.shell.runtime.verified().map_err(|error| failed(chain(&error)))?;
         let runtime = stock.path();
         checked.insert(runtime.to_owned(), stock.identity());
+        let (name, image_name) = (&row.name, &row.image);
+        if let Some(program) = HostTrees::lost_program(&row.spec) {
+            return Err(failed(format!(
+                "the program {} is not there any more, or cannot be executed; install it and run `lodge start {name}`, or \
+                 run `lodge agent update {name} --image {image_name}` to have it looked for again",
+                program.display()
+            )));
+        }
         let host_trees = HostTrees::of(&row.spec, data_dir);
         host_trees.check(&row.spec, data_dir).map_err(|error| {
-            let (name, image) = (&row.name, &row.image);
-            failed(format!("{error}; if that is intended, run `lodge agent update {name} --image {image}`"))
+            failed(format!(
+                "{error}; if that is intended, run `lodge agent update {name} --image {image_name}`"
+            ))
         })?;
         let spec = SandboxSpec {
             id: row.sandbox.as_str().to_owned(),

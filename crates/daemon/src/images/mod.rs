@@ -375,7 +375,7 @@ fn agents_manifest(remote: &Remote, document: Document) -> Result<Manifest, Erro
     }
 }
 
-/// What a registry sent counts as read by whoever asked for it.
+/// Charges the reading of a registry's answer to the request that caused it.
 fn read_as_caller(reading: Reading) -> Reading {
     Box::new(crate::suspects::carry(move || {
         crash::pill_at("document", "");

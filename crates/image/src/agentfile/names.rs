@@ -2,6 +2,8 @@
 //!
 //! Owns: yes or no for one word. Never: words an error (see `mistake`).
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use super::mistake::PathFault;
 
 const PATH_MAX: usize = 1_024;
@@ -144,7 +146,7 @@ fn host_name(name: &str) -> bool {
 fn bracketed_address(name: &str) -> bool {
     name.strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'))
-        .is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+        .is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok())
 }
 
 /// What stands after `host:`: a bare name, or an absolute path that stays where it points.
@@ -194,16 +196,16 @@ pub(super) fn network_host(word: &str) -> bool {
         return false;
     }
     if let Some((address, bits)) = word.split_once('/') {
-        let max = match address.parse::<std::net::IpAddr>() {
-            Ok(std::net::IpAddr::V4(_)) => 32,
-            Ok(std::net::IpAddr::V6(_)) => 128,
+        let max = match address.parse::<IpAddr>() {
+            Ok(IpAddr::V4(_)) => 32,
+            Ok(IpAddr::V6(_)) => 128,
             Err(_) => return false,
         };
         return bits.len() <= 3
             && bits.bytes().all(|b| b.is_ascii_digit())
             && bits.parse::<u16>().is_ok_and(|bits| bits <= max);
     }
-    if word.parse::<std::net::Ipv6Addr>().is_ok() {
+    if word.parse::<Ipv6Addr>().is_ok() {
         return true;
     }
     let (name, is_wild) = match word.strip_prefix("*.") {
@@ -218,7 +220,7 @@ pub(super) fn network_host(word: &str) -> bool {
 }
 
 fn is_v4(word: &str) -> bool {
-    word.parse::<std::net::Ipv4Addr>().is_ok()
+    word.parse::<Ipv4Addr>().is_ok()
 }
 
 fn without_port(word: &str) -> &str {
@@ -230,22 +232,34 @@ fn without_port(word: &str) -> &str {
 
 /// Whether a list can never open this host: its own machine's loopback, a link, many at once, or nobody.
 pub(super) fn never_opened(word: &str) -> bool {
-    let bare = if word.parse::<std::net::Ipv6Addr>().is_ok() { word } else { without_port(word) };
-    let bare = bare.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
-    let v4 = |v4: std::net::Ipv4Addr| {
-        v4.octets()[0] == 0
-            || v4.is_loopback()
-            || v4.is_link_local()
-            || v4.is_multicast()
-            || v4.is_broadcast()
-    };
-    match bare.parse::<std::net::IpAddr>().map(|address| address.to_canonical()) {
-        Ok(std::net::IpAddr::V4(address)) => v4(address),
-        Ok(std::net::IpAddr::V6(v6)) => {
+    match host_part(word).parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(v4)) => {
+            v4.octets()[0] == 0
+                || v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_multicast()
+                || v4.is_broadcast()
+        }
+        Ok(IpAddr::V6(v6)) => {
             v6.is_loopback() || v6.is_unspecified() || v6.is_multicast() || v6.is_unicast_link_local()
         }
-        Err(_) => bare == "localhost" || bare.ends_with(".localhost"),
+        Err(_) => is_own_loopback(word),
     }
+}
+
+/// Whether a word names the loopback of the machine that it is read on.
+pub(super) fn is_own_loopback(word: &str) -> bool {
+    let host = host_part(word);
+    match host.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(address) => address.is_loopback() || address.is_unspecified(),
+        Err(_) => host == "localhost" || host.ends_with(".localhost"),
+    }
+}
+
+/// A host without its port and its brackets.
+fn host_part(word: &str) -> String {
+    let bare = if word.parse::<Ipv6Addr>().is_ok() { word } else { without_port(word) };
+    bare.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
 pub(super) fn http_url(word: &str) -> bool {

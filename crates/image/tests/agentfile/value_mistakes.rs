@@ -141,6 +141,28 @@ fn every_bad_value_is_found_where_it_stands() {
 }
 
 #[test]
+fn a_host_that_no_list_takes_is_answered_with_how_to_write_what_was_meant() {
+    for (word, advice) in [
+        ("https://a.example/x", "name the host alone"),
+        ("*", "`NETWORK public`"),
+        ("loopback", "`loopback:5432`"),
+        ("loopback:80-90", "`loopback:5432`"),
+        ("a.example:80-90", "each port by itself"),
+        ("a.example:*", "each port by itself"),
+        ("10.0.0.0/33", "a range as"),
+        ("b..c", "`example.com:443`"),
+        ("localhost:80", "`loopback:PORT`"),
+        ("0.0.0.0", "`loopback:PORT`"),
+        ("169.254.169.254", "metadata"),
+        ("[fe80::1]:80", "metadata"),
+    ] {
+        let text = format!("FROM scratch\nNETWORK {word}\n");
+        let errors = parse("Agentfile", text.as_bytes(), &args(&[])).expect_err("refused");
+        assert!(errors.first().hint().contains(advice), "{word}: {}", errors.first().hint());
+    }
+}
+
+#[test]
 fn a_build_argument_cannot_smuggle_in_a_second_line() {
     for value in ["a\nNAME b", "a\rb", "a\0b", "a\u{1b}b"] {
         let errors = parse("Agentfile", b"FROM scratch\nARG x=1\nNAME ${x}\n", &args(&[("x", value)]))

@@ -117,11 +117,11 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
     describe(root, &Layout::private(), making)
 }
 
-/// Writes what the agent and its runtime are told about it, for programs that see its root as `layout` says.
+/// Writes the files that describe the agent to its model and its runtime, for programs that see its root as `layout` says.
 pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Result<(), RootError> {
     let Making { row, image, runtime, .. } = *making;
     let sections = contexts(layout, row, image);
-    // A sandbox without a root of its own may run already: whatever it left there is not followed.
+    // A sandbox without a root of its own may run already. Links that it left there are not followed.
     for dir in ["etc", "etc/context"] {
         own_dir(&root.join(dir), None)?;
     }

@@ -1,6 +1,5 @@
 //! Programs of the host, as they are found when an agent is created, and those of images, which are found when it starts.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use lodge_proto::ErrorBody;
 
 use super::Shelf;
 use crate::api::methods::internal;
-use crate::host_trees::trees_of;
+use crate::host_trees::{can_run, trees_of};
 use crate::shell::Shell;
 
 /// Where no `host:` program can live: a sandbox has its own.
@@ -146,14 +145,19 @@ fn find(program: &str) -> Option<PathBuf> {
     } else {
         HOST_PATH.iter().map(|dir| Path::new(dir).join(program)).collect()
     };
-    let runs = |path: &PathBuf| {
-        std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-    };
-    candidates.into_iter().find(runs)
+    candidates.into_iter().find(|path| can_run(path))
 }
 
 fn absent(program: &str) -> String {
-    format!("there is no program `{program}` on this host")
+    match Path::new(program).metadata() {
+        Ok(found) if program.starts_with('/') && found.is_dir() => {
+            format!("`{program}` is a directory, not a program")
+        }
+        Ok(_) if program.starts_with('/') => {
+            format!("`{program}` is not executable: `chmod +x {program}` makes it so")
+        }
+        Ok(_) | Err(_) => format!("there is no program `{program}` on this host"),
+    }
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> String {

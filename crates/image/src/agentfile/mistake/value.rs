@@ -238,9 +238,13 @@ impl ValueMistake {
             ValueMistake::Exec => "put every word into double quotes, with commas between them".to_owned(),
             ValueMistake::UnknownLimit { found } => limit_hint(found),
             ValueMistake::LimitValue { key, .. } => format!("write `LIMIT {key} {}`", key.example()),
-            ValueMistake::NetworkHost { .. } => "write it as `example.com` or `example.com:443`".to_owned(),
-            ValueMistake::NetworkClosed { .. } => {
+            ValueMistake::NetworkHost { found } => network_hint(found).to_owned(),
+            ValueMistake::NetworkClosed { found } if names::is_own_loopback(found) => {
                 "a sandbox has a loopback of its own; write `loopback:PORT` for a port of the host's, or `NETWORK host`"
+                    .to_owned()
+            }
+            ValueMistake::NetworkClosed { .. } => {
+                "addresses of a link, metadata services among them, stay closed; `NETWORK host` reaches them"
                     .to_owned()
             }
             ValueMistake::NetworkMixed { .. } => "keep one of them".to_owned(),
@@ -290,6 +294,24 @@ fn limit_hint(found: &str) -> String {
     match nearest(&found.to_ascii_lowercase().replace('_', "-"), LimitKey::ALL.iter().map(|key| key.word())) {
         Some(key) => format!("did you mean `{key}`?"),
         None => "remove it, or use one of these".to_owned(),
+    }
+}
+
+/// What people write there who know other lists of hosts.
+fn network_hint(found: &str) -> &'static str {
+    let has_ports = found.rsplit_once(':').is_some_and(|(_, port)| port.contains(['-', '*']));
+    if found.contains("://") {
+        "name the host alone: `example.com` or `example.com:443`"
+    } else if found == "*" {
+        "`NETWORK public` opens every address of the internet; `*.example.com` opens the names below one"
+    } else if found.starts_with("loopback") {
+        "name one port of the host's own loopback, as in `loopback:5432`"
+    } else if has_ports {
+        "write each port by itself, as in `example.com:80 example.com:443`, or none for all of them"
+    } else if found.contains('/') {
+        "write a range as `203.0.113.0/24`"
+    } else {
+        "write it as `example.com` or `example.com:443`"
     }
 }
 
