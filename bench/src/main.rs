@@ -145,7 +145,7 @@ const FULL: Sizes = Sizes {
     beside_agents: 30,
     beside_turns: 300,
     network_rounds: 5,
-    network_connects: 500,
+    network_connects: 300,
     network_mb: 512,
     network_agents: 20,
     submits: 100,

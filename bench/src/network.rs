@@ -18,8 +18,12 @@ const CONNECT_MORE_MS_MAX: f64 = 0.2;
 const HANDED_IN_SHARE_MIN: f64 = 0.9;
 const RELAYED_SHARE_MIN: f64 = 0.4;
 const AGENT_MORE_MB_MAX: f64 = 0.3;
-/// What a keeper then does without, so that connections are relayed.
+/// What a keeper then does without, so that sockets are guarded by filters, or connections are relayed.
+const NO_LANDLOCK: &str = "keeper.no_landlock_tcp";
 const NO_GUARD: &str = "keeper.no_landlock_tcp+keeper.no_network_filter";
+
+const HANDED_IN: &str = "  a socket that is handed in";
+const FILTERED: &str = "  one behind a filter";
 
 /// Measures as a tool: connections one after the other, then one that sends and one that receives.
 const CLIENT: &str = "import json, os, socket, sys, time\n\
@@ -65,41 +69,47 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
         return table.note("network: this host has no address beside its loopback");
     };
     let server = serve(address);
-    let (world, mut relaying) = (World::start().await, Lodge::new());
-    relaying.set_env("LODGED_KEEPER_CRASH_AT", NO_GUARD);
-    let relaying = World::of(relaying, &[]).await;
+    let world = World::start().await;
+    let (filtering, relaying) = (world_without(NO_LANDLOCK).await, world_without(NO_GUARD).await);
     let direct = client(&world, "direct", "NETWORK host").await;
     let handed_in = client(&world, "handed-in", &format!("NETWORK {server}")).await;
+    let filtered = client(&filtering, "filtered", &format!("NETWORK {server}")).await;
     let relayed = client(&relaying, "relayed", &format!("NETWORK {server}")).await;
-    let mut found: [Vec<Measured>; 3] = Default::default();
+    let clients = [(&world, &direct), (&world, &handed_in), (&filtering, &filtered), (&relaying, &relayed)];
+    let mut found: [Vec<Measured>; 4] = Default::default();
     for round in 0..sizes.network_rounds {
-        for (found, (world, client)) in
-            found.iter_mut().zip([(&world, &direct), (&world, &handed_in), (&relaying, &relayed)])
-        {
+        for (found, (world, client)) in found.iter_mut().zip(clients) {
             found.push(measure(world, client, server, sizes, round).await);
         }
     }
-    let [direct, handed_in, relayed] = found.map(Totals::of);
-    let more = Hold::at_most("direct + 0.2 ms", direct.connects.p50() + CONNECT_MORE_MS_MAX);
+    let [direct, handed_in, filtered, relayed] = found.map(Totals::of);
     table.row(Row::times("connect of a tool, the host's network", &direct.connects));
-    table.row(
-        Row::times("  a socket that is handed in", &handed_in.connects)
-            .beside("direct", direct.connects.p50())
-            .hold(more),
-    );
-    for (what, direct, handed_in, relayed) in [
-        ("sent by a tool", direct.sent, handed_in.sent, relayed.sent),
-        ("received by a tool", direct.got, handed_in.got, relayed.got),
+    for (name, totals) in [(HANDED_IN, &handed_in), (FILTERED, &filtered)] {
+        let more = Hold::at_most("direct + 0.2 ms", direct.connects.p50() + CONNECT_MORE_MS_MAX);
+        let row = Row::times(name, &totals.connects).beside("direct", direct.connects.p50());
+        table.row(row.hold(more));
+    }
+    for (what, direct, handed_in, filtered, relayed) in [
+        ("sent by a tool", direct.sent, handed_in.sent, filtered.sent, relayed.sent),
+        ("received by a tool", direct.got, handed_in.got, filtered.got, relayed.got),
     ] {
         table.row(Row::rounds(format!("{what}, the host's network"), "MB/s", &direct));
         let row = |name: &str, sample: &Sample, share: f64| {
             let hold = Hold::at_least(&format!("{share} of direct"), share * direct.p50());
             Row::rounds(name, "MB/s", sample).beside("direct", direct.p50()).hold(hold)
         };
-        table.row(row("  a socket that is handed in", &handed_in, HANDED_IN_SHARE_MIN));
+        table.row(row(HANDED_IN, &handed_in, HANDED_IN_SHARE_MIN));
+        table.row(row(FILTERED, &filtered, HANDED_IN_SHARE_MIN));
         table.row(row("  relayed by the proxy", &relayed, RELAYED_SHARE_MIN));
     }
     memory(&world, sizes, table).await;
+}
+
+/// A daemon whose keepers do without something.
+async fn world_without(what: &str) -> World {
+    let mut lodge = Lodge::new();
+    lodge.set_env("LODGED_KEEPER_CRASH_AT", what);
+    World::of(lodge, &[]).await
 }
 
 /// Each kind of measurement, of all rounds.
