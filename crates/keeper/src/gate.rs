@@ -156,14 +156,8 @@ fn obey(control: &OwnedFd) -> io::Result<()> {
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is passed.
-    match sys::check(unsafe { libc::socket(family, kind, 0) }) {
-        Ok(socket) => {
-            // SAFETY: the call returned this descriptor, and nothing else owns it.
-            let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-            sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd()))
-        }
+    match sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
+        Ok(socket) => sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();

@@ -35,6 +35,7 @@ mod landlock;
 mod launch;
 mod layers;
 mod loads;
+mod local_ports;
 mod log;
 mod masked;
 mod masks;

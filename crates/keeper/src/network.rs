@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -287,11 +287,10 @@ fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {
 
 /// A new network has a loopback that is down.
 fn raise_loopback() -> io::Result<()> {
+    let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     // SAFETY: the structure is plain data, for which zeroes are a valid value, and outlives the calls; its name ends
-    // with a zero. The descriptor is new.
+    // with a zero.
     unsafe {
-        let socket = sys::check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
-        let socket = OwnedFd::from_raw_fd(socket);
         let mut request: libc::ifreq = std::mem::zeroed();
         for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
             *to = *from as libc::c_char;

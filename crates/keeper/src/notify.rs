@@ -295,11 +295,8 @@ mod tests {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         // It was somebody else's when the call came, and is this host's own now.
         let to = sys::SocketAddress::from(server.local_addr().unwrap());
-        // SAFETY: no memory is passed, and the descriptors are new.
-        let [theirs, ours] = [0, 1].map(|_| unsafe {
-            use std::os::fd::FromRawFd;
-            OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0))
-        });
+        let [theirs, ours] =
+            [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
         let stage = Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()) };
         supervisor.wait((1, CALL), stage, None);
         sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::notify_sys::{self, Answer};
@@ -29,7 +29,8 @@ pub(crate) fn try_answering() -> io::Result<io::Result<()>> {
         return Ok(Err(error));
     }
     let (ours, theirs) = sys::packet_pair()?;
-    let (their_socket, our_socket) = (socket(libc::SOCK_STREAM)?, socket(libc::SOCK_DGRAM)?);
+    let their_socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
+    let our_socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     let child = sys::fork()?;
     if child == 0 {
         drop(ours);
@@ -45,14 +46,6 @@ pub(crate) fn try_answering() -> io::Result<io::Result<()>> {
         libc::waitpid(child, std::ptr::null_mut(), 0);
     }
     Ok(answered)
-}
-
-fn socket(kind: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed, and the descriptor is new.
-    unsafe {
-        let fd = sys::check(libc::socket(libc::AF_INET, kind | libc::SOCK_CLOEXEC, 0))?;
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
 }
 
 fn trial_address() -> sys::SocketAddress {
