@@ -67,6 +67,7 @@ mod supplementary;
 mod sys;
 mod tool_thread;
 mod tree;
+mod trial;
 mod watch;
 mod watchdog;
 

@@ -23,6 +23,7 @@ use crate::notify_probe;
 use crate::notify_sys;
 use crate::peer_filter::PeerFilter;
 use crate::sys;
+use crate::trial::{TrialError, settle};
 
 /// The gate's end of the socket to its keeper.
 pub(crate) const CONTROL: RawFd = 3;
@@ -236,12 +237,12 @@ pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
 ///
 /// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
 fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> io::Result<Option<Guard>> {
-    let answering = notify_probe::try_answering()?;
+    let answering = settle(notify_probe::try_answering())?;
     let without = || io::Error::other("a test does without");
     let landlock = match &answering {
         Err(error) => Err(io::Error::other(error.to_string())),
         Ok(()) if tests_without(spec, NO_LANDLOCK) => Err(without()),
-        Ok(()) => landlock::can_close_tcp(),
+        Ok(()) => settle(landlock::can_close_tcp().map_err(TrialError::from))?,
     };
     if layers.note("network_landlock", landlock) {
         return Ok(Some(Guard::Landlock));
@@ -253,7 +254,7 @@ fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> 
     let filter = match answering {
         Err(error) => Err(error),
         Ok(()) if tests_without(spec, NO_FILTER) => Err(without()),
-        Ok(()) => PeerFilter::try_attaching(),
+        Ok(()) => settle(PeerFilter::try_attaching())?,
     };
     Ok(match filter {
         Ok(filter) => {

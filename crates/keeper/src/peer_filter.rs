@@ -18,6 +18,7 @@ use crate::confine;
 use crate::local_ports::LocalPorts;
 use crate::netlink::Routes;
 use crate::sys;
+use crate::trial::TrialError;
 
 /// Where the header of the network begins, in a filter of a socket whose packets begin with that of TCP.
 const NETWORK_HEADER: u32 = -0x10_0000_i32 as u32;
@@ -30,7 +31,7 @@ const VERSION_6: u32 = 0x60;
 const EVERYTHING: u32 = u32::MAX;
 const NOTHING: u32 = 0;
 
-/// The right to configure networks. Linux asks for it since 2026, of whoever attaches a filter to a TCP socket.
+/// The right to configure networks. Since 2026, Linux asks for it when a filter is attached to a TCP socket.
 pub(crate) const CAP_NET_ADMIN: u64 = 1 << 12;
 
 /// How sockets get their filter on this host.
@@ -45,7 +46,7 @@ pub(crate) struct PeerFilter {
 
 impl PeerFilter {
     /// Tries it on a socket of the network that this process is in, which must be the host's.
-    pub(crate) fn try_attaching() -> io::Result<PeerFilter> {
+    pub(crate) fn try_attaching() -> Result<PeerFilter, TrialError> {
         let (ports, loopback) = (LocalPorts::choose()?, loopback_source()?);
         let lock_one = |capabilities: u64| {
             let filter = PeerFilter { capabilities, ports: ports.clone(), loopback };
@@ -58,11 +59,9 @@ impl PeerFilter {
         };
         match confine::without_capability(CAP_NET_ADMIN, || lock_one(0))? {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                lock_one(CAP_NET_ADMIN).map_err(|cause| {
-                    io::Error::other(format!("cannot attach a filter to a TCP socket: {cause}"))
-                })
+                lock_one(CAP_NET_ADMIN).map_err(TrialError::during("attach a filter to a TCP socket"))
             }
-            other => other,
+            other => Ok(other?),
         }
     }
 
@@ -242,7 +241,7 @@ mod tests {
         let filter = match PeerFilter::try_attaching() {
             Ok(filter) => filter,
             // Kernels since 2026 refuse it to ordinary users, and to nobody else.
-            Err(error) => return assert!(!sys::is_root(), "root can attach a filter: {error}"),
+            Err(error) => return assert!(!sys::is_root(), "root can attach a filter: {error:?}"),
         };
         let [peer, other] = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();

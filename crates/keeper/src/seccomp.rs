@@ -181,6 +181,19 @@ pub(crate) fn refuse_calls(numbers: &[libc::c_long]) -> io::Result<()> {
     install(answering(numbers, refuse(libc::EPERM)))
 }
 
+/// Refuses calls of this number whose second argument is not 0, and nothing else.
+#[cfg(test)]
+pub(crate) fn refuse_flags(number: libc::c_long, errno: i32) -> io::Result<()> {
+    install(vec![
+        load(NUMBER_AT),
+        jump(libc::BPF_JEQ, number as u32, 0, 3),
+        load(SECOND_AT),
+        jump(libc::BPF_JEQ, 0, 1, 0),
+        answer(refuse(errno)),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ])
+}
+
 #[cfg(test)]
 fn answering(numbers: &[libc::c_long], value: u32) -> Vec<libc::sock_filter> {
     let mut code = vec![load(NUMBER_AT)];
