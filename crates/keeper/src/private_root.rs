@@ -16,7 +16,7 @@ use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, unmou
 use crate::devices;
 use crate::fence::{self, NO_PROC, tests_without};
 use crate::group::Groups;
-use crate::host_trees;
+use crate::host_trees::{self, Overlays};
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{clone_dir, host_forbids, mount, of_controllers, pivot};
@@ -119,7 +119,7 @@ fn furnish(
         return Err(io::Error::other("the agent's directory has something in the place of /proc").into());
     }
     // Once covered, nothing can be put there.
-    host_trees::show(root, &plan.host_trees, &place, layers).map_err(NotBuilt::by_mount)?;
+    host_trees::show(root, &plan.host_trees, &place, overlays(spec), layers).map_err(NotBuilt::by_mount)?;
     if plan.host_trees.iter().any(|tree| spec.state_dir.starts_with(tree)) {
         // The daemon's own files are never shown, wherever they are.
         let state = within(root, &spec.state_dir);
@@ -171,14 +171,9 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
     let own = make_target(&spec.root, &target, true)?;
     let copy = sys::open_path(host_etc.as_os_str())?;
     binds::check_itself(host_etc, &copy)?;
-    let laid = if tests_without(spec, NO_OVERLAY) {
-        Err(io::Error::from_raw_os_error(libc::EPERM))
-    } else {
-        host_trees::overlay(&own, &copy, &own)
-    };
-    match laid {
+    match host_trees::overlay(&own, &copy, &own, overlays(spec)) {
         Ok(()) => return Ok(None),
-        Err(error) if host_forbids(&error) => {}
+        Err(error) if host_trees::cannot_overlay(&error) => {}
         Err(error) => return Err(NotBuilt::Refused(error)),
     }
     for entry in std::fs::read_dir(host_etc)? {
@@ -200,6 +195,10 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
         NotBound::Writable(error) | NotBound::Absent(error) => NotBuilt::Refused(error),
     })?;
     Ok(Some(Opened { bind: read_only(host_etc, &place), source: copy }))
+}
+
+fn overlays(spec: &KeeperSpec) -> Overlays {
+    if tests_without(spec, NO_OVERLAY) { Overlays::Absent } else { Overlays::Tried }
 }
 
 fn is_empty(place: &OwnedFd) -> io::Result<bool> {
