@@ -37,7 +37,7 @@ pub(crate) const CAP_NET_ADMIN: u64 = 1 << 12;
 /// How sockets get their filter on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerFilter {
-    /// What the keeper must keep for it.
+    /// What the keeper must keep for it, to be in force while a filter is attached and at no other time.
     pub(crate) capabilities: u64,
     ports: LocalPorts,
     /// Where connections to the host's loopback come from.
@@ -76,7 +76,7 @@ impl PeerFilter {
     ) -> io::Result<sys::SocketAddress> {
         let peer = SocketAddr::new(answering_address(peer.ip()), peer.port());
         self.ports.bind_one(socket, self.source_for(peer.ip(), routes)?, peer)?;
-        attach_locked(socket, peer)?;
+        confine::with_capability(self.capabilities, || attach_locked(socket, peer))?;
         sys::SocketAddress::for_socket(socket, peer)
     }
 
