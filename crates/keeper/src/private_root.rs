@@ -248,8 +248,10 @@ impl Built {
         let system = self.root.join("sys");
         drop(make_target(&self.root, &system, true)?);
         masked::hide(&system)?;
-        show()?;
-        read_only::remount(&sys::c_string(system.as_os_str())?)
+        // A part of it would look like a machine without processors.
+        show()
+            .and_then(|()| read_only::remount(&sys::c_string(system.as_os_str())?))
+            .inspect_err(|_| unmount(&system))
     }
 
     fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {
@@ -278,5 +280,35 @@ impl Built {
         sys::check(unsafe { libc::dup3(alone.as_raw_fd(), dir.as_raw_fd(), libc::O_CLOEXEC) })?;
         drop(here);
         pivot(&self.root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mounts::{beneath, enter_own};
+
+    #[test]
+    fn a_system_that_cannot_be_shown_leaves_no_empty_mount() {
+        let root = std::env::temp_dir().join(format!("keeper-system-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let root = root.canonicalize().unwrap();
+        let has_mounts = || !beneath(&std::fs::read("/proc/self/mountinfo").unwrap(), &root).is_empty();
+        let built = Built { root: root.clone(), proc_is_ours: false };
+        let may_mount = sys::passes_in_child(|| enter_own().unwrap());
+        let passes = sys::passes_in_child(std::panic::AssertUnwindSafe(|| {
+            enter_own().unwrap();
+            built.show_all(|| Ok(())).unwrap();
+            assert!(has_mounts());
+            unmount(&root.join("sys"));
+            let shown = built.show_all(|| {
+                std::fs::create_dir(root.join("sys/half"))?;
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            });
+            assert_eq!(shown.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+            assert!(!has_mounts());
+        }));
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(passes, may_mount);
     }
 }
