@@ -16,7 +16,7 @@ use crate::files::Files;
 use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset, Tcp};
 use crate::layers::Layers;
-use crate::network::{Guard, Net};
+use crate::network::{Net, SocketGuard};
 use crate::seccomp::{self, Clone3, Looks};
 use crate::sys;
 use crate::tool_thread::ToolThread;
@@ -154,7 +154,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     };
     // Where there is no Landlock, that was noted above.
     let supervises = net.supervised.is_some();
-    let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == Guard::Landlock);
+    let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
     let tcp = if closes_tcp { Tcp::Closed } else { Tcp::Open };
     let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;

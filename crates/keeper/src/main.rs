@@ -60,6 +60,7 @@ mod read_only;
 mod relay;
 mod removed;
 mod seccomp;
+mod seccomp_network;
 mod spares;
 mod spawn;
 mod stock;

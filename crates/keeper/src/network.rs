@@ -84,8 +84,8 @@ impl Net {
     /// What the keeper needs for this network beyond what every keeper does.
     pub(crate) fn capabilities(&self) -> u64 {
         match self.supervised.as_ref().map(|with| &with.guard) {
-            Some(Guard::Filter(filter)) => filter.capabilities,
-            Some(Guard::Landlock) | None => 0,
+            Some(SocketGuard::Filter(filter)) => filter.capabilities,
+            Some(SocketGuard::Landlock) | None => 0,
         }
     }
 
@@ -120,7 +120,7 @@ impl Gate {
 pub(crate) struct Supervised {
     /// None: nothing beyond the loopback is open.
     pub(crate) rules: Option<Rules>,
-    pub(crate) guard: Guard,
+    pub(crate) guard: SocketGuard,
     /// Of the host's network.
     pub(crate) routes: Routes,
     /// By which sockets of the sandbox's own network are known.
@@ -129,7 +129,7 @@ pub(crate) struct Supervised {
 
 /// What keeps a socket of the host's network from being used for another connection than the one that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Guard {
+pub(crate) enum SocketGuard {
     /// Programs may neither connect nor bind streams by themselves.
     Landlock,
     /// Each such socket hears its one peer alone.
@@ -236,7 +236,11 @@ pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
 /// cannot. An error: that could not be tried, which ends the start, as the next one may have more of the network.
 ///
 /// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
-fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> io::Result<Option<Guard>> {
+fn find_guard(
+    spec: &KeeperSpec,
+    rules: Option<&Rules>,
+    layers: &mut Layers,
+) -> io::Result<Option<SocketGuard>> {
     let answering = settle(notify_probe::try_answering())?;
     let without = || io::Error::other("a test does without");
     let landlock = match &answering {
@@ -245,7 +249,7 @@ fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> 
         Ok(()) => settle(landlock::can_close_tcp().map_err(TrialError::from))?,
     };
     if layers.note("network_landlock", landlock) {
-        return Ok(Some(Guard::Landlock));
+        return Ok(Some(SocketGuard::Landlock));
     }
     // Without a way out there is nothing to guard.
     if rules.is_none() {
@@ -259,7 +263,7 @@ fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> 
     Ok(match filter {
         Ok(filter) => {
             layers.holds("network_filter");
-            Some(Guard::Filter(filter))
+            Some(SocketGuard::Filter(filter))
         }
         Err(error) => {
             layers.missing("network_filter", error.to_string());

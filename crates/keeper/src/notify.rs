@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::gate_rules::{Reach, Rules};
     use crate::netlink::Routes;
-    use crate::network::Guard;
+    use crate::network::SocketGuard;
     use crate::sys;
 
     /// A supervisor with the far end of its gate's socket.
@@ -263,7 +263,7 @@ mod tests {
         let (control, gate) = sys::packet_pair().unwrap();
         let with = Supervised {
             rules: Some(Rules::read(Reach::Public, &[]).unwrap()),
-            guard: Guard::Landlock,
+            guard: SocketGuard::Landlock,
             routes: Routes::open().unwrap(),
             cookie: notify_sys::own_cookie().unwrap(),
         };

@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::confine::User;
 use crate::gate_rules::{Place, canonical};
 use crate::netlink;
-use crate::network::{self, Guard, Supervised};
+use crate::network::{self, SocketGuard, Supervised};
 use crate::notify::{Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
 use crate::notify_epoll;
@@ -228,8 +228,8 @@ impl Supervisor {
         self.open.add(&ours, Instant::now())?;
         let Supervised { guard, routes, .. } = &mut self.with;
         let restricted = match guard {
-            Guard::Landlock => None,
-            Guard::Filter(filter) => Some(filter.restrict(&ours, SocketAddr::new(to, port), routes)?),
+            SocketGuard::Landlock => None,
+            SocketGuard::Filter(filter) => Some(filter.restrict(&ours, SocketAddr::new(to, port), routes)?),
         };
         // A bound socket that connects to no address would reach its own.
         let to_peer = restricted.map(|peer| Address::of(peer.bytes()));

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::notify_sys::{self, Answer};
-use crate::seccomp;
+use crate::seccomp_network;
 use crate::sys;
 use crate::trial::TrialError;
 
@@ -58,7 +58,7 @@ fn trial_address() -> sys::SocketAddress {
 fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     // SAFETY: no memory is passed.
     let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
-    let said = match restricted.and_then(|_| seccomp::supervise()) {
+    let said = match restricted.and_then(|_| seccomp_network::supervise()) {
         Ok(calls) => sys::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
@@ -197,9 +197,9 @@ mod tests {
     #[test]
     fn a_kernel_that_knows_no_threads_by_descriptors_needs_no_proc_for_the_trial() {
         let said = said_after(|| {
-            seccomp::refuse_flags(libc::SYS_pidfd_open, libc::EINVAL)?;
+            seccomp_network::refuse_flags(libc::SYS_pidfd_open, libc::EINVAL)?;
             // At a start /proc is the host's, in which the child's number is another process.
-            seccomp::refuse_calls(&[libc::SYS_openat])
+            seccomp_network::refuse_calls(&[libc::SYS_openat])
         });
         assert_eq!(said, CAN);
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_process_whose_calls_somebody_else_answers_is_told_apart_before_any_exec() {
         // Whoever has the listener answers nothing, and is asked about no call that the trial makes.
-        let said = said_after(|| seccomp::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
+        let said = said_after(|| seccomp_network::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
         assert!(said.contains("reported to it already"), "{said}");
     }
 
@@ -218,7 +218,7 @@ mod tests {
             (libc::SYS_pidfd_getfd, "fetch a descriptor of a program"),
             (libc::SYS_seccomp, "have calls of programs reported"),
         ] {
-            let said = said_after(|| seccomp::refuse_calls(&[refused]));
+            let said = said_after(|| seccomp_network::refuse_calls(&[refused]));
             let is_told =
                 said.contains(step) || (refused == libc::SYS_seccomp && said.contains("not permitted"));
             assert!(is_told, "{step}: {said}");
