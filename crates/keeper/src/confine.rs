@@ -16,7 +16,7 @@ use crate::files::Files;
 use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset, Tcp};
 use crate::layers::Layers;
-use crate::network::{Guard, Net};
+use crate::network::{Net, SocketGuard};
 use crate::seccomp::{self, Clone3, Looks};
 use crate::sys;
 use crate::tool_thread::ToolThread;
@@ -154,7 +154,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     };
     // Where there is no Landlock, that was noted above.
     let supervises = net.supervised.is_some();
-    let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == Guard::Landlock);
+    let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
     let tcp = if closes_tcp { Tcp::Closed } else { Tcp::Open };
     let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
@@ -267,17 +267,51 @@ pub(crate) fn drop_capabilities(also: u64) -> io::Result<()> {
     let (ambient, clear) = (libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong);
     // SAFETY: no memory is passed.
     unsafe { prctl(ambient, clear)? };
-    set_capabilities(also | if sys::is_root() { KEEPER_CAPABILITIES } else { USER_CAPABILITIES })
+    keep_capabilities(own_capabilities(), also)
+}
+
+fn own_capabilities() -> u64 {
+    if sys::is_root() { KEEPER_CAPABILITIES } else { USER_CAPABILITIES }
+}
+
+/// In a child that stays a keeper's: gives up what only [`with_capability`] puts in force.
+pub(crate) fn drop_raisable() -> io::Result<()> {
+    set_capabilities(own_capabilities())
 }
 
 /// Sets the effective and permitted sets, of those bits that are permitted now; nothing is inheritable.
 pub(crate) fn set_capabilities(wanted: u64) -> io::Result<()> {
+    keep_capabilities(wanted, 0)
+}
+
+/// As [`set_capabilities`], with some that are permitted and not in force.
+fn keep_capabilities(effective: u64, raisable: u64) -> io::Result<()> {
     let mut sets = capabilities()?;
     for (half, sets) in sets.iter_mut().enumerate() {
-        let kept = sets.permitted & (wanted >> (32 * half)) as u32;
-        *sets = CapabilitySets { effective: kept, permitted: kept, inheritable: 0 };
+        let kept = |wanted: u64| sets.permitted & (wanted >> (32 * half)) as u32;
+        *sets = CapabilitySets {
+            effective: kept(effective),
+            permitted: kept(effective | raisable),
+            inheritable: 0,
+        };
     }
     put_capabilities(&sets)
+}
+
+/// Does something while a capability is in force that is permitted.
+pub(crate) fn with_capability<T>(capability: u64, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    if capability == 0 {
+        return work();
+    }
+    let before = capabilities()?;
+    let mut raised = before;
+    for (half, sets) in raised.iter_mut().enumerate() {
+        sets.effective |= (capability >> (32 * half)) as u32;
+    }
+    put_capabilities(&raised)?;
+    let worked = work();
+    put_capabilities(&before)?;
+    worked
 }
 
 /// Does something while a capability is not in force.
@@ -320,4 +354,33 @@ fn capabilities() -> io::Result<[CapabilitySets; 2]> {
 fn put_capabilities(sets: &[CapabilitySets; 2]) -> io::Result<()> {
     // SAFETY: as above.
     sys::check_long(unsafe { libc::syscall(libc::SYS_capset, &OWN_CAPABILITIES, sets.as_ptr()) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAISABLE: u64 = crate::peer_filter::CAP_NET_ADMIN;
+
+    fn has(set: fn(&CapabilitySets) -> u32) -> bool {
+        u64::from(set(&capabilities().unwrap()[0])) & RAISABLE != 0
+    }
+
+    #[test]
+    fn a_raisable_capability_is_in_force_only_where_it_is_needed_and_a_guardian_cannot_raise_it() {
+        assert!(sys::passes_in_child(|| {
+            let (effective, permitted) = (|| has(|sets| sets.effective), || has(|sets| sets.permitted));
+            let can_have = permitted();
+            assert!(can_have || !sys::is_root(), "run as root, tests have this capability");
+            drop_capabilities(RAISABLE).unwrap();
+            assert_eq!((effective(), permitted()), (false, can_have));
+            let raised = with_capability(RAISABLE, || Ok(effective()));
+            assert_eq!(raised.ok(), can_have.then_some(true));
+            assert_eq!((effective(), permitted()), (false, can_have));
+            drop_raisable().unwrap();
+            assert_eq!((effective(), permitted()), (false, false));
+            let refused = with_capability(RAISABLE, || Ok(())).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+        }));
+    }
 }

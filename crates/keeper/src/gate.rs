@@ -24,8 +24,11 @@ use crate::sys;
 const CONNECTIONS_MAX: usize = 128;
 /// Most that are told at a time that there are too many. Beyond these, nobody is told anything.
 const REFUSALS_MAX: usize = 16;
-/// Between two attempts to accept, where the host has no descriptors or processes left.
+/// Between two attempts to accept at one door, where the host has no descriptors or processes left.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where the doors of a proxy are among what is watched: behind the keeper's socket and the ends of children.
+const DOORS_AT: usize = 2;
 
 /// Runs a gate on the inherited descriptor, until its keeper is gone.
 pub(crate) fn run() -> ExitCode {
@@ -124,12 +127,18 @@ impl Gate {
             polled.clear();
             let mut add = |fd: RawFd| polled.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
             add(control.as_raw_fd());
+            let now = Instant::now();
             if let Some(proxy) = &self.proxy {
                 add(proxy.children.as_raw_fd());
-                proxy.doors.iter().for_each(|door| add(door.listener.as_raw_fd()));
+                // The kernel ignores a negative one.
+                proxy.doors.iter().for_each(|door| add(door.watched(now).unwrap_or(-1)));
             }
             self.answers.watch(&mut polled);
-            let timeout_ms = self.answers.sleep_ms(Instant::now());
+            let mut timeout_ms = self.answers.sleep_ms(now);
+            if self.proxy.as_ref().is_some_and(|proxy| proxy.has_pause(now)) {
+                let pause_ms = SHORT_PAUSE.as_millis() as i32;
+                timeout_ms = if timeout_ms < 0 { pause_ms } else { timeout_ms.min(pause_ms) };
+            }
             // A wait that is cut short only means to look once more.
             // SAFETY: the list is as long as is announced and outlives the call.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout_ms) };
@@ -138,7 +147,8 @@ impl Gate {
             }
             if let Some(proxy) = &mut self.proxy {
                 proxy.collect();
-                proxy.accept(&self.rules);
+                let ready: Vec<bool> = polled[DOORS_AT..].iter().map(|polled| polled.revents != 0).collect();
+                proxy.accept(&ready, &self.rules);
             }
             // A keeper that does not take it is gone, which the next round sees.
             let mut open = |opened| drop(tell_opened(control, opened));
@@ -156,14 +166,8 @@ fn obey(control: &OwnedFd) -> io::Result<()> {
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is passed.
-    match sys::check(unsafe { libc::socket(family, kind, 0) }) {
-        Ok(socket) => {
-            // SAFETY: the call returned this descriptor, and nothing else owns it.
-            let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-            sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd()))
-        }
+    match sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
+        Ok(socket) => sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();
@@ -207,6 +211,22 @@ struct Proxy {
 struct Door {
     listener: TcpListener,
     leads: DoorLeads,
+    /// Nothing is accepted before this moment.
+    paused_until: Option<Instant>,
+}
+
+impl Door {
+    fn new(listener: TcpListener, leads: DoorLeads) -> Door {
+        Door { listener, leads, paused_until: None }
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    fn watched(&self, now: Instant) -> Option<RawFd> {
+        (!self.is_paused(now)).then(|| self.listener.as_raw_fd())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -219,10 +239,10 @@ enum DoorLeads {
 
 impl Proxy {
     fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<Proxy> {
-        let mut doors = vec![Door { listener: proxy, leads: DoorLeads::Asked }];
+        let mut doors = vec![Door::new(proxy, DoorLeads::Asked)];
         for listener in loopback {
             let leads = DoorLeads::Loopback(listener.local_addr()?);
-            doors.push(Door { listener, leads });
+            doors.push(Door::new(listener, leads));
         }
         doors.iter().try_for_each(|door| door.listener.set_nonblocking(true))?;
         Ok(Proxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
@@ -240,19 +260,31 @@ impl Proxy {
         }
     }
 
-    fn accept(&mut self, rules: &Rules) {
+    fn has_pause(&self, now: Instant) -> bool {
+        self.doors.iter().any(|door| door.is_paused(now))
+    }
+
+    /// Accepts one client at each door that is ready.
+    fn accept(&mut self, ready: &[bool], rules: &Rules) {
         for at in 0..self.doors.len() {
-            self.accept_at(at, rules);
+            if ready.get(at).is_some_and(|is_ready| *is_ready) {
+                self.accept_at(at, rules);
+            }
         }
     }
 
+    /// Leaves a door alone for a moment, and serves everybody else meanwhile.
+    fn pause(&mut self, at: usize) {
+        self.doors[at].paused_until = Some(Instant::now() + SHORT_PAUSE);
+    }
+
     fn accept_at(&mut self, at: usize, rules: &Rules) {
-        let Door { listener, leads } = &self.doors[at];
+        let Door { listener, leads, .. } = &self.doors[at];
         let leads = *leads;
         let client = match listener.accept() {
             Ok((client, _)) => client,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(_) => return std::thread::sleep(SHORT_PAUSE),
+            Err(_) => return self.pause(at),
         };
         let has_room = self.serving < CONNECTIONS_MAX;
         if !has_room && self.refusing.len() >= REFUSALS_MAX {
@@ -262,7 +294,7 @@ impl Proxy {
             Ok(0) => self.serve_one(client, leads, rules),
             Ok(_) if has_room => self.serving += 1,
             Ok(pid) => self.refusing.push(pid),
-            Err(_) => std::thread::sleep(SHORT_PAUSE),
+            Err(_) => self.pause(at),
         }
     }
 
@@ -288,5 +320,38 @@ impl Proxy {
         drop(client);
         // SAFETY: ends the process at once; everything that it had to say was said.
         unsafe { libc::_exit(0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_that_cannot_accept_is_left_alone_for_a_moment_and_no_other_is() {
+        assert!(sys::passes_in_child(fail_to_accept));
+    }
+
+    fn fail_to_accept() {
+        let listen = || TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let listeners = ProxyListeners { proxy: listen(), loopback: vec![listen(), listen()] };
+        let mut proxy = Proxy::new(listeners).unwrap();
+        let rules = Rules::read(crate::gate_rules::Reach::Listed, &[]).unwrap();
+        let clients: Vec<TcpStream> = proxy.doors[..2]
+            .iter()
+            .map(|door| TcpStream::connect(door.listener.local_addr().unwrap()).unwrap())
+            .collect();
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the structure outlives the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+        // A client waits at the first two, and only the second was said to be ready.
+        proxy.accept(&[false, true, false], &rules);
+        let now = Instant::now();
+        let paused: Vec<bool> = proxy.doors.iter().map(|door| door.paused_until.is_some()).collect();
+        assert_eq!(paused, [false, true, false]);
+        assert!(proxy.has_pause(now) || proxy.doors[1].paused_until.is_some_and(|until| until <= now));
+        assert!(proxy.doors[1].watched(now + SHORT_PAUSE).is_some(), "it is tried again");
+        assert_eq!(proxy.serving, 0);
+        drop(clients);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::gate_dns::{self, ANSWER_MAX, Asked, Code};
@@ -391,9 +391,7 @@ fn by_stream(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
 /// Begins to connect, and does not wait for it.
 fn dial(server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is passed, and the descriptor is new.
-    let socket = unsafe { OwnedFd::from_raw_fd(sys::check(libc::socket(family, flags, 0))?) };
+    let socket = sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
     let address = sys::SocketAddress::from(server);
     match sys::connect(socket.as_raw_fd(), address.bytes()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use lodge_link::{Ended, Usage};
 
+use crate::confine;
 use crate::sys;
 use crate::tree::{Reach, Walk, Without};
 
@@ -159,6 +160,8 @@ pub(crate) fn guard(main: i32, keeper: i32, status: RawFd, lock: RawFd) -> ! {
 /// Before the program is forked: orphans come here, and so does the news that the keeper died. The program
 /// never shares the keeper's group, be it as young as it may.
 pub(crate) fn prepare() -> io::Result<()> {
+    // A guardian attaches no filter.
+    confine::drop_raisable()?;
     // SAFETY: no memory is passed, apart from a set that is filled in and outlives its calls.
     unsafe {
         sys::check(libc::setsid())?;

@@ -28,15 +28,15 @@ pub(crate) fn mount(
 /// Whether a call that mounts or makes namespaces failed because this host does not allow it.
 ///
 /// Every other failure can pass (a full disk, too many open files), so it is no reason for a weaker fence. Root may
-/// mount everywhere, unless it is confined itself.
+/// mount everywhere, unless it is confined itself: by a container (`EPERM`) or by AppArmor (`EACCES`).
 pub(crate) fn host_forbids(error: &io::Error) -> bool {
     is_forbidden(error.raw_os_error(), sys::is_root())
 }
 
 fn is_forbidden(errno: Option<i32>, is_root: bool) -> bool {
     match errno {
-        Some(libc::EPERM) => true,
-        Some(libc::EACCES | libc::ENOSYS | libc::EINVAL | libc::ENODEV) => !is_root,
+        Some(libc::EPERM | libc::EACCES) => true,
+        Some(libc::ENOSYS | libc::EINVAL | libc::ENODEV) => !is_root,
         Some(_) | None => false,
     }
 }
@@ -136,16 +136,31 @@ fn unescaped(text: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
+/// Enters a user and a mount namespace: mounts that were there before are locked in it.
+#[cfg(test)]
+pub(crate) fn enter_own() -> io::Result<()> {
+    // SAFETY: these touch no memory.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: no memory is passed.
+    sys::check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+    std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+    make_private()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn only_what_a_host_never_allows_is_a_reason_for_a_weaker_fence() {
-        for errno in [libc::EACCES, libc::ENOSYS, libc::EINVAL, libc::ENODEV] {
+        for errno in [libc::ENOSYS, libc::EINVAL, libc::ENODEV] {
             assert!(is_forbidden(Some(errno), false) && !is_forbidden(Some(errno), true), "{errno}");
         }
-        assert!(is_forbidden(Some(libc::EPERM), false) && is_forbidden(Some(libc::EPERM), true));
+        for errno in [libc::EPERM, libc::EACCES] {
+            assert!(is_forbidden(Some(errno), false) && is_forbidden(Some(errno), true), "{errno}");
+        }
         for errno in [libc::ENOSPC, libc::EDQUOT, libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOENT] {
             assert!(!is_forbidden(Some(errno), false) && !is_forbidden(Some(errno), true), "{errno}");
         }

@@ -4,13 +4,16 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::sys;
 
 const HEADER_LEN: usize = 16;
 const ERROR_LEN: usize = 20;
 const RTA_DST: u16 = 1;
+const RTA_PREFSRC: u16 = 7;
+/// What an answer about a route has before its attributes.
+const ROUTE_LEN: usize = 12;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// Where the type of a route lies in its answer.
@@ -39,26 +42,33 @@ pub(crate) struct Routes {
 
 impl Routes {
     pub(crate) fn open() -> io::Result<Routes> {
-        let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        // SAFETY: no memory is passed, and the descriptor is new.
-        let socket = unsafe {
-            let fd = sys::check(libc::socket(libc::AF_NETLINK, flags, libc::NETLINK_ROUTE))?;
-            OwnedFd::from_raw_fd(fd)
-        };
-        Ok(Routes { socket, serial: 0 })
+        // Netlink's protocol 0 is that of routes.
+        Ok(Routes { socket: sys::socket(libc::AF_NETLINK, libc::SOCK_RAW)?, serial: 0 })
     }
 
     /// Asks where an address leads now. The kernel answers within the call.
     pub(crate) fn look_up(&mut self, to: IpAddr) -> io::Result<Leads> {
-        let (family, bits) = family_of(to);
-        let mut body = vec![family, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        attribute(&mut body, RTA_DST, to);
-        let answer = self.ask(libc::RTM_GETROUTE, libc::NLM_F_REQUEST as u16, &body)?;
-        match answer.get(ROUTE_TYPE_AT) {
+        match self.route_to(to)?.get(ROUTE_TYPE_AT) {
             Some(&libc::RTN_UNICAST) => Ok(Leads::Out),
             Some(_) => Ok(Leads::NotOut),
             None => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// Asks which of the host's addresses a connection to this one would have now.
+    pub(crate) fn source_for(&mut self, to: IpAddr) -> io::Result<IpAddr> {
+        let route = self.route_to(to)?;
+        let attributes = route.get(HEADER_LEN + ROUTE_LEN..).ok_or(io::ErrorKind::InvalidData)?;
+        let source = find_attribute(attributes, RTA_PREFSRC).and_then(address_of);
+        source.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
+    }
+
+    fn route_to(&mut self, to: IpAddr) -> io::Result<Vec<u8>> {
+        let (family, bits) = family_of(to);
+        let mut body = vec![0; ROUTE_LEN];
+        body[..2].copy_from_slice(&[family, bits]);
+        attribute(&mut body, RTA_DST, to);
+        self.ask(libc::RTM_GETROUTE, libc::NLM_F_REQUEST as u16, &body)
     }
 
     /// Gives the loopback one more address, which nothing else has.
@@ -133,9 +143,41 @@ fn attribute(body: &mut Vec<u8>, kind: u16, address: IpAddr) {
     body.extend_from_slice(&octets);
 }
 
+/// The value of an attribute. Each begins at a multiple of four bytes, with its length and its kind.
+fn find_attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    while let [len_low, len_high, kind_low, kind_high, ..] = *attributes {
+        let len = usize::from(u16::from_ne_bytes([len_low, len_high]));
+        let value = attributes.get(4..len)?;
+        if u16::from_ne_bytes([kind_low, kind_high]) == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+    None
+}
+
+fn address_of(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = |octets: [u8; 4]| IpAddr::from(octets);
+    let v6 = |octets: [u8; 16]| IpAddr::from(octets);
+    octets.try_into().map(v4).or_else(|_| octets.try_into().map(v6)).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_to_the_host_itself_has_the_address_that_the_kernel_would_choose() {
+        let mut routes = Routes::open().unwrap();
+        for (to, source) in [("127.0.0.1", "127.0.0.1"), ("127.8.9.10", "127.0.0.1"), ("::1", "::1")] {
+            assert_eq!(routes.source_for(to.parse().unwrap()).unwrap().to_string(), source, "{to}");
+        }
+        // A datagram socket is connected by the same choice, and sends nothing.
+        let far: IpAddr = "198.51.100.77".parse().unwrap();
+        let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+        let chosen = socket.connect((far, 9)).and_then(|()| socket.local_addr());
+        assert_eq!(routes.source_for(far).ok(), chosen.ok().map(|address| address.ip()));
+    }
 
     #[test]
     fn this_hosts_own_addresses_do_not_lead_out() {

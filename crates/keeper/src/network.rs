@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use crate::notify_probe;
 use crate::notify_sys;
 use crate::peer_filter::PeerFilter;
 use crate::sys;
+use crate::trial::{TrialError, settle};
 
 /// The gate's end of the socket to its keeper.
 pub(crate) const CONTROL: RawFd = 3;
@@ -83,8 +84,8 @@ impl Net {
     /// What the keeper needs for this network beyond what every keeper does.
     pub(crate) fn capabilities(&self) -> u64 {
         match self.supervised.as_ref().map(|with| &with.guard) {
-            Some(Guard::Filter(filter)) => filter.capabilities,
-            Some(Guard::Landlock) | None => 0,
+            Some(SocketGuard::Filter(filter)) => filter.capabilities,
+            Some(SocketGuard::Landlock) | None => 0,
         }
     }
 
@@ -119,7 +120,7 @@ impl Gate {
 pub(crate) struct Supervised {
     /// None: nothing beyond the loopback is open.
     pub(crate) rules: Option<Rules>,
-    pub(crate) guard: Guard,
+    pub(crate) guard: SocketGuard,
     /// Of the host's network.
     pub(crate) routes: Routes,
     /// By which sockets of the sandbox's own network are known.
@@ -128,7 +129,7 @@ pub(crate) struct Supervised {
 
 /// What keeps a socket of the host's network from being used for another connection than the one that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Guard {
+pub(crate) enum SocketGuard {
     /// Programs may neither connect nor bind streams by themselves.
     Landlock,
     /// Each such socket hears its one peer alone.
@@ -235,16 +236,20 @@ pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
 /// cannot. An error: that could not be tried, which ends the start, as the next one may have more of the network.
 ///
 /// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
-fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> io::Result<Option<Guard>> {
-    let answering = notify_probe::try_answering()?;
+fn find_guard(
+    spec: &KeeperSpec,
+    rules: Option<&Rules>,
+    layers: &mut Layers,
+) -> io::Result<Option<SocketGuard>> {
+    let answering = settle(notify_probe::try_answering())?;
     let without = || io::Error::other("a test does without");
     let landlock = match &answering {
         Err(error) => Err(io::Error::other(error.to_string())),
         Ok(()) if tests_without(spec, NO_LANDLOCK) => Err(without()),
-        Ok(()) => landlock::can_close_tcp(),
+        Ok(()) => settle(landlock::can_close_tcp().map_err(TrialError::from))?,
     };
     if layers.note("network_landlock", landlock) {
-        return Ok(Some(Guard::Landlock));
+        return Ok(Some(SocketGuard::Landlock));
     }
     // Without a way out there is nothing to guard.
     if rules.is_none() {
@@ -253,12 +258,12 @@ fn find_guard(spec: &KeeperSpec, rules: Option<&Rules>, layers: &mut Layers) -> 
     let filter = match answering {
         Err(error) => Err(error),
         Ok(()) if tests_without(spec, NO_FILTER) => Err(without()),
-        Ok(()) => PeerFilter::try_attaching(),
+        Ok(()) => settle(PeerFilter::try_attaching())?,
     };
     Ok(match filter {
         Ok(filter) => {
             layers.holds("network_filter");
-            Some(Guard::Filter(filter))
+            Some(SocketGuard::Filter(filter))
         }
         Err(error) => {
             layers.missing("network_filter", error.to_string());
@@ -287,11 +292,10 @@ fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {
 
 /// A new network has a loopback that is down.
 fn raise_loopback() -> io::Result<()> {
+    let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     // SAFETY: the structure is plain data, for which zeroes are a valid value, and outlives the calls; its name ends
-    // with a zero. The descriptor is new.
+    // with a zero.
     unsafe {
-        let socket = sys::check(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
-        let socket = OwnedFd::from_raw_fd(socket);
         let mut request: libc::ifreq = std::mem::zeroed();
         for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
             *to = *from as libc::c_char;

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::gate_rules::{Reach, Rules};
     use crate::netlink::Routes;
-    use crate::network::Guard;
+    use crate::network::SocketGuard;
     use crate::sys;
 
     /// A supervisor with the far end of its gate's socket.
@@ -263,7 +263,7 @@ mod tests {
         let (control, gate) = sys::packet_pair().unwrap();
         let with = Supervised {
             rules: Some(Rules::read(Reach::Public, &[]).unwrap()),
-            guard: Guard::Landlock,
+            guard: SocketGuard::Landlock,
             routes: Routes::open().unwrap(),
             cookie: notify_sys::own_cookie().unwrap(),
         };
@@ -295,11 +295,8 @@ mod tests {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         // It was somebody else's when the call came, and is this host's own now.
         let to = sys::SocketAddress::from(server.local_addr().unwrap());
-        // SAFETY: no memory is passed, and the descriptors are new.
-        let [theirs, ours] = [0, 1].map(|_| unsafe {
-            use std::os::fd::FromRawFd;
-            OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0))
-        });
+        let [theirs, ours] =
+            [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
         let stage = Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()) };
         supervisor.wait((1, CALL), stage, None);
         sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();

@@ -50,10 +50,10 @@ impl Address {
         Ok(address)
     }
 
-    #[cfg(test)]
+    /// The first bytes of one that is too long.
     pub(crate) fn of(bytes: &[u8]) -> Address {
-        let mut address = Address { bytes: [0; ADDRESS_MAX], len: bytes.len() };
-        address.bytes[..bytes.len()].copy_from_slice(bytes);
+        let mut address = Address { bytes: [0; ADDRESS_MAX], len: bytes.len().min(ADDRESS_MAX) };
+        address.bytes[..address.len].copy_from_slice(&bytes[..address.len]);
         address
     }
 

@@ -6,13 +6,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::confine::User;
 use crate::gate_rules::{Place, canonical};
 use crate::netlink;
-use crate::network::{self, Guard};
+use crate::network::{self, SocketGuard, Supervised};
 use crate::notify::{Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
 use crate::notify_epoll;
@@ -226,11 +226,14 @@ impl Supervisor {
         (address, to, port): (&Address, IpAddr, u16),
     ) -> io::Result<Option<Answer>> {
         self.open.add(&ours, Instant::now())?;
-        match &self.with.guard {
-            Guard::Landlock => {}
-            Guard::Filter(filter) => filter.restrict(&ours, SocketAddr::new(to, port))?,
-        }
-        self.dial(caller, theirs, ours, address)
+        let Supervised { guard, routes, .. } = &mut self.with;
+        let restricted = match guard {
+            SocketGuard::Landlock => None,
+            SocketGuard::Filter(filter) => Some(filter.restrict(&ours, SocketAddr::new(to, port), routes)?),
+        };
+        // A bound socket that connects to no address would reach its own.
+        let to_peer = restricted.map(|peer| Address::of(peer.bytes()));
+        self.dial(caller, theirs, ours, to_peer.as_ref().unwrap_or(address))
     }
 
     /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
@@ -394,9 +397,7 @@ fn own_socket(family: Family) -> io::Result<OwnedFd> {
         Family::V4 => libc::AF_INET,
         Family::V6 => libc::AF_INET6,
     };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is passed, and the descriptor is new.
-    unsafe { Ok(OwnedFd::from_raw_fd(sys::check(libc::socket(domain, kind, 0))?)) }
+    sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
 }
 
 /// Of TCP: [`CLOSE`] as long as it is neither connected nor listens.

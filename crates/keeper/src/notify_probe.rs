@@ -6,12 +6,13 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::notify_sys::{self, Answer};
-use crate::seccomp;
+use crate::seccomp_network;
 use crate::sys;
+use crate::trial::TrialError;
 
 /// How long one step of the trial may take.
 const STEP_WITHIN: Duration = Duration::from_secs(5);
@@ -22,14 +23,12 @@ const GIVES_CALLS: u8 = b'C';
 const REFUSED: u8 = b'E';
 const ANSWERED: u8 = b'A';
 
-/// Whether calls of programs can be answered here. The outer error: that could not be tried, and may be different
-/// the next time. The inner one: why not.
-pub(crate) fn try_answering() -> io::Result<io::Result<()>> {
-    if let Err(error) = notify_sys::check_kernel() {
-        return Ok(Err(error));
-    }
+/// Whether calls of programs can be answered here.
+pub(crate) fn try_answering() -> Result<(), TrialError> {
+    notify_sys::check_kernel()?;
     let (ours, theirs) = sys::packet_pair()?;
-    let (their_socket, our_socket) = (socket(libc::SOCK_STREAM)?, socket(libc::SOCK_DGRAM)?);
+    let their_socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
+    let our_socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     let child = sys::fork()?;
     if child == 0 {
         drop(ours);
@@ -39,20 +38,16 @@ pub(crate) fn try_answering() -> io::Result<io::Result<()>> {
     }
     drop((theirs, their_socket));
     let answered = answer_call(&ours, child, &our_socket);
-    // SAFETY: the child was not collected before, so the pid is its own; a null status is allowed.
+    let mut status = 0;
+    // SAFETY: the child was not collected before, so the pid is its own; the status outlives the call.
     unsafe {
         libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
+        libc::waitpid(child, &mut status, 0);
     }
-    Ok(answered)
-}
-
-fn socket(kind: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed, and the descriptor is new.
-    unsafe {
-        let fd = sys::check(libc::socket(libc::AF_INET, kind | libc::SOCK_CLOEXEC, 0))?;
-        Ok(OwnedFd::from_raw_fd(fd))
+    if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSYS {
+        return Err(TrialError::refused("a filter of this host kills processes that have calls reported"));
     }
+    answered
 }
 
 fn trial_address() -> sys::SocketAddress {
@@ -63,7 +58,7 @@ fn trial_address() -> sys::SocketAddress {
 fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     // SAFETY: no memory is passed.
     let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
-    let said = match restricted.and_then(|_| seccomp::supervise()) {
+    let said = match restricted.and_then(|_| seccomp_network::supervise()) {
         Ok(calls) => sys::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
@@ -84,47 +79,51 @@ fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
 }
 
 /// In the keeper: answers the child's call as it would one of a program.
-fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> io::Result<()> {
+fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), TrialError> {
     let mut message = [0; 8];
-    let (len, calls) = receive(child, &mut message).map_err(during("hear of a program's calls"))?;
+    let (len, calls) =
+        receive(child, &mut message).map_err(TrialError::during("hear of a program's calls"))?;
     let calls = match (&message[..len], calls) {
         ([GIVES_CALLS], Some(calls)) => calls,
         ([REFUSED, errno @ ..], None) => {
             let errno = errno.try_into().map_or(libc::EIO, i32::from_le_bytes);
             let cause = io::Error::from_raw_os_error(errno);
             return Err(match errno {
-                libc::EBUSY => io::Error::other(format!(
+                libc::EBUSY => TrialError::refused(format!(
                     "another program has the calls of this host's processes reported to it already (seccomp): {cause}"
                 )),
-                _ => during("have calls of programs reported (seccomp)")(cause),
+                _ => TrialError::during("have calls of programs reported (seccomp)")(cause),
             });
         }
-        (_, _) => return Err(io::Error::other("the process that was to try calls failed")),
+        // It ended early, or there was no room for its descriptor.
+        (_, _) => return Err(TrialError::not_tried("the process that was to try calls failed")),
     };
     if !sys::wait_readable(calls.as_raw_fd(), within_ms())? {
-        return Err(io::Error::other("a call of a program was not reported"));
+        return Err(TrialError::not_tried("a call of a program was not reported in time"));
     }
-    let call = notify_sys::receive(&calls).map_err(during("take a call of a program"))?;
-    let process = notify_sys::open_thread(call.thread).map_err(during("refer to a program"))?;
+    let call = notify_sys::receive(&calls).map_err(TrialError::during("take a call of a program"))?;
     if call.thread != pid {
-        return Err(io::Error::other("a call was reported for another process"));
+        return Err(TrialError::refused("a call was reported for another process"));
     }
-    notify_sys::get_fd(&process, call.fd()).map_err(during("fetch a descriptor of a program"))?;
+    // By the child's own number: /proc is still the host's here and has other numbers.
+    let process = sys::pidfd_open(pid).map_err(TrialError::during("refer to a program"))?;
+    notify_sys::get_fd(&process, call.fd()).map_err(TrialError::during("fetch a descriptor of a program"))?;
     let expected = trial_address();
     let mut address = vec![0; expected.bytes().len()];
     notify_sys::read_memory(call.thread, call.args[1], &mut address)
-        .map_err(during("read the memory of a program"))?;
+        .map_err(TrialError::during("read the memory of a program"))?;
     if address != expected.bytes() {
-        return Err(io::Error::other("the memory of a program is not what it wrote"));
+        return Err(TrialError::refused("the memory of a program is not what it wrote"));
     }
     notify_sys::replace(&calls, call.id, call.fd(), replacement, true)
-        .map_err(during("replace a descriptor of a program"))?;
+        .map_err(TrialError::during("replace a descriptor of a program"))?;
     notify_sys::answer(&calls, call.id, Answer::Error(TRIAL_ERRNO))
-        .map_err(during("answer a call of a program"))?;
-    let (len, _) = receive(child, &mut message).map_err(during("hear how a call was answered"))?;
+        .map_err(TrialError::during("answer a call of a program"))?;
+    let (len, _) =
+        receive(child, &mut message).map_err(TrialError::during("hear how a call was answered"))?;
     match &message[..len] {
         [ANSWERED] => Ok(()),
-        _ => Err(io::Error::other("a call of a program was answered otherwise")),
+        _ => Err(TrialError::refused("a call of a program was answered otherwise")),
     }
 }
 
@@ -139,13 +138,12 @@ fn within_ms() -> i32 {
     i32::try_from(STEP_WITHIN.as_millis()).unwrap_or(i32::MAX)
 }
 
-fn during(what: &'static str) -> impl Fn(io::Error) -> io::Error {
-    move |cause| io::Error::other(format!("cannot {what}: {cause}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CAN: &str = "it can";
+    const NOT_TRIED: &str = "not tried: ";
 
     /// What the trial says in a process that was changed by `change` before.
     fn said_after(change: impl FnOnce() -> io::Result<()>) -> String {
@@ -159,10 +157,10 @@ mod tests {
                 libc::close_range(3, kept - 1, 0);
                 libc::close_range(kept + 1, libc::c_uint::MAX, 0);
             }
-            let said = match change().and_then(|()| try_answering()) {
-                Ok(Ok(())) => "it can".to_owned(),
-                Ok(Err(error)) => error.to_string(),
-                Err(error) => format!("not tried: {error}"),
+            let said = match change().map_err(TrialError::from).and_then(|()| try_answering()) {
+                Ok(()) => CAN.to_owned(),
+                Err(TrialError::Refused(error)) => error.to_string(),
+                Err(TrialError::NotTried(error)) => format!("{NOT_TRIED}{error}"),
             };
             drop(sys::send_packet(theirs.as_raw_fd(), said.as_bytes(), None));
             // SAFETY: this is the child, of which nothing has to be kept.
@@ -178,13 +176,38 @@ mod tests {
 
     #[test]
     fn calls_can_be_answered_where_nothing_forbids_it() {
-        assert_eq!(said_after(|| Ok(())), "it can");
+        assert_eq!(said_after(|| Ok(())), CAN);
+    }
+
+    #[test]
+    fn however_few_descriptors_are_left_the_trial_never_says_that_the_host_refuses() {
+        // The descriptor that the result is sent by has a higher number than all of the trial.
+        let said = (3..16).map(|most| {
+            said_after(|| {
+                let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+                // SAFETY: the structure outlives the call.
+                sys::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }).map(drop)
+            })
+        });
+        let said: Vec<String> = said.collect();
+        assert!(said.iter().all(|said| said == CAN || said.starts_with(NOT_TRIED)), "{said:#?}");
+        assert!(said[0].starts_with(NOT_TRIED) && said.last().is_some_and(|said| said == CAN), "{said:#?}");
+    }
+
+    #[test]
+    fn a_kernel_that_knows_no_threads_by_descriptors_needs_no_proc_for_the_trial() {
+        let said = said_after(|| {
+            seccomp_network::refuse_flags(libc::SYS_pidfd_open, libc::EINVAL)?;
+            // At a start /proc is the host's, in which the child's number is another process.
+            seccomp_network::refuse_calls(&[libc::SYS_openat])
+        });
+        assert_eq!(said, CAN);
     }
 
     #[test]
     fn a_process_whose_calls_somebody_else_answers_is_told_apart_before_any_exec() {
         // Whoever has the listener answers nothing, and is asked about no call that the trial makes.
-        let said = said_after(|| seccomp::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
+        let said = said_after(|| seccomp_network::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
         assert!(said.contains("reported to it already"), "{said}");
     }
 
@@ -195,7 +218,7 @@ mod tests {
             (libc::SYS_pidfd_getfd, "fetch a descriptor of a program"),
             (libc::SYS_seccomp, "have calls of programs reported"),
         ] {
-            let said = said_after(|| seccomp::refuse_calls(&[refused]));
+            let said = said_after(|| seccomp_network::refuse_calls(&[refused]));
             let is_told =
                 said.contains(step) || (refused == libc::SYS_seccomp && said.contains("not permitted"));
             assert!(is_told, "{step}: {said}");

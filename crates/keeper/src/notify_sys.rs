@@ -76,12 +76,7 @@ pub(crate) fn check_kernel() -> io::Result<()> {
 
 /// By which sockets of this process's network are known. Needs Linux 5.14.
 pub(crate) fn own_cookie() -> io::Result<u64> {
-    // SAFETY: no memory is passed, and the descriptor is new.
-    let socket = unsafe {
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-        OwnedFd::from_raw_fd(sys::check(libc::socket(libc::AF_INET, kind, 0))?)
-    };
-    cookie(&socket)
+    cookie(&sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?)
 }
 
 pub(crate) fn cookie(socket: &OwnedFd) -> io::Result<u64> {

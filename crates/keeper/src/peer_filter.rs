@@ -4,15 +4,21 @@
 //! kernel never gives up. A program that resets the socket can then neither connect it elsewhere nor listen: what would
 //! answer or call is not heard.
 //!
-//! Owns: the filter, the choice of the port, and whether this host lets the keeper attach one.
+//! After a reset the socket is still bound. So it is bound to one address and never to all of them, and never to one that
+//! servers of the host's loopback use: a tool must not keep those from starting.
+//!
+//! Owns: the filter, the choice of the address, and whether this host lets the keeper attach a filter.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::bpf::{answer, jump, statement};
 use crate::confine;
+use crate::local_ports::LocalPorts;
+use crate::netlink::Routes;
 use crate::sys;
+use crate::trial::TrialError;
 
 /// Where the header of the network begins, in a filter of a socket whose packets begin with that of TCP.
 const NETWORK_HEADER: u32 = -0x10_0000_i32 as u32;
@@ -25,30 +31,27 @@ const VERSION_6: u32 = 0x60;
 const EVERYTHING: u32 = u32::MAX;
 const NOTHING: u32 = 0;
 
-/// The right to configure networks. Linux asks for it since 2026, of whoever attaches a filter to a TCP socket.
+/// The right to configure networks. Since 2026, Linux asks for it when a filter is attached to a TCP socket.
 pub(crate) const CAP_NET_ADMIN: u64 = 1 << 12;
-
-const PORT_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-const RESERVED_PORTS: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-/// How many ports are tried for one connection.
-const PORT_TRIES_MAX: usize = 128;
 
 /// How sockets get their filter on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerFilter {
-    /// What the keeper must keep for it.
+    /// What the keeper must keep for it, to be in force while a filter is attached and at no other time.
     pub(crate) capabilities: u64,
     ports: LocalPorts,
+    /// Where connections to the host's loopback come from.
+    loopback: Ipv4Addr,
 }
 
 impl PeerFilter {
     /// Tries it on a socket of the network that this process is in, which must be the host's.
-    pub(crate) fn try_attaching() -> io::Result<PeerFilter> {
-        let (peer, ports) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 9)), LocalPorts::read());
+    pub(crate) fn try_attaching() -> Result<PeerFilter, TrialError> {
+        let (ports, loopback) = (LocalPorts::choose()?, loopback_source()?);
         let lock_one = |capabilities: u64| {
-            let filter = PeerFilter { capabilities, ports: ports.clone() };
-            let socket = stream_socket()?;
-            filter.restrict(&socket, peer)?;
+            let filter = PeerFilter { capabilities, ports: ports.clone(), loopback };
+            let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
+            attach_locked(&socket, SocketAddr::from((Ipv4Addr::LOCALHOST, 9)))?;
             match detach(&socket) {
                 Err(_) => Ok(filter),
                 Ok(()) => Err(io::Error::other("a filter that was locked can be removed")),
@@ -56,24 +59,47 @@ impl PeerFilter {
         };
         match confine::without_capability(CAP_NET_ADMIN, || lock_one(0))? {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                lock_one(CAP_NET_ADMIN).map_err(|cause| {
-                    io::Error::other(format!("cannot attach a filter to a TCP socket: {cause}"))
-                })
+                lock_one(CAP_NET_ADMIN).map_err(TrialError::during("attach a filter to a TCP socket"))
             }
-            other => other,
+            other => Ok(other?),
         }
     }
 
-    /// Restricts a socket that is neither bound nor connected to one peer. Must come before it is connected.
-    pub(crate) fn restrict(&self, socket: &OwnedFd, peer: SocketAddr) -> io::Result<()> {
+    /// Restricts a socket that is neither bound nor connected to one peer, and returns the address to connect it to.
+    ///
+    /// `EACCES`: no safe address to connect from. `EAGAIN`: no port left.
+    pub(crate) fn restrict(
+        &self,
+        socket: &OwnedFd,
+        peer: SocketAddr,
+        routes: &mut Routes,
+    ) -> io::Result<sys::SocketAddress> {
         let peer = SocketAddr::new(answering_address(peer.ip()), peer.port());
-        self.ports.bind_one(socket)?;
-        attach(socket, filter_for(peer))?;
-        sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
+        self.ports.bind_one(socket, self.source_for(peer.ip(), routes)?, peer)?;
+        confine::with_capability(self.capabilities, || attach_locked(socket, peer))?;
+        sys::SocketAddress::for_socket(socket, peer)
+    }
+
+    /// The address to connect from.
+    fn source_for(&self, peer: IpAddr, routes: &mut Routes) -> io::Result<IpAddr> {
+        match peer {
+            IpAddr::V4(v4) if v4.is_loopback() => Ok(self.loopback.into()),
+            // There is only one such address, and servers have it: a tool could take their ports.
+            IpAddr::V6(v6) if v6.is_loopback() => Err(io::Error::from_raw_os_error(libc::EACCES)),
+            peer => routes.source_for(peer),
+        }
     }
 }
 
-/// Which address answers whoever connects to this one.
+/// An address of the loopback that no server is at: programs and distributions use some of 127.0.0.0/16.
+fn loopback_source() -> io::Result<Ipv4Addr> {
+    let mut random = [0; 3];
+    sys::random(&mut random)?;
+    let [second, third, fourth] = random;
+    Ok(Ipv4Addr::new(127, second | 64, third, fourth.clamp(1, 254)))
+}
+
+/// The address that answers a connection to this one.
 fn answering_address(to: IpAddr) -> IpAddr {
     match to.to_canonical() {
         IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -111,6 +137,11 @@ fn filter_for(peer: SocketAddr) -> Vec<libc::sock_filter> {
     code
 }
 
+fn attach_locked(socket: &OwnedFd, peer: SocketAddr) -> io::Result<()> {
+    attach(socket, filter_for(peer))?;
+    sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
+}
+
 fn attach(socket: &OwnedFd, mut code: Vec<libc::sock_filter>) -> io::Result<()> {
     let len = libc::c_ushort::try_from(code.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
@@ -119,74 +150,6 @@ fn attach(socket: &OwnedFd, mut code: Vec<libc::sock_filter>) -> io::Result<()> 
 
 fn detach(socket: &OwnedFd) -> io::Result<()> {
     sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
-}
-
-fn stream_socket() -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed, and the descriptor is new.
-    unsafe {
-        let fd = sys::check(libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))?;
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
-}
-
-/// The ports that the host connects from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct LocalPorts {
-    first: u16,
-    last: u16,
-    /// Those among them that somebody wants to listen at.
-    reserved: Vec<(u16, u16)>,
-}
-
-impl LocalPorts {
-    /// Reads them from the network that this process is in.
-    fn read() -> LocalPorts {
-        // A host that does not say has the kernel's own range, and reserves nothing.
-        let text = |path| std::fs::read_to_string(path).unwrap_or_default();
-        LocalPorts::parse(&text(PORT_RANGE), &text(RESERVED_PORTS))
-    }
-
-    fn parse(range: &str, reserved: &str) -> LocalPorts {
-        let mut ends = range.split_whitespace().map_while(|word| word.parse::<u16>().ok());
-        let (first, last) = match (ends.next(), ends.next()) {
-            (Some(first), Some(last)) if first <= last && first > 0 => (first, last),
-            (Some(_) | None, Some(_) | None) => (32_768, 60_999),
-        };
-        let reserved = reserved.trim().split(',').filter_map(|part| {
-            let (from, to) = part.split_once('-').unwrap_or((part, part));
-            Some((from.parse().ok()?, to.parse().ok()?))
-        });
-        LocalPorts { first, last, reserved: reserved.collect() }
-    }
-
-    /// The port that belongs to a random number, unless it is reserved.
-    fn pick(&self, random: u16) -> Option<u16> {
-        let port = self.first + (u32::from(random) % (u32::from(self.last - self.first) + 1)) as u16;
-        let is_reserved = self.reserved.iter().any(|(from, to)| (*from..=*to).contains(&port));
-        (!is_reserved).then_some(port)
-    }
-
-    /// Binds a socket to one of them that nobody has. A port that the kernel chose would be given up with the
-    /// connection.
-    fn bind_one(&self, socket: &OwnedFd) -> io::Result<()> {
-        let domain: i32 = sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
-        let any: IpAddr = if domain == libc::AF_INET6 {
-            Ipv6Addr::UNSPECIFIED.into()
-        } else {
-            Ipv4Addr::UNSPECIFIED.into()
-        };
-        for _ in 0..PORT_TRIES_MAX {
-            let mut random = [0; 2];
-            sys::random(&mut random)?;
-            let Some(port) = self.pick(u16::from_ne_bytes(random)) else { continue };
-            let address = sys::SocketAddress::from(SocketAddr::new(any, port));
-            match sys::bind(socket.as_raw_fd(), address.bytes()) {
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRINUSE | libc::EACCES)) => {}
-                other => return other,
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
-    }
 }
 
 #[cfg(test)]
@@ -245,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_answers_for_no_address_is_the_loopback() {
+    fn the_loopback_answers_for_no_address() {
         for (to, expected) in [
             ("0.0.0.0", "127.0.0.1"),
             ("::", "::1"),
@@ -259,25 +222,30 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_those_of_the_host_without_the_ones_it_reserves() {
-        let ports = LocalPorts::parse("32768\t32771\n", "32769,32771-40000\n");
-        let picked: Vec<Option<u16>> = (0..5).map(|random| ports.pick(random)).collect();
-        assert_eq!(picked, [Some(32_768), None, Some(32_770), None, Some(32_768)]);
-        let whole = LocalPorts::parse("1 65535", "");
-        assert_eq!(
-            (whole.pick(0), whole.pick(u16::MAX - 1), whole.pick(u16::MAX)),
-            (Some(1), Some(65_535), Some(1))
-        );
-        assert_eq!(LocalPorts::parse("nonsense", "").pick(0), Some(32_768));
+    fn a_connection_to_the_loopback_comes_from_an_address_that_no_server_has() {
+        for _ in 0..1000 {
+            let [first, second, _, _] = loopback_source().unwrap().octets();
+            assert!(first == 127 && second >= 64, "{second}");
+        }
+        let loopback = loopback_source().unwrap();
+        let ports = LocalPorts::choose().unwrap();
+        let filter = PeerFilter { capabilities: 0, ports, loopback };
+        let mut routes = Routes::open().unwrap();
+        assert_eq!(filter.source_for([127, 0, 0, 1].into(), &mut routes).unwrap(), loopback);
+        let refused = filter.source_for(Ipv6Addr::LOCALHOST.into(), &mut routes).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
     }
 
     #[test]
     fn a_restricted_socket_reaches_its_peer_and_after_a_reset_nobody_and_has_its_port_for_good() {
-        // Where it cannot be attached there is nothing to see.
-        let Ok(filter) = PeerFilter::try_attaching() else { return };
+        let filter = match PeerFilter::try_attaching() {
+            Ok(filter) => filter,
+            // Kernels since 2026 refuse it to ordinary users, and to nobody else.
+            Err(error) => return assert!(!sys::is_root(), "root can attach a filter: {error:?}"),
+        };
         let [peer, other] = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());
-        let socket = stream_socket().unwrap();
-        filter.restrict(&socket, peer.local_addr().unwrap()).unwrap();
+        let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        filter.restrict(&socket, peer.local_addr().unwrap(), &mut Routes::open().unwrap()).unwrap();
         let connect = |to: &TcpListener| {
             let address = sys::SocketAddress::from(to.local_addr().unwrap());
             sys::connect(socket.as_raw_fd(), address.bytes())

@@ -16,7 +16,7 @@ use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, unmou
 use crate::devices;
 use crate::fence::{self, NO_PROC, tests_without};
 use crate::group::Groups;
-use crate::host_trees;
+use crate::host_trees::{self, Overlays};
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{clone_dir, host_forbids, mount, of_controllers, pivot};
@@ -119,7 +119,7 @@ fn furnish(
         return Err(io::Error::other("the agent's directory has something in the place of /proc").into());
     }
     // Once covered, nothing can be put there.
-    host_trees::show(root, &plan.host_trees, &place, layers).map_err(NotBuilt::by_mount)?;
+    host_trees::show(root, &plan.host_trees, &place, overlays(spec), layers).map_err(NotBuilt::by_mount)?;
     if plan.host_trees.iter().any(|tree| spec.state_dir.starts_with(tree)) {
         // The daemon's own files are never shown, wherever they are.
         let state = within(root, &spec.state_dir);
@@ -171,14 +171,9 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
     let own = make_target(&spec.root, &target, true)?;
     let copy = sys::open_path(host_etc.as_os_str())?;
     binds::check_itself(host_etc, &copy)?;
-    let laid = if tests_without(spec, NO_OVERLAY) {
-        Err(io::Error::from_raw_os_error(libc::EPERM))
-    } else {
-        host_trees::overlay(&own, &copy, &own)
-    };
-    match laid {
+    match host_trees::overlay(&own, &copy, &own, overlays(spec)) {
         Ok(()) => return Ok(None),
-        Err(error) if host_forbids(&error) => {}
+        Err(error) if host_trees::cannot_overlay(&error) => {}
         Err(error) => return Err(NotBuilt::Refused(error)),
     }
     for entry in std::fs::read_dir(host_etc)? {
@@ -200,6 +195,10 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
         NotBound::Writable(error) | NotBound::Absent(error) => NotBuilt::Refused(error),
     })?;
     Ok(Some(Opened { bind: read_only(host_etc, &place), source: copy }))
+}
+
+fn overlays(spec: &KeeperSpec) -> Overlays {
+    if tests_without(spec, NO_OVERLAY) { Overlays::Absent } else { Overlays::Tried }
 }
 
 fn is_empty(place: &OwnedFd) -> io::Result<bool> {
@@ -249,8 +248,10 @@ impl Built {
         let system = self.root.join("sys");
         drop(make_target(&self.root, &system, true)?);
         masked::hide(&system)?;
-        show()?;
-        read_only::remount(&sys::c_string(system.as_os_str())?)
+        // A part of it would look like a machine without processors.
+        show()
+            .and_then(|()| read_only::remount(&sys::c_string(system.as_os_str())?))
+            .inspect_err(|_| unmount(&system))
     }
 
     fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {
@@ -279,5 +280,35 @@ impl Built {
         sys::check(unsafe { libc::dup3(alone.as_raw_fd(), dir.as_raw_fd(), libc::O_CLOEXEC) })?;
         drop(here);
         pivot(&self.root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mounts::{beneath, enter_own};
+
+    #[test]
+    fn a_system_that_cannot_be_shown_leaves_no_empty_mount() {
+        let root = std::env::temp_dir().join(format!("keeper-system-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let root = root.canonicalize().unwrap();
+        let has_mounts = || !beneath(&std::fs::read("/proc/self/mountinfo").unwrap(), &root).is_empty();
+        let built = Built { root: root.clone(), proc_is_ours: false };
+        let may_mount = sys::passes_in_child(|| enter_own().unwrap());
+        let passes = sys::passes_in_child(std::panic::AssertUnwindSafe(|| {
+            enter_own().unwrap();
+            built.show_all(|| Ok(())).unwrap();
+            assert!(has_mounts());
+            unmount(&root.join("sys"));
+            let shown = built.show_all(|| {
+                std::fs::create_dir(root.join("sys/half"))?;
+                Err(io::Error::from_raw_os_error(libc::ENOSPC))
+            });
+            assert_eq!(shown.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+            assert!(!has_mounts());
+        }));
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(passes, may_mount);
     }
 }

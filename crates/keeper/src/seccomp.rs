@@ -3,15 +3,14 @@
 //! A deny-list, installed once on the keeper after the fence stands; every exec inherits it.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::bpf::{answer, jump, statement};
 use crate::sys;
 
 #[cfg(target_arch = "x86_64")]
-const ARCH: u32 = 0xC000_003E;
+pub(crate) const ARCH: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
-const ARCH: u32 = 0xC000_00B7;
+pub(crate) const ARCH: u32 = 0xC000_00B7;
 
 /// Calls of the x32 convention share the architecture and differ by this bit.
 #[cfg(target_arch = "x86_64")]
@@ -93,31 +92,7 @@ const IOPRIO_WHO_PROCESS: u32 = 1;
 const PR_SCHED_CORE: u32 = 62;
 
 /// By which one process looks into another.
-const LOOKS: [libc::c_long; 2] = [libc::SYS_process_vm_readv, libc::SYS_pidfd_getfd];
-
-/// Calls that the keeper answers.
-const ANSWERED: [libc::c_long; 3] = [libc::SYS_connect, libc::SYS_bind, libc::SYS_listen];
-/// Calls that can connect and send at once, and where their flags lie.
-const SENDS: [(libc::c_long, u32); 3] =
-    [(libc::SYS_sendto, FOURTH_AT), (libc::SYS_sendmsg, THIRD_AT), (libc::SYS_sendmmsg, FOURTH_AT)];
-
-/// Options of sockets, by their level, that lead packets elsewhere than where a connection was checked to lead: routes that
-/// the sender names, interfaces, and data that is sent before there is a connection.
-const STEERING: [(libc::c_int, &[libc::c_int]); 4] = [
-    (libc::SOL_SOCKET, &[libc::SO_BINDTODEVICE, SO_BINDTOIFINDEX]),
-    (libc::IPPROTO_IP, &[libc::IP_OPTIONS, IP_UNICAST_IF]),
-    (
-        libc::IPPROTO_IPV6,
-        &[libc::IPV6_RTHDR, IPV6_2292RTHDR, IPV6_2292PKTOPTIONS, libc::IPV6_PKTINFO, IPV6_UNICAST_IF],
-    ),
-    (libc::IPPROTO_TCP, &[libc::TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_NO_COOKIE]),
-];
-const SO_BINDTOIFINDEX: libc::c_int = 62;
-const IP_UNICAST_IF: libc::c_int = 50;
-const IPV6_2292RTHDR: libc::c_int = 5;
-const IPV6_2292PKTOPTIONS: libc::c_int = 6;
-const IPV6_UNICAST_IF: libc::c_int = 76;
-const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
+pub(crate) const LOOKS: [libc::c_long; 2] = [libc::SYS_process_vm_readv, libc::SYS_pidfd_getfd];
 
 const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
@@ -130,16 +105,13 @@ const NAMESPACE_FLAGS: libc::c_int = libc::CLONE_NEWNS
 /// What sockets may speak: of the rest, one reaches the machine that this one runs on, and none is for programs.
 const SOCKETS: [libc::c_int; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-const NUMBER_AT: u32 = 0;
+pub(crate) const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
 /// The low halves of arguments, on a little-endian machine.
 const FIRST_AT: u32 = 16;
-const SECOND_AT: u32 = 24;
-const THIRD_AT: u32 = 32;
-const FOURTH_AT: u32 = 40;
-
-const SET_FILTER: libc::c_uint = 1;
-const NEW_LISTENER: libc::c_uint = 1 << 3;
+pub(crate) const SECOND_AT: u32 = 24;
+pub(crate) const THIRD_AT: u32 = 32;
+pub(crate) const FOURTH_AT: u32 = 40;
 
 /// What becomes of `clone3`, whose flags lie in memory, out of a filter's sight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,91 +126,13 @@ pub(crate) enum Clone3 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Looks {
     Refused,
-    /// The keeper needs them; each exec refuses them to itself by [`supervise`].
+    /// The keeper needs them; each exec refuses them to itself by `seccomp_network::supervise`.
     LeftToExecs,
 }
 
 /// Installs the filter on this process and all that it starts. Needs `no_new_privs`.
 pub(crate) fn enter(clone3: Clone3, looks: Looks) -> io::Result<()> {
     install(program(clone3, looks))
-}
-
-/// Has whoever gets the result answer for this process, and for all that it starts, what connects them with others. Refuses
-/// to them what the keeper has beyond its execs. Conditions as below.
-pub(crate) fn supervise() -> io::Result<OwnedFd> {
-    install_reporting(supervised())
-}
-
-/// Has all calls of these numbers reported, and nothing else.
-#[cfg(test)]
-pub(crate) fn report(numbers: &[libc::c_long]) -> io::Result<OwnedFd> {
-    install_reporting(answering(numbers, libc::SECCOMP_RET_USER_NOTIF))
-}
-
-/// Refuses calls of these numbers, and nothing else.
-#[cfg(test)]
-pub(crate) fn refuse_calls(numbers: &[libc::c_long]) -> io::Result<()> {
-    install(answering(numbers, refuse(libc::EPERM)))
-}
-
-#[cfg(test)]
-fn answering(numbers: &[libc::c_long], value: u32) -> Vec<libc::sock_filter> {
-    let mut code = vec![load(NUMBER_AT)];
-    for number in numbers {
-        code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(value)]);
-    }
-    code.push(answer(libc::SECCOMP_RET_ALLOW));
-    code
-}
-
-fn install_reporting(mut program: Vec<libc::sock_filter>) -> io::Result<OwnedFd> {
-    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
-    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    // SAFETY: `filter` describes `program`, and both outlive the call, which copies them; the descriptor is new.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_seccomp, SET_FILTER, NEW_LISTENER, &filter);
-        Ok(OwnedFd::from_raw_fd(sys::check_long(fd)? as RawFd))
-    }
-}
-
-fn supervised() -> Vec<libc::sock_filter> {
-    let mut code = vec![load(NUMBER_AT)];
-    for number in ANSWERED {
-        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(libc::SECCOMP_RET_USER_NOTIF)]);
-    }
-    for number in LOOKS {
-        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(refuse(libc::EPERM))]);
-    }
-    code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
-    for (number, flags_at) in SENDS {
-        code.extend([
-            jump(libc::BPF_JEQ, number as u32, 0, 4),
-            load(flags_at),
-            jump(libc::BPF_JSET, libc::MSG_FASTOPEN.cast_unsigned(), 0, 1),
-            answer(refuse(libc::EOPNOTSUPP)),
-            answer(libc::SECCOMP_RET_ALLOW),
-        ]);
-    }
-    code.extend(steering());
-    code.push(answer(libc::SECCOMP_RET_ALLOW));
-    code
-}
-
-/// With the number loaded, and loaded still behind it.
-fn steering() -> Vec<libc::sock_filter> {
-    let mut inner = vec![load(SECOND_AT)];
-    for (level, names) in STEERING {
-        inner.push(jump(libc::BPF_JEQ, level.cast_unsigned(), 0, 2 * names.len() as u8 + 2));
-        inner.push(load(THIRD_AT));
-        for name in names {
-            inner.extend([jump(libc::BPF_JEQ, name.cast_unsigned(), 0, 1), answer(refuse(libc::EPERM))]);
-        }
-        inner.push(answer(libc::SECCOMP_RET_ALLOW));
-    }
-    inner.push(answer(libc::SECCOMP_RET_ALLOW));
-    let mut code = vec![jump(libc::BPF_JEQ, libc::SYS_setsockopt as u32, 0, inner.len() as u8)];
-    code.extend(inner);
-    code
 }
 
 /// Refuses `clone3` to this process and all that it starts. Needs `no_new_privs`, and a filter before it that
@@ -271,14 +165,14 @@ fn without_clone3() -> Vec<libc::sock_filter> {
     ]
 }
 
-fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
+pub(crate) fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them.
     sys::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) }).map(drop)
 }
 
-fn program(clone3: Clone3, looks: Looks) -> Vec<libc::sock_filter> {
+pub(crate) fn program(clone3: Clone3, looks: Looks) -> Vec<libc::sock_filter> {
     let mut code = vec![
         load(ARCH_AT),
         jump(libc::BPF_JEQ, ARCH, 1, 0),
@@ -361,16 +255,16 @@ fn sockets() -> Vec<libc::sock_filter> {
     code
 }
 
-fn refuse(errno: i32) -> u32 {
+pub(crate) fn refuse(errno: i32) -> u32 {
     libc::SECCOMP_RET_ERRNO | errno.cast_unsigned()
 }
 
-fn load(offset: u32) -> libc::sock_filter {
+pub(crate) fn load(offset: u32) -> libc::sock_filter {
     statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn decide(arch: u32, number: u32, first: u32) -> u32 {
@@ -378,11 +272,21 @@ mod tests {
     }
 
     /// Runs a filter as the kernel would, with all but the first argument the same.
-    fn run(program: &[libc::sock_filter], arch: u32, number: u32, [first, second]: [u32; 2]) -> u32 {
+    pub(crate) fn run(
+        program: &[libc::sock_filter],
+        arch: u32,
+        number: u32,
+        [first, second]: [u32; 2],
+    ) -> u32 {
         run_with(program, arch, number, [first, second, second, second])
     }
 
-    fn run_with(program: &[libc::sock_filter], arch: u32, number: u32, arguments: [u32; 4]) -> u32 {
+    pub(crate) fn run_with(
+        program: &[libc::sock_filter],
+        arch: u32,
+        number: u32,
+        arguments: [u32; 4],
+    ) -> u32 {
         let [first, second, third, fourth] = arguments;
         let (mut at, mut loaded) = (0, 0);
         loop {
@@ -486,43 +390,6 @@ mod tests {
         assert_eq!(run(&without_clone3(), ARCH, clone3, [0; 2]), refuse(libc::ENOSYS));
         for number in [libc::SYS_clone, libc::SYS_read, libc::SYS_execve] {
             assert_eq!(run(&without_clone3(), ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
-        }
-    }
-
-    #[test]
-    fn a_supervised_exec_is_asked_about_and_has_nothing_that_the_keeper_has_beyond_it() {
-        let decide = |number: libc::c_long, flags: i32| {
-            run(&supervised(), ARCH, number as u32, [0, flags.cast_unsigned()])
-        };
-        for number in ANSWERED {
-            assert_eq!(decide(number, 0), libc::SECCOMP_RET_USER_NOTIF, "{number}");
-        }
-        for number in LOOKS {
-            assert_eq!(decide(number, 0), refuse(libc::EPERM), "{number}");
-            let left = program(Clone3::Refused, Looks::LeftToExecs);
-            assert_eq!(run(&left, ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
-        }
-        assert_eq!(decide(libc::SYS_clone3, 0), refuse(libc::ENOSYS));
-        for (number, _) in SENDS {
-            assert_eq!(decide(number, 0), libc::SECCOMP_RET_ALLOW, "{number}");
-            assert_eq!(decide(number, libc::MSG_NOSIGNAL), libc::SECCOMP_RET_ALLOW, "{number}");
-            let fast = libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL;
-            assert_eq!(decide(number, fast), refuse(libc::EOPNOTSUPP), "{number}");
-        }
-        let set = |level: libc::c_int, name: libc::c_int| {
-            let setsockopt = libc::SYS_setsockopt as u32;
-            run_with(&supervised(), ARCH, setsockopt, [3, level.cast_unsigned(), name.cast_unsigned(), 0])
-        };
-        for (level, names) in STEERING {
-            for name in names {
-                assert_eq!(set(level, *name), refuse(libc::EPERM), "{level} {name}");
-            }
-            assert_eq!(set(level, 1), libc::SECCOMP_RET_ALLOW, "{level}");
-        }
-        assert_eq!(set(libc::IPPROTO_TCP, libc::SO_BINDTODEVICE), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(set(libc::SOL_UDP, libc::IP_OPTIONS), libc::SECCOMP_RET_ALLOW);
-        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_socket, libc::SYS_accept4] {
-            assert_eq!(decide(number, -1), libc::SECCOMP_RET_ALLOW, "{number}");
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::group::Group;
 use crate::guardian::{self, Guard, Met};
 use crate::landlock::Ruleset;
 use crate::seccomp;
+use crate::seccomp_network;
 use crate::sys;
 
 /// What holds the processes of the new exec together.
@@ -391,7 +392,7 @@ fn become_user(confined: &Confined) -> io::Result<()> {
     confine::set_capabilities(0)?;
     confined.files.restore()?;
     if confined.supervises {
-        let calls = seccomp::supervise()?;
+        let calls = seccomp_network::supervise()?;
         sys::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
     } else if confined.refuses_clone3 {
         seccomp::refuse_clone3()?;

@@ -243,6 +243,19 @@ impl SocketAddress {
     }
 }
 
+impl SocketAddress {
+    /// The address in the form that a socket of this domain takes: one of IPv4 is mapped for IPv6.
+    pub(crate) fn for_socket(socket: &OwnedFd, address: SocketAddr) -> io::Result<SocketAddress> {
+        let domain: i32 = socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        Ok(match address {
+            SocketAddr::V4(v4) if domain == libc::AF_INET6 => {
+                SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())).into()
+            }
+            SocketAddr::V4(_) | SocketAddr::V6(_) => address.into(),
+        })
+    }
+}
+
 impl From<SocketAddr> for SocketAddress {
     fn from(address: SocketAddr) -> SocketAddress {
         let mut bytes = [0; 28];
@@ -262,6 +275,12 @@ impl From<SocketAddr> for SocketAddress {
         bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
         SocketAddress { bytes, len }
     }
+}
+
+/// A socket of this process's network, closed on exec. `kind` may have flags.
+pub(crate) fn socket(domain: libc::c_int, kind: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
 }
 
 /// Connects a socket to an address as the kernel takes it.

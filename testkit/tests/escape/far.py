@@ -60,6 +60,9 @@ class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET6
     request_queue_size = 1024
 
+    def handle_error(self, *_):
+        """Clients that reset their connection are no news."""
+
 
 def answer(question):
     number, _, _, _, _, _ = struct.unpack(">6H", question[:12])

@@ -268,6 +268,11 @@ def ports():
             s.listen()
             kept.append(s)
     print("bound", flush=True)
+    stay()
+
+
+def stay():
+    """Leaves a process that keeps every socket open."""
     if os.fork() == 0:
         os.setsid()
         null = os.open("/dev/null", os.O_RDWR)
@@ -275,6 +280,40 @@ def ports():
             os.dup2(null, fd)
         while True:
             time.sleep(60)
+
+
+def occupy():
+    """Takes ports of the host: sockets that were connected and reset, and are never closed."""
+    taken, kept = set(), []
+    for _ in range(given["rounds"]):
+        for s in kept:
+            s.close()
+        kept = []
+        for _ in range(given["kept"]):
+            try:
+                s = socket.create_connection(far, 5)
+            except OSError as error:
+                report("connect", "closed", errno.errorcode.get(error.errno, str(error)))
+                break
+            taken.add(s.getsockname()[1])
+            reset(s)
+            # The host's server cannot share a port with a socket that does not share it.
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            kept.append(s)
+    for host in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::1", "::"]:
+        try:
+            s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            s.settimeout(5)
+            s.connect((host, given["loopback"]))
+            print(f"loopback {host} {s.recv(100).decode()}", flush=True)
+            taken.add(s.getsockname()[1])
+            reset(s)
+            kept.append(s)
+        except OSError as error:
+            print(f"loopback {host} {errno.errorcode.get(error.errno, str(error))}", flush=True)
+    print("taken " + json.dumps(sorted(taken)))
+    print("kept " + json.dumps(sorted(s.getsockname()[1] for s in kept)), flush=True)
+    stay()
 
 
 for part in given["parts"]:

@@ -4,7 +4,8 @@
 //! beyond it that looks public, one that looks private, and a name server. Nothing is ever sent to a real network.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -179,6 +180,12 @@ async fn nothing_succeeds_behind_filters(network: &str) {
     world.lodge.start();
     let mut api = world.checked().await;
     let view = agent(&world, &mut api, "burglar", network).await;
+    let is_filtered = is_filtered(&view);
+    attack(&world, &mut api, &view, is_filtered).await;
+}
+
+/// Whether sockets of an agent that does without Landlock have filters.
+fn is_filtered(view: &Value) -> bool {
     let layers = view["isolation"].as_array().expect("layers");
     let layer = |name: &str| layers.iter().find(|layer| layer["name"] == name).expect("a layer").clone();
     assert_eq!(layer("network_landlock")["in_force"], false, "{view:#}");
@@ -187,7 +194,7 @@ async fn nothing_succeeds_behind_filters(network: &str) {
     println!("{filter}");
     // Root can attach filters on every kernel.
     assert!(is_filtered || (!is_root() && filter["why"].is_string()), "{filter}");
-    attack(&world, &mut api, &view, is_filtered).await;
+    is_filtered
 }
 
 async fn attack(world: &World, api: &mut Checked, view: &Value, reaches_far: bool) {
@@ -307,6 +314,66 @@ async fn ports_that_a_tool_takes_are_its_own_and_not_the_hosts() {
     let mut api = api.again(&world.lodge).await;
     assert_eq!(daemon_port(&world), daemon);
     api.ok("info", json!({})).await;
+}
+
+/// A socket behind a filter keeps its port of the host after a reset. A tool once took the daemon's port like this, and
+/// those of other servers.
+#[tokio::test]
+async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
+    if !in_network("network::ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers") {
+        return;
+    }
+    let local = TcpListener::bind(("127.0.0.1", 0)).expect("a socket");
+    let loopback = local.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for mut stream in local.incoming().flatten() {
+            let peer = stream.peer_addr().expect("a peer").ip().to_string();
+            // A client that left does not hear it.
+            drop(stream.write_all(peer.as_bytes()));
+        }
+    });
+    let mut world = World::asleep();
+    let everywhere = TcpListener::bind(("0.0.0.0", 0)).expect("a socket");
+    let model_server = everywhere.local_addr().expect("an address").port();
+    world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
+    world.lodge.start();
+    let mut api = world.checked().await;
+    let view =
+        agent(&world, &mut api, "burglar", &format!("NETWORK {FAR_AWAY}:80 loopback:{loopback}")).await;
+    if !is_filtered(&view) {
+        return;
+    }
+    drop(everywhere);
+    let daemon = daemon_port(&world);
+    let given =
+        json!({"parts": ["occupy"], "far": [FAR_AWAY, 80], "rounds": 5, "kept": 900, "loopback": loopback});
+    let report = tried(&mut api, &view, &given).await;
+    let ports = |name: &str| -> Vec<u16> {
+        let line = report.lines().find_map(|line| line.strip_prefix(name));
+        serde_json::from_str(line.expect("a line")).expect("ports")
+    };
+    let (taken, kept) = (ports("taken "), ports("kept "));
+    assert!(kept.len() > 800 && !kept.contains(&0), "the attack works: {report}");
+    assert!(taken.len() <= 2048, "{}", taken.len());
+    for server in [daemon, world.mock.address().port(), loopback, model_server] {
+        assert!(!taken.contains(&server), "{server}");
+    }
+    // What it keeps is in nobody's way at the loopback, and half of the host's ports are never among it.
+    for port in &kept {
+        TcpListener::bind(("127.0.0.1", *port)).unwrap_or_else(|error| panic!("{port}: {error}"));
+    }
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("a range");
+    let first: u16 = range.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a port");
+    assert!(taken.iter().all(|port| (port - first) % 2 == 1), "{taken:?}");
+    TcpListener::bind(("0.0.0.0", model_server)).expect("the port that the model server had");
+    for host in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"] {
+        let heard = report.lines().find_map(|line| line.strip_prefix(&format!("loopback {host} ")));
+        let heard: Ipv4Addr = heard.and_then(|peer| peer.parse().ok()).expect("the server's answer");
+        assert!(heard.is_loopback() && heard != Ipv4Addr::LOCALHOST, "{heard}");
+    }
+    for host in ["::1", "::"] {
+        assert!(report.contains(&format!("loopback {host} EACCES\n")), "{report}");
+    }
 }
 
 #[tokio::test]

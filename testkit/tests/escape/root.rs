@@ -259,7 +259,16 @@ async fn settings_of_the_host_are_read_with_overlays_and_without() {
         world.lodge.start();
         let mut api = world.checked().await;
         api.ok("agent/create", json!({"content": AGENTFILE, "name": "one"})).await;
-        api.agent_is("one", "ready").await;
+        let view = api.agent_is("one", "ready").await;
+        assert_eq!(layer(&view, "private_root")["in_force"], true, "{without:?}: {view:#}");
+        let programs = layer(&view, "host_programs");
+        match without {
+            None => assert_eq!(programs["in_force"], true, "{programs}"),
+            Some(_) => assert!(
+                programs["why"].as_str().is_some_and(|why| why.contains("sockets in it can be reached")),
+                "{programs}"
+            ),
+        }
         let script = "cat /etc/hostname; test -s /etc/ld.so.cache && echo cac''he; \
             for file in new hostname ld.so.cache; do echo x > /etc/$file && echo WR''OTE $file; done; \
             mkdir /etc/dir && echo WR''OTE dir; true";
