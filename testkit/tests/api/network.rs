@@ -15,7 +15,7 @@ use crate::checked::Checked;
 use crate::world::{World, family, is_root, kill, sh};
 
 const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh \"a shell\"\n\
-    BIN python3 host:python3 \"a client\"\nBIN cat host:cat \"files\"\n";
+    BIN python3 host:python3 \"a client\"\nBIN cat host:cat \"files\"\nBIN sleep host:sleep \"waits\"\n";
 
 /// An address of this host that is not its loopback. Nothing is sent to find it.
 fn own_address() -> IpAddr {

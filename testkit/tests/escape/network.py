@@ -206,6 +206,11 @@ def address_race():
     report(f"address swapped during connect, {tried} tries", "OPEN" if won else "closed", f"{won} won")
 
 
+def network_of(s):
+    """The number by which the kernel knows the network of a socket."""
+    return struct.unpack("=Q", s.getsockopt(socket.SOL_SOCKET, 71, 8))[0]
+
+
 def continue_race(name, call):
     """A Unix socket is let through; meanwhile its descriptor becomes a TCP socket, and its address one of the host's."""
     os.makedirs("race", exist_ok=True)
@@ -229,6 +234,7 @@ def continue_race(name, call):
     for thread in swapping:
         thread.start()
     won = tried = 0
+    winner = ""
     until = time.monotonic() + given["seconds"]
     while time.monotonic() < until:
         tried += 1
@@ -237,13 +243,14 @@ def continue_race(name, call):
             try:
                 if s.family == socket.AF_INET and not given["own"](s):
                     won += 1
+                    winner = f", last at {s.getsockname()} in {network_of(s)}, where {network_of(socket.socket())} is inside"
             except OSError:
                 pass
             s.close()
     stop.set()
     for thread in swapping:
         thread.join()
-    report(f"{name} swapped under continue, {tried} tries", "OPEN" if won else "closed", f"{won} won")
+    report(f"{name} swapped under continue, {tried} tries", "OPEN" if won else "closed", f"{won} won{winner}")
 
 
 def races():

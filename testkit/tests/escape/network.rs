@@ -346,14 +346,14 @@ async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
     drop(everywhere);
     let daemon = daemon_port(&world);
     let given =
-        json!({"parts": ["occupy"], "far": [FAR_AWAY, 80], "rounds": 5, "kept": 900, "loopback": loopback});
+        json!({"parts": ["occupy"], "far": [FAR_AWAY, 80], "rounds": 6, "kept": 400, "loopback": loopback});
     let report = tried(&mut api, &view, &given).await;
     let ports = |name: &str| -> Vec<u16> {
         let line = report.lines().find_map(|line| line.strip_prefix(name));
         serde_json::from_str(line.expect("a line")).expect("ports")
     };
     let (taken, kept) = (ports("taken "), ports("kept "));
-    assert!(kept.len() > 800 && !kept.contains(&0), "the attack works: {report}");
+    assert!(kept.len() > 400 && !kept.contains(&0), "the attack works: {report}");
     assert!(taken.len() <= 2048, "{}", taken.len());
     for server in [daemon, world.mock.address().port(), loopback, model_server] {
         assert!(!taken.contains(&server), "{server}");
