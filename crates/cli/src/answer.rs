@@ -2,7 +2,9 @@
 //!
 //! Owns: what of a turn is shown and when it is over. Never: reconnecting (see `follow`).
 
-use lodge_proto::{AgentDetail, AgentRef, AgentView, Event, LineageRef, LineageView, TurnRef, TurnView};
+use lodge_proto::{
+    AgentDetail, AgentRef, AgentView, Event, LineageRef, LineageView, QuarantineView, TurnRef, TurnView,
+};
 use serde_json::{Map, Value};
 
 use crate::failure::{Exit, Failure};
@@ -10,6 +12,9 @@ use crate::fold::{Action, Piece, TextFold};
 use crate::follow::{Daemon, SHUTTING_DOWN, Seen};
 use crate::render;
 use crate::words::Words;
+
+/// The code of an end because an operator has to decide about work in quarantine.
+const QUARANTINED: &str = "work.quarantined";
 
 /// What of a turn is shown while it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +59,12 @@ pub(crate) async fn follow(
     let mut is_accepted = false;
     let mut screen = Screen { words, fold: TextFold::default(), show };
     let mut befell = None;
+    // The answer to a turn that was sent twice is as old as the first of them.
+    if turn.quarantine.is_some()
+        && let Some(work) = quarantine_now(daemon, turn).await?
+    {
+        return Ok(Ending::Broken(quarantined(&work, agent, turn)));
+    }
     loop {
         match daemon.next().await.map_err(shut_down)? {
             Seen::Preview(delta) if delta.turn == turn.id => {
@@ -65,6 +76,16 @@ pub(crate) async fn follow(
                 };
                 let actions = screen.fold.preview(piece);
                 screen.show(actions)?;
+            }
+            // Of this turn, or of one before it. By now an operator may have decided.
+            Seen::Event(event)
+                if event.kind == "work.quarantined"
+                    && text_of(&event.data, "session") == Some(turn.session.as_str()) =>
+            {
+                if let Some(work) = quarantine_now(daemon, turn).await? {
+                    words.end_line()?;
+                    return Ok(Ending::Broken(quarantined(&work, agent, turn)));
+                }
             }
             Seen::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
                 is_accepted = true;
@@ -192,6 +213,38 @@ async fn agent_now(daemon: &mut Daemon<'_>, agent: &Asked) -> Result<(AgentView,
     let given = LineageRef { lineage: view.lineage.clone() };
     let lineage = daemon.look("lineage/get", given).await?;
     Ok((view, lineage))
+}
+
+/// The work in quarantine that a turn waits for. A turn that cannot be looked up waits for none.
+async fn quarantine_now(daemon: &mut Daemon<'_>, turn: &TurnView) -> Result<Option<QuarantineView>, Failure> {
+    match daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
+        Ok(now) => Ok(now.quarantine),
+        Err(failure) if failure.is("turn.not_found") => Ok(None),
+        Err(failure) => Err(shut_down(failure)),
+    }
+}
+
+/// What to say of a turn that cannot go on before an operator has decided.
+fn quarantined(work: &QuarantineView, agent: &Asked, turn: &TurnView) -> Failure {
+    let kind = render::work_kind(&work.kind);
+    let failure = match work.turn.as_deref() {
+        Some(other) if other != turn.id => {
+            let other = render::one_line(other);
+            Failure::refused(format!("the turn waits behind {other}, which is in quarantine"))
+        }
+        Some(_) | None => Failure::refused("the turn is in quarantine"),
+    };
+    let failure = failure
+        .because(format!("its {kind} killed the daemon {}", render::in_a_row(work.deaths)))
+        .with_code(QUARANTINED);
+    if !agent.stays {
+        return failure;
+    }
+    failure.hint(format!(
+        "the turn stays: {}; `lodge session show {}` shows it",
+        render::quarantine_step(&work.id),
+        turn.session
+    ))
 }
 
 /// What to say of a turn that is not over and whose agent ended.
@@ -416,6 +469,23 @@ mod tests {
         // Nobody can start what is gone, or is about to be.
         assert_eq!(told("agent.removed", Left::Gone, true).2, None);
         assert_eq!(told("agent.failed", Left::Stopped, false).2, None);
+    }
+
+    #[test]
+    fn a_turn_in_quarantine_names_the_decisions_unless_its_agent_goes() {
+        let work = |turn: &str| -> QuarantineView {
+            let work = json!({"id": "wrk_1", "kind": "schema_check", "status": "quarantined", "turn": turn,
+                "deaths": 3, "since": ""});
+            serde_json::from_value(work).unwrap()
+        };
+        let (what, because, hint) = parts(quarantined(&work("trn_1"), &ada(true), &turn()));
+        assert_eq!(what, "the turn is in quarantine");
+        assert_eq!(because, ["its schema check killed the daemon 3 times in a row"]);
+        let hint = hint.unwrap();
+        assert!(hint.contains("`lodge quarantine retry wrk_1`"), "{hint}");
+        assert!(hint.contains("`lodge quarantine drop wrk_1`"), "{hint}");
+        let (what, _, hint) = parts(quarantined(&work("trn_0"), &ada(false), &turn()));
+        assert_eq!((what.as_str(), hint), ("the turn waits behind trn_0, which is in quarantine", None));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use lodge_proto::QuarantineView;
 use lodge_proto::visible::{visible, visible_line};
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -46,6 +47,30 @@ fn set_back(text: &str) -> String {
 /// How a decision about a lineage is made.
 pub(crate) fn next_step(lineage: &str) -> String {
     format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+}
+
+/// How a decision about work in quarantine is made.
+pub(crate) fn quarantine_step(work: &str) -> String {
+    format!("`lodge quarantine retry {work}` tries again, `lodge quarantine drop {work}` gives it up")
+}
+
+/// Work in quarantine, with what it is of and why it is there.
+pub(crate) fn quarantined(work: &QuarantineView) -> String {
+    let of = match (&work.turn, &work.detail) {
+        (Some(turn), _) => format!(" of {}", one_line(turn)),
+        (None, Some(detail)) => format!(" of {}", one_line(detail)),
+        (None, None) => String::new(),
+    };
+    format!("{}: the {}{of} killed the daemon {}", work.id, work_kind(&work.kind), in_a_row(work.deaths))
+}
+
+/// A kind of work in words.
+pub(crate) fn work_kind(kind: &str) -> String {
+    one_line(kind).replace('_', " ")
+}
+
+pub(crate) fn in_a_row(times: u32) -> String {
+    if times == 1 { "once".to_owned() } else { format!("{times} times in a row") }
 }
 
 /// Aligned columns under a header. No trailing spaces.

@@ -165,6 +165,7 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
         limits: crate::limits::view(row, living.map(|living| living.limits.as_slice())),
         limits_not_enforced: crate::limits::not_enforced(row),
+        quarantine: Vec::new(),
         capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
     }
 }
@@ -246,6 +247,7 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         replaces: row.place.replaces.as_ref().map(TurnId::to_string),
         status: row.state.word().to_owned(),
         waits_for: None,
+        quarantine: None,
         text,
         partial,
         steps: steps.iter().map(step).collect(),
@@ -271,9 +273,12 @@ fn dollars(micro_usd: u64) -> f64 {
 }
 
 pub fn full_turn(full: TurnFull) -> TurnView {
-    let waits_for = full.around.map(|Around { agent_ready, updating, earlier, quarantined }| {
+    let is_own = |row: &QuarantineRow| row.work.subject == full.row.id.as_str();
+    let waits_for = full.around.as_ref().map(|Around { agent_ready, updating, earlier, quarantine }| {
         let word = match (agent_ready, updating, earlier) {
-            (true | false, true | false, true | false) if quarantined => "quarantine",
+            (true | false, true | false, true | false) if quarantine.as_ref().is_some_and(is_own) => {
+                "quarantine"
+            }
             (false, true | false, true | false) => "agent",
             (true, true, true | false) => "update",
             (true, false, true) => "session",
@@ -281,7 +286,12 @@ pub fn full_turn(full: TurnFull) -> TurnView {
         };
         word.to_owned()
     });
-    TurnView { waits_for, ..turn(&full.row, &full.steps, full.text, full.partial) }
+    let quarantine = full.around.and_then(|around| around.quarantine);
+    TurnView {
+        waits_for,
+        quarantine: quarantine.map(|row| quarantined(&row, "quarantined")),
+        ..turn(&full.row, &full.steps, full.text, full.partial)
+    }
 }
 
 pub fn quarantined(row: &QuarantineRow, status: &str) -> QuarantineView {

@@ -325,6 +325,9 @@ shapes! {
         /// Limits that were asked for and that this release does not enforce.
         #[serde(default)]
         limits_not_enforced: Vec<String>,
+        /// Its work in quarantine: what its turns wait for, and its pull. Absent when there is none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        quarantine: Vec<QuarantineView>,
     }
 
     /// What an agent's sandbox may use.
@@ -558,6 +561,10 @@ shapes! {
         /// several times, and an operator has to decide).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         waits_for: Option<String>,
+        /// The work in quarantine that an operator has to decide on before this turn can go on. Its `turn` is this one, or one
+        /// before it in the session.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        quarantine: Option<QuarantineView>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
         text: String,
         /// Whether `text` is only a part of what the model would have said.
@@ -605,6 +612,9 @@ shapes! {
         context_used_pct: u32,
         generation: u32,
         epoch: u32,
+        /// The work of its turns that is in quarantine. Absent when there is none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        quarantine: Vec<QuarantineView>,
     }
 
     pub struct SessionList {

@@ -1,8 +1,9 @@
 //! Work that is set aside.
 
-use lodge_core::WorkId;
-use lodge_core::quarantine::QuarantineRow;
-use rusqlite::{Connection, params};
+use lodge_core::quarantine::{QuarantineRow, WorkKind};
+use lodge_core::record::TurnRow;
+use lodge_core::{AgentId, TurnId, WorkId};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::read::{Reader, Result};
 use crate::rows;
@@ -16,6 +17,37 @@ impl Reader {
 
 pub(crate) fn all(c: &Connection) -> rusqlite::Result<Vec<QuarantineRow>> {
     c.prepare_cached("SELECT * FROM quarantine ORDER BY id")?.query_map([], rows::quarantine)?.collect()
+}
+
+/// The work of an agent: of its turns, and its pull.
+pub(crate) fn of_agent(all: &[QuarantineRow], agent: &AgentId) -> Vec<QuarantineRow> {
+    all.iter().filter(|row| row.agent.as_ref() == Some(agent)).cloned().collect()
+}
+
+/// The work of these turns.
+pub(crate) fn of_turns<'a>(
+    all: &[QuarantineRow],
+    turns: impl Iterator<Item = &'a TurnId> + Clone,
+) -> Vec<QuarantineRow> {
+    all.iter().filter(|row| turns.clone().any(|turn| is_of_turn(row, turn))).cloned().collect()
+}
+
+fn is_of_turn(row: &QuarantineRow, turn: &TurnId) -> bool {
+    match row.work.kind {
+        WorkKind::ModelCall | WorkKind::SchemaCheck => row.work.subject == turn.as_str(),
+        WorkKind::Pull | WorkKind::Request => false,
+    }
+}
+
+/// The work that a turn waits for: its own, or that of a turn before it in its session.
+pub(crate) fn before(c: &Connection, turn: &TurnRow) -> rusqlite::Result<Option<QuarantineRow>> {
+    c.prepare_cached(
+        "SELECT quarantine.* FROM quarantine CROSS JOIN turns ON turns.id = quarantine.subject \
+         WHERE quarantine.kind IN (1, 2) AND turns.session = ?1 AND turns.state < 10 AND turns.number <= ?2 \
+         ORDER BY turns.number DESC LIMIT 1",
+    )?
+    .query_row(params![turn.session.as_str(), turn.number], rows::quarantine)
+    .optional()
 }
 
 pub(crate) fn put(tx: &Connection, row: &QuarantineRow) -> rusqlite::Result<()> {

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lodge_core::event::EventKind;
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, Role, SessionFact, StepRow, TurnRow};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::pool::Pool;
-use crate::{load, rows};
+use crate::{load, quarantine, rows};
 
 #[derive(Debug, thiserror::Error)]
 #[error("the database could not be read")]
@@ -34,6 +35,8 @@ pub struct AgentSummary {
     pub row: AgentRow,
     /// Whether a turn of it runs.
     pub working: bool,
+    /// Its work in quarantine.
+    pub quarantine: Vec<QuarantineRow>,
 }
 
 #[derive(Debug, Clone)]
@@ -48,15 +51,15 @@ pub struct TurnFull {
 }
 
 /// What stands around a turn that waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Around {
     pub agent_ready: bool,
     /// Its agent is to become another first.
     pub updating: bool,
     /// A turn before it in its session is not over.
     pub earlier: bool,
-    /// What it asks for is set aside.
-    pub quarantined: bool,
+    /// The work in quarantine that it waits for: its own, or that of a turn before it in its session.
+    pub quarantine: Option<QuarantineRow>,
 }
 
 /// A page of a listing ends with the row that reaches so many bytes: rows can be megabytes, and a page hundreds of them.
@@ -120,9 +123,16 @@ impl Reader {
     pub fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>> {
         self.with(|c| {
             let working = working(c)?;
+            let quarantine = quarantine::all(c)?;
             c.prepare_cached("SELECT * FROM agents WHERE state < 7 AND id > ?1 ORDER BY id LIMIT ?2")?
                 .query_map(params![after.unwrap_or(""), limit], rows::agent)?
-                .map(|row| row.map(|row| AgentSummary { working: working.contains(row.id.as_str()), row }))
+                .map(|row| {
+                    row.map(|row| AgentSummary {
+                        working: working.contains(row.id.as_str()),
+                        quarantine: quarantine::of_agent(&quarantine, &row.id),
+                        row,
+                    })
+                })
                 .collect()
         })
     }
@@ -135,7 +145,11 @@ impl Reader {
                 .optional()?;
             let Some(row) = row else { return Ok(None) };
             let working = working(c)?.contains(id.as_str());
-            Ok(Some(AgentSummary { row, working }))
+            Ok(Some(AgentSummary {
+                row,
+                working,
+                quarantine: quarantine::of_agent(&quarantine::all(c)?, id),
+            }))
         })
     }
 
@@ -291,18 +305,13 @@ fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
         TurnState::Queued | TurnState::Waiting => {}
         TurnState::Running | TurnState::Done | TurnState::Interrupted | TurnState::Failed => return Ok(None),
     }
+    let quarantine = quarantine::before(c, row)?;
     c.prepare_cached(
         "SELECT state = 3, next IS NOT NULL, EXISTS (SELECT 1 FROM turns INDEXED BY turns_live \
-         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3), \
-         EXISTS (SELECT 1 FROM quarantine WHERE kind IN (1, 2) AND subject = ?4) FROM agents WHERE id = ?1",
+         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1",
     )?
-    .query_row(params![row.agent.as_str(), row.session.as_str(), row.number, row.id.as_str()], |found| {
-        Ok(Around {
-            agent_ready: found.get(0)?,
-            updating: found.get(1)?,
-            earlier: found.get(2)?,
-            quarantined: found.get(3)?,
-        })
+    .query_row(params![row.agent.as_str(), row.session.as_str(), row.number], |found| {
+        Ok(Around { agent_ready: found.get(0)?, updating: found.get(1)?, earlier: found.get(2)?, quarantine })
     })
     .optional()
 }

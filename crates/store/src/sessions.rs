@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::limits::PATH_TURNS_MAX;
+use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{MessageBody, SessionFact, SessionRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::turn::TurnState;
@@ -12,7 +13,7 @@ use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::read::{Reader, Result};
-use crate::{epochs, load, paths, rows};
+use crate::{epochs, load, paths, quarantine, rows};
 
 /// So many letters of what was said first stand for a session.
 const TITLE_CHARS_MAX: usize = 60;
@@ -30,6 +31,8 @@ pub struct SessionSummary {
     pub agent_name: String,
     pub agent_removed: bool,
     pub live: LiveTurns,
+    /// The work of its turns that is in quarantine.
+    pub quarantine: Vec<QuarantineRow>,
 }
 
 /// The turns of a session that are not over, in their order.
@@ -39,6 +42,16 @@ pub struct LiveTurns {
     pub queued: Vec<TurnId>,
     /// When the newest of them was accepted.
     pub newest: Option<Timestamp>,
+}
+
+impl LiveTurns {
+    fn has_none(&self) -> bool {
+        self.running.is_none() && self.queued.is_empty()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &TurnId> + Clone {
+        self.running.iter().chain(&self.queued)
+    }
 }
 
 /// Before which session a page of a listing goes on; the newest comes first.
@@ -298,15 +311,19 @@ fn summary(
     let Some((row, ended)) = found else { return Ok(None) };
     let (turns, _) = paths::end(c, id)?;
     let (agent_name, agent_removed) = agent_of(c, &row)?;
-    let live = live.get(id);
+    let live = live.get(id).cloned().unwrap_or_default();
+    // Most sessions have no open turn, and so nothing in quarantine.
+    let quarantine =
+        if live.has_none() { Vec::new() } else { quarantine::of_turns(&quarantine::all(c)?, live.all()) };
     Ok(Some(SessionSummary {
         title: title(c, id)?,
         turns,
-        last_active: Timestamp::from_ms(last_active(ended, live)),
+        last_active: Timestamp::from_ms(last_active(ended, Some(&live))),
         epoch: epochs::number(c, id)?,
         agent_name,
         agent_removed,
-        live: live.cloned().unwrap_or_default(),
+        quarantine,
+        live,
         row,
     }))
 }

@@ -1,8 +1,9 @@
 //! Work that kills the daemon each time it is computed is set aside; work beside which it is killed is not.
 
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use lodge_testkit::lodge::{PATIENCE, http};
+use lodge_testkit::lodge::{PATIENCE, http, until};
 use lodge_testkit::registry::{Fault, MockRegistry, Times};
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use crate::bins::tool;
 use crate::checked::Checked;
 use crate::images_archive::{self, export, import};
 use crate::images_moved::{layer, pushed};
-use crate::world::{World, id};
+use crate::world::{World, id, told};
 
 impl World {
     /// From here on work of this kind with the word in it kills the daemon.
@@ -126,6 +127,156 @@ async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
     let (code, _, err) = world.cli(&["quarantine", "drop", short]);
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("lodge quarantine ls"), "{err}");
+}
+
+/// A command that waits while daemons come and go.
+struct Waiter(Child);
+
+impl Waiter {
+    fn new(world: &World, args: &[&str]) -> Waiter {
+        let mut command = world.lodge.cli_command(args);
+        Waiter(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodge runs"))
+    }
+
+    /// Its exit code, stdout and stderr. A command that waits on is a failure.
+    fn end(mut self) -> (i32, String, String) {
+        until("the command ended", || self.0.try_wait().expect("our child"));
+        told(&self.0.wait_with_output().expect("an end"))
+    }
+}
+
+fn next_steps(work: &Value) -> String {
+    let id = id(work);
+    format!("`lodge quarantine retry {id}` tries again, `lodge quarantine drop {id}` gives it up")
+}
+
+#[tokio::test]
+async fn a_prompt_that_waits_ends_when_its_turn_or_one_before_it_is_set_aside() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "ada").await;
+    world.restart_with_pill("model_call:bitter");
+    let mut api = world.checked().await;
+    let first = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[hang]]"})).await;
+    // Both wait behind a turn that works, so that both are there when the daemon dies.
+    let mut waiters = Vec::new();
+    for text in ["bitter [[reply:at last]]", "[[reply:then]]"] {
+        waiters.push(Waiter::new(&world, &["prompt", "ada", "-s", "s", text]));
+        let queued = waiters.len();
+        api.until("session/get", json!({"session": "s"}), |view| {
+            view["queued"].as_array().is_some_and(|turns| turns.len() == queued)
+        })
+        .await;
+    }
+    api.ok("turn/interrupt", json!({"turn": id(&first)})).await;
+    world.die(3);
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await.remove(0);
+    let (pill, hint) = (work["turn"].as_str().unwrap(), next_steps(&work));
+    for (waiter, what) in waiters.into_iter().zip([
+        "the turn is in quarantine".to_owned(),
+        format!("the turn waits behind {pill}, which is in quarantine"),
+    ]) {
+        let (code, out, err) = waiter.end();
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        let words = format!(
+            "error: {what}\n  because: its model call killed the daemon 3 times in a row\n\n\
+             hint: the turn stays: {hint}; `lodge session show s` shows it\n"
+        );
+        assert!(err.ends_with(&words), "{err}");
+    }
+    // Both turns are still there, and go on when it is decided.
+    world.restart_without_pill();
+    let (code, _, err) = world.cli(&["quarantine", "retry", id(&work)]);
+    assert_eq!(code, 0, "{err}");
+    let mut api = world.checked().await;
+    assert_eq!(api.ended(pill).await["text"], "at last");
+    let turns = api.ok("turn/list", json!({"session": "s"})).await;
+    assert_eq!(api.ended(id(&turns["turns"][2])).await["text"], "then");
+}
+
+#[tokio::test]
+async fn the_first_prompt_of_a_new_agent_ends_when_its_turn_is_set_aside() {
+    let mut world = World::new();
+    world.restart_with_pill("model_call:bitter");
+    let dir = world.lodge.agent_dir("ada", "FROM scratch\nNAME ada\nMODEL mock/m\n", &[]);
+    let run = Waiter::new(&world, &["run", dir.to_str().expect("a path"), "bitter"]);
+    world.die(3);
+    let (code, out, err) = run.end();
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await.remove(0);
+    assert!(err.contains("error: the turn is in quarantine\n"), "{err}");
+    assert!(err.contains(&next_steps(&work)), "{err}");
+}
+
+#[tokio::test]
+async fn work_in_quarantine_is_shown_wherever_people_look() {
+    let mut world = World::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "ada").await;
+    world.agent(&mut api, "bob").await;
+    world.restart_with_pill("model_call:bitter");
+    let pill = send_pill(&mut world, json!({"agent": agent, "session": "s", "text": "bitter"})).await;
+    let mut api = world.checked().await;
+    let work = aside(&mut api).await.remove(0);
+    let steps = next_steps(&work);
+    let what = format!("{}: the model call of {pill} killed the daemon 3 times in a row", id(&work));
+    // What is sent from now on is accepted, and waits.
+    let prompt = Waiter::new(&world, &["--json", "prompt", "ada", "-s", "s", "[[reply:then]]"]);
+    let (code, out, err) = prompt.end();
+    let behind: Value = serde_json::from_str(&out).expect("a turn");
+    assert_eq!((code, &behind["status"], &behind["waits_for"]), (1, &json!("queued"), &json!("session")));
+    assert_eq!(behind["quarantine"], work);
+    assert!(
+        err.starts_with(&format!("error: the turn waits behind {pill}, which is in quarantine\n")),
+        "{err}"
+    );
+    let mut chat = world.lodge.cli_command(["chat", "ada", "-s", "s"]);
+    let mut chat = chat.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut chat.stdin.take().expect("a pipe"), b"hello\n").expect("a line");
+    let (code, _, err) = Waiter(chat).end();
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains(&format!("waits behind {pill}")) && err.contains(&steps), "{err}");
+    // The API, as `--json` shows it.
+    let turn = api.ok("turn/get", json!({"turn": pill})).await;
+    assert_eq!((&turn["waits_for"], &turn["quarantine"]), (&json!("quarantine"), &work));
+    for (args, path) in [
+        (vec!["--json", "session", "show", "s"], "/quarantine/0"),
+        (vec!["--json", "session", "show", "s"], "/turn_list/1/quarantine"),
+        (vec!["--json", "session", "ls"], "/0/quarantine/0"),
+        (vec!["--json", "lineage", "show", "ada"], "/open_turns/0/quarantine"),
+        (vec!["--json", "inspect", "ada"], "/quarantine/0"),
+        (vec!["--json", "ps"], "/0/quarantine/0"),
+    ] {
+        assert_eq!(world.cli_json(&args).pointer(path), Some(&work), "{args:?}");
+    }
+    assert_eq!(world.cli_json(&["--json", "inspect", "bob"]).get("quarantine"), None);
+    // The same in words.
+    let shown = world.lodge.cli_ok(["session", "show", "s"]);
+    for line in [
+        format!("  in quarantine: {what} ({steps})\n"),
+        format!("\nwaiting: in quarantine ({})\n", id(&work)),
+        format!("\nqueued: behind {pill}, which is in quarantine ({})\n", id(&work)),
+    ] {
+        assert!(shown.contains(&line), "{line}{shown}");
+    }
+    let shown = world.lodge.cli_ok(["lineage", "show", "ada"]);
+    assert!(shown.contains(&format!("; in quarantine: {steps}\n")), "{shown}");
+    assert!(shown.contains(&format!("; behind {pill}, which is in quarantine\n")), "{shown}");
+    let shown = world.lodge.cli_ok(["inspect", "ada"]);
+    assert!(shown.contains(&format!("{what}; {steps}\n")), "{shown}");
+    let (_, out, err) = world.cli(&["ps"]);
+    assert!(out.contains("ready (1 in quarantine)"), "{out}");
+    assert_eq!(err, format!("ada: in quarantine: {what}\nhint: {steps}\n"));
+    assert_eq!(world.cli(&["-q", "ps"]).2, "");
+    // Decided, it is shown no more.
+    world.restart_without_pill();
+    let mut api = world.checked().await;
+    api.ok("quarantine/drop", json!({"work": work["id"]})).await;
+    api.ended(&pill).await;
+    assert_eq!(world.cli(&["ps"]).2, "");
+    assert_eq!(api.ended(id(&behind)).await["text"], "then");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use lodge_proto::{
     AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LimitView, LineageRef,
-    LineageView, PAGE_MAX,
+    LineageView, PAGE_MAX, QuarantineView,
 };
 use serde::Serialize;
 
@@ -13,6 +13,9 @@ use crate::failure::{Exit, Failure};
 use crate::follow::{Daemon, Scope, Seen};
 use crate::render::{self, ago, now_s, or_dash, until};
 use crate::words::{Words, put};
+
+/// Work in quarantine that is told about piece by piece; of more there is a listing.
+const QUARANTINE_TOLD_MAX: usize = 5;
 
 pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
@@ -41,7 +44,26 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
     let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &stuck, now)).collect();
     context.put_table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows)?;
     lineages::tell_waiting(context, &waiting);
+    tell_quarantine(context, &agents);
     Ok(())
+}
+
+/// Says which of these agents have work in quarantine, and how a decision is made.
+fn tell_quarantine(context: &Context, agents: &[AgentView]) {
+    let all: Vec<(&str, &QuarantineView)> = agents
+        .iter()
+        .flat_map(|agent| agent.quarantine.iter().map(|work| (agent.name.as_str(), work)))
+        .collect();
+    for (name, work) in all.iter().take(QUARANTINE_TOLD_MAX) {
+        context.words.say(&format!("{name}: in quarantine: {}", render::quarantined(work)));
+    }
+    match all.as_slice() {
+        [] => {}
+        [(_, only)] => context.words.say(&format!("hint: {}", render::quarantine_step(&only.id))),
+        _ => context
+            .words
+            .say(&format!("hint: `lodge quarantine ls` lists all; {}", render::quarantine_step("ID"))),
+    }
 }
 
 /// The state, and in brackets what a person should know of it.
@@ -57,6 +79,8 @@ fn status(agent: &AgentView, stuck: &[&LineageView], now: i64) -> String {
     asides.extend(
         stuck.iter().find(|lineage| lineage.id == agent.lineage).map(|lineage| lineages::standing(lineage)),
     );
+    asides
+        .extend((!agent.quarantine.is_empty()).then(|| format!("{} in quarantine", agent.quarantine.len())));
     if asides.is_empty() { agent.status.clone() } else { format!("{} ({})", agent.status, asides.join(", ")) }
 }
 
@@ -140,6 +164,13 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         ("environment", detail.env_keys.join(" ")),
     ];
     rows.retain(|(_, value)| !value.is_empty());
+    let behind_status = rows.iter().position(|(key, _)| *key == "model").unwrap_or(rows.len());
+    rows.splice(
+        behind_status..behind_status,
+        agent.quarantine.iter().map(|work| {
+            ("quarantine", format!("{}; {}", render::quarantined(work), render::quarantine_step(&work.id)))
+        }),
+    );
     rows.extend(agent.mounts.iter().map(|mount| {
         let mode = if mount.read_only { " (read-only)" } else { "" };
         let what = mount.description.as_ref().map(|what| format!(": {what}")).unwrap_or_default();

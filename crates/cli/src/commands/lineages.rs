@@ -14,7 +14,7 @@ use super::{Context, request_id};
 use crate::args::{LineageCommand, LineageShowArgs, ResolveArgs};
 use crate::failure::{Failure, io_words};
 use crate::follow::Daemon;
-use crate::render::{ago, counted, next_step, now_s, one_line, or_dash, pairs};
+use crate::render::{ago, counted, next_step, now_s, one_line, or_dash, pairs, quarantine_step};
 use crate::words::put;
 
 /// The largest snapshot that is read from a file.
@@ -188,7 +188,14 @@ fn open_text(turn: &TurnView, now: i64) -> String {
     let pending =
         if pending.is_empty() { String::new() } else { format!("; no outcome yet: {}", pending.join(", ")) };
     let steps = counted(turn.steps.len(), "step");
-    format!("{} ({}) in session {}: {steps}{pending}", turn.id, turn.status, turn.session)
+    let held_up = match &turn.quarantine {
+        Some(work) if work.turn.as_deref() == Some(turn.id.as_str()) => {
+            format!("; in quarantine: {}", quarantine_step(&work.id))
+        }
+        Some(work) => format!("; behind {}, which is in quarantine", or_dash(work.turn.as_deref())),
+        None => String::new(),
+    };
+    format!("{} ({}) in session {}: {steps}{pending}{held_up}", turn.id, turn.status, turn.session)
 }
 
 async fn resolve(context: &Context, args: ResolveArgs) -> Result<(), Failure> {

@@ -1,8 +1,8 @@
 //! `session`: which command is which, and `ls` and `show`.
 
 use lodge_proto::{
-    MessageList, MessageView, PAGE_MAX, SessionDetail, SessionList, SessionListParams, SessionMessagesParams,
-    SessionRef, SessionView, TurnList, TurnListParams, TurnView,
+    MessageList, MessageView, PAGE_MAX, QuarantineView, SessionDetail, SessionList, SessionListParams,
+    SessionMessagesParams, SessionRef, SessionView, TurnList, TurnListParams, TurnView,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -139,6 +139,10 @@ fn head(view: &SessionDetail, words: &Words) -> String {
     if !session.queued.is_empty() {
         text.push_str(&format!("  queued: {}\n", session.queued.join(", ")));
     }
+    for work in &session.quarantine {
+        let (what, step) = (render::quarantined(work), render::quarantine_step(&work.id));
+        text.push_str(&format!("  in quarantine: {what} ({step})\n"));
+    }
     if view.inactive_turns > 0 {
         let are = if view.inactive_turns == 1 { "is" } else { "are" };
         text.push_str(&format!("  {} {are} on other branches\n", turns_text(view.inactive_turns)));
@@ -154,11 +158,12 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
             text.push_str("  (what there is of the answer)\n");
             text.push_str(&indented(&turn.text, usize::MAX));
         }
-        text.push_str(&match &turn.error {
-            Some(error) => {
+        text.push_str(&match (&turn.error, &turn.quarantine) {
+            (Some(error), _) => {
                 format!("{}: {} ({})\n", turn.status, render::one_line(&error.message), error.code)
             }
-            None => format!("{}\n", turn.status),
+            (None, Some(work)) => format!("{}: {}\n", turn.status, held_up(turn, work)),
+            (None, None) => format!("{}\n", turn.status),
         });
     }
     let siblings: Vec<&str> = turns
@@ -172,6 +177,16 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
         text.push_str(&format!("  turn {} has other branches: {}\n", turn.number, siblings.join(", ")));
     }
     (!text.is_empty()).then_some(text)
+}
+
+/// Why a turn cannot go on before an operator has decided.
+fn held_up(turn: &TurnView, work: &QuarantineView) -> String {
+    match work.turn.as_deref() {
+        Some(other) if other != turn.id => {
+            format!("behind {}, which is in quarantine ({})", render::one_line(other), work.id)
+        }
+        Some(_) | None => format!("in quarantine ({})", work.id),
+    }
 }
 
 /// All turns of a session, or those on its path.
@@ -284,6 +299,7 @@ mod tests {
             replaces: None,
             status: status.into(),
             waits_for: None,
+            quarantine: None,
             text: text.into(),
             partial: status != "done",
             steps: Vec::new(),
@@ -324,6 +340,28 @@ mod tests {
         assert_eq!(ending(&done, std::slice::from_ref(&done)), None);
     }
 
+    fn work(turn: &str) -> QuarantineView {
+        QuarantineView {
+            id: "wrk_1".into(),
+            kind: "model_call".into(),
+            status: "quarantined".into(),
+            agent: Some("agt_1".into()),
+            turn: Some(turn.into()),
+            detail: None,
+            deaths: 3,
+            since: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_turn_in_quarantine_and_one_behind_it_say_what_they_wait_for() {
+        let mut turn = turn("trn_1", "waiting", "");
+        turn.quarantine = Some(work("trn_1"));
+        assert_eq!(ending(&turn, &[]).unwrap(), "waiting: in quarantine (wrk_1)\n");
+        turn.quarantine = Some(work("trn_0"));
+        assert_eq!(ending(&turn, &[]).unwrap(), "waiting: behind trn_0, which is in quarantine (wrk_1)\n");
+    }
+
     #[test]
     fn branches_are_told_at_the_turn_that_has_them() {
         let (path, mut other) = (turn("trn_2", "done", "new"), turn("trn_1", "done", "old"));
@@ -352,11 +390,14 @@ mod tests {
             context_used_pct: 0,
             generation: 1,
             epoch: 1,
+            quarantine: vec![work("trn_8")],
         };
         let head = head(&SessionDetail { session, inactive_turns: 3, open_jobs: 0 }, &plain());
         assert_eq!(
             head,
             "f  coder (removed)  2 turns\n  forked from s at turn 1\n  running: trn_8\n  queued: trn_9\n  \
+             in quarantine: wrk_1: the model call of trn_8 killed the daemon 3 times in a row \
+             (`lodge quarantine retry wrk_1` tries again, `lodge quarantine drop wrk_1` gives it up)\n  \
              3 turns are on other branches\n"
         );
     }

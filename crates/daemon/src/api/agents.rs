@@ -96,7 +96,10 @@ fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
 
 pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     let living = shell.living(&found.row.id);
-    view::agent(&found.row, found.working, living.as_deref())
+    AgentView {
+        quarantine: found.quarantine.iter().map(|row| view::quarantined(row, "quarantined")).collect(),
+        ..view::agent(&found.row, found.working, living.as_deref())
+    }
 }
 
 fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {

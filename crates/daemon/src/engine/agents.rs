@@ -4,7 +4,7 @@ use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::lineage::{LineageEvent, LineageState};
 use lodge_core::record::{AgentRow, Retry, Write};
 use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp};
-use lodge_proto::ErrorBody;
+use lodge_proto::{AgentView, ErrorBody};
 
 use super::ends::BreakOff;
 use super::jobs::Which;
@@ -272,7 +272,10 @@ impl Engine {
 
     pub(super) fn reply_agent(&mut self, batch: &mut Batch, caller: Caller, id: &AgentId, now: Timestamp) {
         let Some(agent) = self.agents.get(id) else { return };
-        let view = view::agent(&agent.row, self.is_at_work(id), None);
+        let view = AgentView {
+            quarantine: self.quarantine_of(id),
+            ..view::agent(&agent.row, self.is_at_work(id), None)
+        };
         self.reply(batch, caller, view::json(&view), now);
     }
 

@@ -7,8 +7,9 @@ use lodge_core::agent::AgentEvent;
 use lodge_core::quarantine::{QUARANTINED_MAX, QuarantineRow, Suspect, Work, WorkKind};
 use lodge_core::record::{AgentRow, FailureRecord, Write};
 use lodge_core::{AgentId, EventData, EventKind, Timestamp, TurnId, WorkId};
-use lodge_proto::ErrorBody;
+use lodge_proto::{ErrorBody, QuarantineView};
 
+use super::state::Turn;
 use super::{Again, Batch, Caller, DAEMON_STREAM, Effect, Engine, Refusal, failure};
 use crate::view;
 
@@ -84,6 +85,24 @@ impl Engine {
 
     pub(super) fn is_quarantined(&self, turn: &TurnId) -> bool {
         self.quarantine.values().any(|row| turn_of(&row.work).as_ref() == Some(turn))
+    }
+
+    /// The work that a turn waits for: its own, or that of a turn before it in its session.
+    pub(super) fn quarantine_before(&self, turn: &Turn) -> Option<&QuarantineRow> {
+        let session = self.sessions.get(&turn.row.session).filter(|_| !self.quarantine.is_empty())?;
+        let upto = session.live.iter().position(|live| *live == turn.row.id)?;
+        session
+            .live
+            .iter()
+            .take(upto + 1)
+            .rev()
+            .find_map(|live| self.quarantine.values().find(|row| turn_of(&row.work).as_ref() == Some(live)))
+    }
+
+    /// The work of an agent that is in quarantine, as clients see it.
+    pub(super) fn quarantine_of(&self, agent: &AgentId) -> Vec<QuarantineView> {
+        let of_agent = self.quarantine.values().filter(|row| row.agent.as_ref() == Some(agent));
+        of_agent.map(|row| view::quarantined(row, "quarantined")).collect()
     }
 
     /// The pull of an agent that is set aside. An agent that became another needs another pull.

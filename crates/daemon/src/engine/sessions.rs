@@ -212,6 +212,8 @@ impl Engine {
             agent_name: owner.name,
             agent_removed: owner.removed,
             live: LiveTurns::default(),
+            // What is changed has no open turns.
+            quarantine: Vec::new(),
         })))
     }
 

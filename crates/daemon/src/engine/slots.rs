@@ -41,7 +41,7 @@ impl Engine {
             agent_ready: agent.row.state == AgentState::Ready,
             updating: agent.row.next.is_some(),
             earlier: !self.is_first(turn),
-            quarantined: self.is_quarantined(&turn.row.id),
+            quarantine: self.quarantine_before(turn).cloned(),
         })
     }
 

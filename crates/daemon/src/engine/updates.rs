@@ -12,6 +12,7 @@ use lodge_core::record::{
     AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord, Write,
 };
 use lodge_core::{AgentId, EventData, EventKind, JobId, Timestamp};
+use lodge_proto::AgentView;
 
 use super::agents::wrong_state;
 use super::ends::BreakOff;
@@ -129,7 +130,10 @@ impl Engine {
             self.replace(batch, &id, now);
         }
         if let Some(agent) = self.agents.get(&id) {
-            let shown = view::agent(&agent.row, self.is_at_work(&id), None);
+            let shown = AgentView {
+                quarantine: self.quarantine_of(&id),
+                ..view::agent(&agent.row, self.is_at_work(&id), None)
+            };
             self.reply(batch, caller, view::json(&view::updated(shown, &in_force)), now);
         }
         Ok(())

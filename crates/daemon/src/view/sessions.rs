@@ -9,7 +9,7 @@ use lodge_proto::{
 };
 use lodge_store::{Exported, Hit, PlacedEpoch, SessionSummary, Told};
 
-use super::full_turn;
+use super::{full_turn, quarantined};
 
 pub fn session(summary: &SessionSummary) -> SessionView {
     let SessionRow { id, agent, sender, created_at, forked } = &summary.row;
@@ -32,6 +32,7 @@ pub fn session(summary: &SessionSummary) -> SessionView {
         context_used_pct: 0,
         generation: 1,
         epoch: summary.epoch,
+        quarantine: summary.quarantine.iter().map(|row| quarantined(row, "quarantined")).collect(),
     }
 }
 

@@ -89,8 +89,17 @@ fn a_turn_whose_model_call_is_set_aside_waits_and_others_of_its_agent_go_on() {
     world.answer(&beside, 1, 1, "fine", &[]);
     assert_eq!(world.state(&beside), TurnState::Done);
     assert_eq!(world.state(&pill), TurnState::Waiting);
-    let around = world.engine.around(&world.engine.turns[&pill]).expect("it waits");
-    assert!(around.quarantined && !world.engine.around(&world.engine.turns[&behind]).unwrap().quarantined);
+    // Both wait for the same decision, and what is sent now says so at once.
+    let waits_for = |turn: &TurnId| world.engine.around(&world.engine.turns[turn]).unwrap().quarantine;
+    for turn in [&pill, &behind] {
+        assert_eq!(waits_for(turn).expect("it waits").work.subject, pill.as_str());
+    }
+    let sent = world.send(&agent, "s", "later");
+    assert_eq!(
+        (&reply(&sent)["waits_for"], &reply(&sent)["quarantine"]["turn"]),
+        (&json!("session"), &json!(pill.as_str()))
+    );
+    assert!(reply(&world.send(&agent, "other", "later")).get("quarantine").is_none());
 }
 
 #[test]
