@@ -27,6 +27,8 @@ pub enum StateDirError {
     NotYours { dir: PathBuf, owner: u32, caller: u32 },
     #[error("the state directory {} is not safe: {} belongs to user {owner}", dir.display(), path.display())]
     OtherOwner { dir: PathBuf, path: PathBuf, owner: u32 },
+    #[error("the state directory {} is not safe: {} on the way to it belongs to user {owner}", dir.display(), path.display())]
+    OtherOwnerAbove { dir: PathBuf, path: PathBuf, owner: u32 },
     #[error("the state directory {} is not safe: other users can write {}", dir.display(), path.display())]
     Writable { dir: PathBuf, path: PathBuf },
     #[error("the state directory {} is not safe: {} leads through too many links", dir.display(), path.display())]
@@ -43,16 +45,32 @@ impl StateDirError {
     /// Stable, documented, never reused.
     pub fn code(&self) -> &'static str {
         match self {
-            StateDirError::NotYours { .. } | StateDirError::OtherOwner { .. } => "state_dir.other_owner",
+            StateDirError::NotYours { .. }
+            | StateDirError::OtherOwner { .. }
+            | StateDirError::OtherOwnerAbove { .. } => "state_dir.other_owner",
             StateDirError::Writable { .. } => "state_dir.writable",
             StateDirError::Links { .. } | StateDirError::Unreadable { .. } => "state_dir.unreadable",
+        }
+    }
+
+    /// The same of a link in the directory, which can be removed.
+    fn below(self) -> StateDirError {
+        match self {
+            StateDirError::OtherOwnerAbove { dir, path, owner } => {
+                StateDirError::OtherOwner { dir, path, owner }
+            }
+            other @ (StateDirError::NotYours { .. }
+            | StateDirError::OtherOwner { .. }
+            | StateDirError::Writable { .. }
+            | StateDirError::Links { .. }
+            | StateDirError::Unreadable { .. }) => other,
         }
     }
 
     /// What to do about it.
     pub fn hint(&self) -> String {
         match self {
-            StateDirError::NotYours { owner, .. } => {
+            StateDirError::NotYours { owner, .. } | StateDirError::OtherOwnerAbove { owner, .. } => {
                 format!("run this as user {owner}, or set LODGE_HOME to a directory of your own")
             }
             StateDirError::OtherOwner { path, .. } => format!(
@@ -165,7 +183,7 @@ impl Check<'_> {
             }
             let next = at.join(&part);
             let Some(found) = look(&next)? else { return Ok(None) };
-            self.owner(&next, &found)?;
+            self.owner_above(&next, &found)?;
             if !found.is_symlink() {
                 (at, meta) = (next, found);
                 continue;
@@ -196,10 +214,19 @@ impl Check<'_> {
             return Ok(());
         }
         let (dir, path, owner) = (self.dir.to_owned(), path.to_owned(), meta.uid());
+        Err(StateDirError::OtherOwner { dir, path, owner })
+    }
+
+    /// A part of the way to what is checked. Another user's home is nothing to remove or to give to somebody else.
+    fn owner_above(&self, path: &Path, meta: &Metadata) -> Result<(), StateDirError> {
+        if self.owners.trusts(meta.uid()) {
+            return Ok(());
+        }
+        let (dir, path, owner) = (self.dir.to_owned(), path.to_owned(), meta.uid());
         if dir == path {
             return Err(StateDirError::NotYours { dir, owner, caller: self.owners.caller });
         }
-        Err(StateDirError::OtherOwner { dir, path, owner })
+        Err(StateDirError::OtherOwnerAbove { dir, path, owner })
     }
 
     /// Each entry of a directory that was checked.
@@ -211,7 +238,7 @@ impl Check<'_> {
             let Some(mut found) = look(&path)? else { continue };
             self.owner(&path, &found)?;
             if found.is_symlink() {
-                let Some((_, target)) = self.resolve(&path)? else { continue };
+                let Some((_, target)) = self.resolve(&path).map_err(StateDirError::below)? else { continue };
                 found = target;
             }
             // Who may connect to a socket is the daemon's to say.
@@ -419,7 +446,15 @@ mod tests {
         }
         let above = home.parent().unwrap();
         chown(above, Some(STRANGER), None).unwrap();
-        assert!(matches!(check(&home).unwrap_err(), StateDirError::OtherOwner { .. }));
+        let refused = check(&home).unwrap_err();
+        assert!(
+            matches!(&refused, StateDirError::OtherOwnerAbove { path, .. } if path == above),
+            "{refused}"
+        );
+        assert_eq!(
+            refused.hint(),
+            format!("run this as user {STRANGER}, or set LODGE_HOME to a directory of your own")
+        );
         chown(above, Some(0), None).unwrap();
         chown(&home, Some(STRANGER), None).unwrap();
         let refused = check(&home).unwrap_err();

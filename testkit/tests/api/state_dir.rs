@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::world::{World, is_root, told};
+use crate::world::{A_TOKEN, World, is_root, told};
 
 /// A user that runs no test.
 const STRANGER: u32 = 54_321;
@@ -82,6 +82,14 @@ fn root_does_not_use_the_directory_of_another_user() {
     chown(&home, Some(STRANGER), Some(STRANGER)).expect("root gives away");
     refused(&world, &format!("belongs to user {STRANGER}, not to you (user 0)"), "set LODGE_HOME");
     chown(&home, Some(0), Some(0)).expect("root takes");
+    // Nor one in that user's home, which is nothing for root to remove or to take.
+    let above = world.lodge.dir().to_owned();
+    chown(&above, Some(STRANGER), None).expect("root gives away");
+    let hint = format!("hint: run this as user {STRANGER}, or set LODGE_HOME to a directory of your own");
+    refused(&world, &format!("{} on the way to it belongs to user {STRANGER}", above.display()), &hint);
+    let (_, _, err) = world.cli(&["ps"]);
+    assert!(!err.contains("chown") && !err.contains("remove"), "{err}");
+    chown(&above, Some(0), None).expect("root takes");
     for name in ["daemon.db", "credentials.json", "lodged.yaml"] {
         let path = home.join(name);
         fs::write(&path, "").expect("a file");
@@ -108,7 +116,7 @@ fn a_token_does_not_go_to_a_socket_in_a_directory_that_others_can_write() {
     assert!(listener.accept().is_err(), "somebody connected");
     // With a token and an address of its own a command has no use for the directory.
     let mut elsewhere = world.lodge.cli_command(["--daemon", "http://127.0.0.1:1", "ps"]);
-    elsewhere.env("LODGE_TOKEN", "own");
+    elsewhere.env("LODGE_TOKEN", A_TOKEN);
     assert_eq!(told(&elsewhere.output().expect("lodge runs")).0, 3);
 }
 

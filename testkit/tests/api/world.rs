@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::checked::Checked;
 
+/// A token of no daemon: {"alg":"HS256"}, {"jti":"tok_01"} and what is no signature.
+pub const A_TOKEN: &str = "eyJhbGciOiJIUzI1NiJ9.eyJqdGkiOiJ0b2tfMDEifQ.x";
+
 pub const KEY: &str = "sk-canary-0123456789abcdef";
 
 /// Programs of the host that every agent of these tests has.
