@@ -9,9 +9,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lodge_proto::tls::{TlsError, certificate_faults};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -24,8 +25,9 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 const FINGERPRINT_LEN: usize = 8;
 const ALPN: &[u8] = b"http/1.1";
 
+/// Why a certificate or its key cannot be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum CertificateFileError {
     #[error("{set} is set and {missing} is not")]
     Alone { set: &'static str, missing: &'static str },
     #[error("could not read {}", path.display())]
@@ -55,33 +57,33 @@ pub enum TlsError {
     },
 }
 
-impl TlsError {
+impl CertificateFileError {
     /// What to do, and what comes after that.
     pub fn hint(&self) -> String {
         let fix = match self {
-            TlsError::Alone { missing, .. } => {
+            CertificateFileError::Alone { missing, .. } => {
                 return format!("set {missing} too, or neither, and restart the daemon");
             }
-            TlsError::Unreadable { .. } => {
+            CertificateFileError::Unreadable { .. } => {
                 "check the path, and that the daemon's user may read it".to_owned()
             }
-            TlsError::NotRegular { .. } => "name the file itself".to_owned(),
-            TlsError::TooLarge { .. } => {
+            CertificateFileError::NotRegular { .. } => "name the file itself".to_owned(),
+            CertificateFileError::TooLarge { .. } => {
                 "name a file with one certificate and those of its issuers".to_owned()
             }
-            TlsError::Exposed { path, .. } => {
+            CertificateFileError::Exposed { path, .. } => {
                 format!("`chmod 600 {}`, as the daemon's user or root", path.display())
             }
-            TlsError::OtherOwner { path, .. } => {
+            CertificateFileError::OtherOwner { path, .. } => {
                 format!("`chown` {} to the daemon's user or root", path.display())
             }
-            TlsError::NoCertificate { .. } => {
+            CertificateFileError::NoCertificate { .. } => {
                 "write it in PEM: `-----BEGIN CERTIFICATE-----`, the daemon's own first".to_owned()
             }
-            TlsError::NoKey { .. } => {
+            CertificateFileError::NoKey { .. } => {
                 "write it in PEM and without a passphrase: `-----BEGIN PRIVATE KEY-----`".to_owned()
             }
-            TlsError::Unusable { .. } => {
+            CertificateFileError::Unusable { .. } => {
                 "check that the key belongs to the first certificate of the file".to_owned()
             }
         };
@@ -113,6 +115,11 @@ impl Certificate {
             return false;
         };
         rustls::client::verify_server_name(&parsed, &name).is_ok()
+    }
+
+    /// Why every client refuses it. The daemon serves with it all the same: clients that are not ours may be less strict.
+    fn faults(&self) -> Vec<TlsError> {
+        certificate_faults(&self.own, UnixTime::now())
     }
 
     /// What tells it from another, in short.
@@ -147,17 +154,34 @@ impl Tls {
     }
 
     /// Reads the files. None: TLS is not wanted.
-    pub fn read(&self) -> Result<Option<Certificate>, TlsError> {
+    pub fn read(&self) -> Result<Option<Certificate>, CertificateFileError> {
         self.files.as_ref().map(Files::read).transpose()
     }
 
     /// New connections get this certificate from now on.
     pub fn put(&self, certificate: Certificate) {
+        for fault in certificate.faults() {
+            let file = self.cert_file().display().to_string();
+            tracing::warn!(event = "tls.certificate_refused", file, reason = %fault, hint = fault.hint());
+        }
         self.current.send_replace(Some(Arc::new(certificate)));
     }
 
     pub fn current(&self) -> Option<Arc<Certificate>> {
         self.current.borrow().clone()
+    }
+
+    /// Why clients refuse the certificate in effect, as of now.
+    pub fn warnings(&self) -> Vec<String> {
+        let faults = self.current().map(|certificate| certificate.faults()).unwrap_or_default();
+        let file = self.cert_file().display();
+        let warning =
+            |fault: TlsError| format!("tls-cert: clients refuse {file}: {fault} ({})", fault.hint());
+        faults.into_iter().map(warning).collect()
+    }
+
+    fn cert_file(&self) -> &Path {
+        self.files.as_ref().and_then(|files| files.cert.as_deref()).unwrap_or(Path::new(""))
     }
 
     /// Waits until there is a certificate.
@@ -168,26 +192,28 @@ impl Tls {
 }
 
 impl Files {
-    fn read(&self) -> Result<Certificate, TlsError> {
+    fn read(&self) -> Result<Certificate, CertificateFileError> {
         let (cert, key) = match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => (cert, key),
-            (Some(_), None) => return Err(TlsError::Alone { set: "tls-cert", missing: "tls-key" }),
-            (None, _) => return Err(TlsError::Alone { set: "tls-key", missing: "tls-cert" }),
+            (Some(_), None) => {
+                return Err(CertificateFileError::Alone { set: "tls-cert", missing: "tls-key" });
+            }
+            (None, _) => return Err(CertificateFileError::Alone { set: "tls-key", missing: "tls-cert" }),
         };
-        let no_certificate = |_| TlsError::NoCertificate { path: cert.clone() };
+        let no_certificate = |_| CertificateFileError::NoCertificate { path: cert.clone() };
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&read(cert, check_nothing)?)
             .collect::<Result<_, _>>()
             .map_err(no_certificate)?;
         let Some(own) = chain.first().cloned() else {
-            return Err(TlsError::NoCertificate { path: cert.clone() });
+            return Err(CertificateFileError::NoCertificate { path: cert.clone() });
         };
         let key_der = PrivateKeyDer::from_pem_slice(&read(key, check_private)?)
-            .map_err(|_| TlsError::NoKey { path: key.clone() })?;
+            .map_err(|_| CertificateFileError::NoKey { path: key.clone() })?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let server = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key_der));
-        let unusable = |cause| TlsError::Unusable { cert: cert.clone(), key: key.clone(), cause };
+        let unusable = |cause| CertificateFileError::Unusable { cert: cert.clone(), key: key.clone(), cause };
         let mut server = server.map_err(unusable)?;
         server.alpn_protocols = vec![ALPN.to_vec()];
         Ok(Certificate { server: Arc::new(server), own })
@@ -196,37 +222,41 @@ impl Files {
 
 fn read(
     path: &Path,
-    check: fn(&Path, &std::fs::Metadata) -> Result<(), TlsError>,
-) -> Result<Vec<u8>, TlsError> {
-    let unreadable = |cause| TlsError::Unreadable { path: path.to_owned(), cause };
+    check: fn(&Path, &std::fs::Metadata) -> Result<(), CertificateFileError>,
+) -> Result<Vec<u8>, CertificateFileError> {
+    let unreadable = |cause| CertificateFileError::Unreadable { path: path.to_owned(), cause };
     // A FIFO would be waited for.
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(unreadable)?;
     // Of what was opened, whatever has the name meanwhile.
     let found = file.metadata().map_err(unreadable)?;
     if !found.is_file() {
-        return Err(TlsError::NotRegular { path: path.to_owned() });
+        return Err(CertificateFileError::NotRegular { path: path.to_owned() });
     }
     check(path, &found)?;
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(TlsError::TooLarge { path: path.to_owned() });
+        return Err(CertificateFileError::TooLarge { path: path.to_owned() });
     }
     Ok(bytes)
 }
 
-fn check_nothing(_: &Path, _: &std::fs::Metadata) -> Result<(), TlsError> {
+fn check_nothing(_: &Path, _: &std::fs::Metadata) -> Result<(), CertificateFileError> {
     Ok(())
 }
 
 /// A key belongs to its user. One of root's may be readable by a group, which is how systems share them with services.
-fn check_private(path: &Path, found: &std::fs::Metadata) -> Result<(), TlsError> {
+fn check_private(path: &Path, found: &std::fs::Metadata) -> Result<(), CertificateFileError> {
     let mode = found.mode() & 0o777;
     let own = rustix::process::geteuid().as_raw();
     if ![own, 0].contains(&found.uid()) {
-        return Err(TlsError::OtherOwner { path: path.to_owned(), uid: found.uid() });
+        return Err(CertificateFileError::OtherOwner { path: path.to_owned(), uid: found.uid() });
     }
     let allowed = if found.uid() == 0 { 0o740 } else { 0o700 };
-    if mode & !allowed == 0 { Ok(()) } else { Err(TlsError::Exposed { path: path.to_owned(), mode }) }
+    if mode & !allowed == 0 {
+        Ok(())
+    } else {
+        Err(CertificateFileError::Exposed { path: path.to_owned(), mode })
+    }
 }

@@ -7,8 +7,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -36,6 +38,8 @@ pub enum TlsError {
     BadSignature,
     #[error("its certificate is not valid: {detail}")]
     BadCertificate { detail: String },
+    #[error("its certificate has no subjectAltName")]
+    NoNames,
     #[error("it does not speak TLS")]
     NotTls,
     #[error("the TLS handshake failed: {detail}")]
@@ -63,7 +67,7 @@ impl TlsError {
             TlsError::BadSignature => {
                 "perhaps the authority was made again under the same name: set LODGE_CA_FILE to its present PEM file"
             }
-            TlsError::BadCertificate { .. } => {
+            TlsError::BadCertificate { .. } | TlsError::NoNames => {
                 "issue a certificate for servers: version 3, CA:FALSE, with a subjectAltName"
             }
             TlsError::NotTls => {
@@ -131,6 +135,40 @@ impl TlsError {
     }
 }
 
+/// What is wrong with a daemon's certificate for every client, whatever authorities it trusts and whatever it dials.
+pub fn certificate_faults(certificate: &CertificateDer<'_>, now: UnixTime) -> Vec<TlsError> {
+    let fault = |error: Error| match error {
+        Error::InvalidCertificate(wrong) => TlsError::of_certificate(&wrong, ""),
+        other => TlsError::BadCertificate { detail: other.to_string() },
+    };
+    let parsed = match ParsedCertificate::try_from(certificate) {
+        Ok(parsed) => parsed,
+        Err(error) => return vec![fault(error)],
+    };
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let algorithms = provider.signature_verification_algorithms.all;
+    // Without authorities nothing is verified, and what does not depend on them is looked at first.
+    let nobody = RootCertStore::empty();
+    let verified = verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], now, algorithms);
+    let mut faults: Vec<TlsError> = verified.err().map(fault).into_iter().collect();
+    faults.retain(|fault| *fault != TlsError::UnknownIssuer);
+    if has_no_names(&parsed) {
+        faults.push(TlsError::NoNames);
+    }
+    faults
+}
+
+fn has_no_names(certificate: &ParsedCertificate<'_>) -> bool {
+    // A name that no certificate has.
+    let Ok(name) = ServerName::try_from("none.invalid") else { return false };
+    match verify_server_name(certificate, &name) {
+        Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. })) => {
+            presented.is_empty()
+        }
+        Ok(()) | Err(_) => false,
+    }
+}
+
 /// A name as rustls shows it, `DnsName("box.example")`, without the kind.
 fn plain_name(shown: &str) -> &str {
     shown.split_once('(').map_or(shown, |(_, name)| name.trim_end_matches(')').trim_matches('"'))
@@ -180,11 +218,19 @@ fn authorities(ca_file: Option<&Path>) -> Result<RootCertStore, TlsError> {
         return if roots.is_empty() { Err(TlsError::NoAuthorities) } else { Ok(roots) };
     };
     let unusable = |detail: String| TlsError::CaFile { path: path.to_owned(), detail };
-    let length = std::fs::metadata(path).map_err(|error| unusable(error.to_string()))?.len();
+    let unreadable = |error: io::Error| {
+        unusable(match error.kind() {
+            io::ErrorKind::NotFound => "no such file".to_owned(),
+            io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+            io::ErrorKind::IsADirectory => "it is a directory".to_owned(),
+            _ => error.to_string(),
+        })
+    };
+    let length = std::fs::metadata(path).map_err(unreadable)?.len();
     if length > CA_FILE_BYTES_MAX {
         return Err(unusable(format!("it is over {CA_FILE_BYTES_MAX} bytes")));
     }
-    let pem = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+    let pem = std::fs::read(path).map_err(unreadable)?;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|error| unusable(error.to_string()))?;
         roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
@@ -208,7 +254,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         let told = |path: &Path| authorities(Some(path)).unwrap_err().to_string();
-        assert!(told(&path).contains("ca.pem: No such file"), "{}", told(&path));
+        assert!(told(&path).contains("ca.pem: no such file"), "{}", told(&path));
         std::fs::write(&path, "nothing").unwrap();
         assert!(told(&path).contains("it has no certificate"), "{}", told(&path));
         std::fs::write(&path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();

@@ -321,6 +321,53 @@ async fn tls_and_plain_http_that_meet_are_told_of_each_other() {
     assert!(code == 1 && err.contains("does not speak TLS") && err.contains("`http://`"), "{code} {err}");
 }
 
+/// What `info` says of the certificate.
+async fn warnings(api: &mut Checked) -> Vec<String> {
+    let info = api.ok("info", json!({})).await;
+    let all = info["warnings"].as_array().expect("a list").iter().filter_map(Value::as_str);
+    all.filter(|warning| warning.starts_with("tls-cert: ")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_certificate_that_every_client_refuses_is_told_when_it_is_loaded() {
+    let (mut world, authority) = with_certificate(NAMES, OVER);
+    world.lodge.start();
+    let tls = world.lodge.dir().join("tls");
+    let file = tls.join("cert.pem").display().to_string();
+    let mut api = world.checked().await;
+    let told = |why: &str| format!("tls-cert: clients refuse {file}: {why}");
+    let found = warnings(&mut api).await;
+    assert!(
+        found.len() == 1 && found[0].starts_with(&told("its certificate has expired (renew")),
+        "{found:?}"
+    );
+    assert!(world.lodge.cli_ok(["info"]).contains("its certificate has expired"));
+    assert!(world.lodge.log().contains("tls.certificate_refused"), "{}", world.lodge.log());
+    // It is served all the same, and what replaces it is looked at, too.
+    assert_eq!(http_state(&mut api).await["state"], "listening");
+    authority.issue(&tls, NAMES, ("21000101000000Z", "21200101000000Z"));
+    api.ok("daemon/reload", json!({})).await;
+    let found = warnings(&mut api).await;
+    assert!(found.len() == 1 && found[0].starts_with(&told("its certificate is not valid yet")), "{found:?}");
+    // An authority's own, which has no names either.
+    for (from, to) in [("ca.pem", "cert.pem"), ("ca.key", "key.pem")] {
+        fs::copy(authority.dir.join(from), tls.join(to)).expect("a copy");
+    }
+    api.ok("daemon/reload", json!({})).await;
+    let found = warnings(&mut api).await;
+    let expected = [
+        "its certificate is not valid: it is an authority's own (CA:TRUE)",
+        "its certificate has no subjectAltName",
+    ];
+    assert_eq!(found.len(), 2, "{found:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(&told(expected)) && found.contains("CA:FALSE"), "{found}");
+    }
+    authority.issue(&tls, NAMES, VALID);
+    api.ok("daemon/reload", json!({})).await;
+    assert_eq!(warnings(&mut api).await, [""; 0]);
+}
+
 async fn http_state(api: &mut Checked) -> Value {
     api.ok("info", json!({})).await["http"].clone()
 }

@@ -52,6 +52,7 @@ async fn info(shell: &Shell) -> Answer {
     warnings.extend(shell.config.warnings());
     let http = shell.http();
     warnings.extend(http.warning());
+    warnings.extend(shell.tls.warnings());
     warnings.extend(shell.jobs.warnings());
     warnings.extend(lineages::waiting(shell)?);
     let quarantine = quarantine::all(shell)?;

@@ -21,7 +21,7 @@ use super::stream::Stream;
 use super::tls_stream::TlsSocket;
 use super::{Api, http};
 use crate::shell::{Http, Scheme, Shell};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{CertificateFileError, Tls};
 
 /// Connections that the kernel keeps until they are accepted.
 const ACCEPT_QUEUE: i32 = 1_024;
@@ -93,7 +93,7 @@ pub enum Tcp {
     /// The certificate cannot be used. Nothing is bound.
     NoCertificate {
         addr: String,
-        error: TlsError,
+        error: CertificateFileError,
     },
 }
 
