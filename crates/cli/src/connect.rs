@@ -4,19 +4,19 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lodge_proto::client::{Client, ClientError, Login, Target};
 use lodge_proto::post::post;
-use lodge_proto::proof::without_localhost;
+use lodge_proto::proof::{token_id, without_localhost};
 use lodge_proto::state_dir::check_state_dir;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::args::Global;
 use crate::autostart;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, io_words};
 use crate::parse::{daemon_url, is_loopback};
 use crate::words::Words;
 
@@ -58,11 +58,11 @@ impl Address {
         let default_socket = state_dir.join(SOCKET_NAME);
         let socket = global.socket.clone();
         let target = if let Some(path) = socket {
-            Target::Unix(absolute(&path)?)
+            Target::Unix(socket_path(&path, "--socket")?)
         } else if let Some(url) = &global.daemon {
             parse_url(url, "--daemon")?
         } else if let Some(path) = env("LODGE_SOCKET") {
-            Target::Unix(absolute(Path::new(&path))?)
+            Target::Unix(socket_path(Path::new(&path), "LODGE_SOCKET")?)
         } else if let Some(url) = env("LODGE_DAEMON") {
             parse_url(&url, "LODGE_DAEMON")?
         } else {
@@ -73,6 +73,9 @@ impl Address {
         let autostart = if ours && !forbidden { Autostart::Allowed } else { Autostart::Forbidden };
         let listens_at = env("LODGE_DAEMON_ADDR").map(|addr| own_address(&addr)).transpose()?;
         let ca_file = env("LODGE_CA_FILE").map(|path| absolute(Path::new(&path))).transpose()?;
+        if let Some(token) = env("LODGE_TOKEN") {
+            check_token(&token)?;
+        }
         Ok(Address { target, state_dir, autostart, listens_at, ca_file })
     }
 
@@ -80,6 +83,10 @@ impl Address {
     pub(crate) fn check_state_dir(&self) -> Result<(), Failure> {
         if !self.uses_state_dir() {
             return Ok(());
+        }
+        if std::fs::metadata(&self.state_dir).is_ok_and(|found| !found.is_dir()) {
+            let what = format!("the state directory {} is not a directory", self.state_dir.display());
+            return Err(Failure::refused(what).hint("move it away, or set LODGE_HOME to a directory"));
         }
         check_state_dir(&self.state_dir).map(drop).map_err(|error| {
             let failure = Failure::refused(error.to_string()).with_code(error.code()).hint(error.hint());
@@ -206,19 +213,73 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
         .map_err(|cause| Failure::usage(format!("`{}` is not a usable path", path.display())).because(cause))
 }
 
+/// Refuses what no daemon issued before it is sent to one.
+fn check_token(token: &str) -> Result<(), Failure> {
+    if token.bytes().all(|byte| byte.is_ascii_graphic()) && token_id(token).is_some() {
+        return Ok(());
+    }
+    Err(Failure::refused("LODGE_TOKEN is not a token of Lodge")
+        .hint("set LODGE_TOKEN to the line that `lodge token issue` printed, or unset it")
+        .with_code("auth.invalid"))
+}
+
 fn own_address(text: &str) -> Result<SocketAddr, Failure> {
     without_localhost(text).parse().map_err(|_| {
-        Failure::usage(format!("`{text}` given by LODGE_DAEMON_ADDR is not an address"))
-            .hint("write it as the daemon's `http-addr`, such as `127.0.0.1:5500`")
+        let hint = match daemon_url(text) {
+            Ok(Target::Tcp(addr) | Target::Tls(addr)) => {
+                format!("leave out the scheme: LODGE_DAEMON_ADDR={addr}. A daemon is chosen by LODGE_DAEMON")
+            }
+            Ok(Target::Unix(_)) | Err(_) if path_in(text).is_some() => {
+                "it is the address that the daemon listens on, such as `127.0.0.1:5500`; a socket is chosen by LODGE_SOCKET"
+                    .to_owned()
+            }
+            Ok(Target::Unix(_)) | Err(_) => {
+                "write it as the daemon's `http-addr`, such as `127.0.0.1:5500`".to_owned()
+            }
+        };
+        Failure::usage(format!("`{text}` given by LODGE_DAEMON_ADDR is not an address")).hint(hint)
     })
 }
 
 fn parse_url(url: &str, given_by: &str) -> Result<Target, Failure> {
     daemon_url(url).map_err(|why| {
-        Failure::new(Exit::Usage, format!("`{url}` given by {given_by} is not a daemon's URL"))
-            .because(why)
-            .hint("write it as `http://127.0.0.1:5500` or `https://HOST:PORT`")
+        let failure = Failure::new(Exit::Usage, format!("`{url}` given by {given_by} is not a daemon's URL"));
+        let Some(path) = path_in(url) else {
+            return failure.because(why).hint("write it as `http://127.0.0.1:5500` or `https://HOST:PORT`");
+        };
+        let shown = path.display();
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => failure
+                .because("it is a directory")
+                .hint(format!("if it is a state directory, set LODGE_HOME={shown}")),
+            Ok(found) if found.file_type().is_socket() => {
+                failure.because("it is a socket").hint(format!("write `--socket {shown}`"))
+            }
+            Ok(_) => failure.because("it is a file").hint(URL_OR_SOCKET),
+            Err(cause) => failure
+                .because(format!("it looks like the path of a socket: {}", io_words(&cause)))
+                .hint(URL_OR_SOCKET),
+        }
     })
+}
+
+const URL_OR_SOCKET: &str =
+    "write a URL such as `http://127.0.0.1:5500`, or name the socket with `--socket PATH`";
+
+/// The path in what should be a URL or an address.
+fn path_in(text: &str) -> Option<&Path> {
+    let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")).unwrap_or(text);
+    (path.starts_with(['/', '.', '~']) || path.ends_with(".sock")).then_some(Path::new(path))
+}
+
+fn socket_path(path: &Path, given_by: &str) -> Result<PathBuf, Failure> {
+    match path.to_str() {
+        Some(url) if daemon_url(url).is_ok() => {
+            Err(Failure::usage(format!("`{url}` given by {given_by} is a URL, not the path of a socket"))
+                .hint(format!("write `--daemon {url}`, or set LODGE_DAEMON")))
+        }
+        Some(_) | None => absolute(path),
+    }
 }
 
 #[cfg(test)]
@@ -274,6 +335,43 @@ mod tests {
         check(&[("LODGE_HOME", "/s"), ("LODGE_DAEMON", "http://127.0.0.1:1")], Autostart::Forbidden);
         check(&[("LODGE_HOME", "/s"), ("LODGE_NO_AUTOSTART", "1")], Autostart::Forbidden);
         check(&[("LODGE_HOME", "/s"), ("LODGE_NO_AUTOSTART", "0")], Autostart::Allowed);
+    }
+
+    fn words(failure: Failure) -> String {
+        let Failure::Told(report) = failure else { panic!("not told") };
+        format!("{}\n{}\n{}", report.what, report.because.join("\n"), report.hint.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_url_where_a_path_belongs_and_a_path_where_a_url_belongs_are_told_with_the_right_flag() {
+        let env = |name: &'static str, value: &'static str| [("HOME", "/h"), (name, value)];
+        for (env, expected) in [
+            (env("LODGE_DAEMON", "/"), "it is a directory\nif it is a state directory, set LODGE_HOME=/"),
+            (env("LODGE_DAEMON", "/dev/null"), "it is a file"),
+            (env("LODGE_DAEMON", "unix:///nowhere/x.sock"), "no such file or directory"),
+            (env("LODGE_SOCKET", "http://127.0.0.1:1"), "write `--daemon http://127.0.0.1:1`"),
+            (env("LODGE_DAEMON_ADDR", "http://127.0.0.1:1"), "LODGE_DAEMON_ADDR=127.0.0.1:1"),
+            (env("LODGE_DAEMON_ADDR", "/s/lodge.sock"), "a socket is chosen by LODGE_SOCKET"),
+        ] {
+            let failure = resolve(&Global::default(), &env).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Usage);
+            let told = words(failure);
+            assert!(told.contains(expected), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_told_before_anything_is_dialled() {
+        // {"alg":"HS256"} . {"jti":"tok_01"} . x
+        let token = "eyJhbGciOiJIUzI1NiJ9.eyJqdGkiOiJ0b2tfMDEifQ.x";
+        let given = |token: &str| resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_TOKEN", token)]);
+        assert!(given(token).is_ok());
+        assert!(given("").is_ok(), "an empty variable counts for nothing");
+        for garbage in ["garbage", "a.b.c", &format!("{token} "), &format!("{token}\nx")] {
+            let told = words(given(garbage).unwrap_err());
+            assert!(told.starts_with("LODGE_TOKEN is not a token"), "{told}");
+            assert!(!told.contains(garbage), "{told}");
+        }
     }
 
     #[test]

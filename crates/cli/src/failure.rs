@@ -3,9 +3,12 @@
 //! Owns: the exit codes, the translation of the client's errors. Never: printing (see `render`).
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use lodge_proto::ErrorBody;
-use lodge_proto::client::{ClientError, Target};
+use lodge_proto::client::{ClientError, Target, Unverified};
+use lodge_proto::tls::TlsError;
 
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,12 +154,13 @@ impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         let what = error.to_string();
         match error {
-            ClientError::NoDaemon { target, cause } => {
-                let hint = match target {
-                    Target::Unix(_) => "start one with `lodged serve`",
-                    Target::Tcp(_) | Target::Tls(_) => "check the address given by `--daemon` or `LODGE_DAEMON`",
-                };
+            ClientError::NoDaemon { target: Target::Unix(path), cause } => no_socket(what, &path, &cause),
+            ClientError::NoDaemon { target: Target::Tcp(_) | Target::Tls(_), cause } => {
+                let hint = "check the address given by `--daemon` or `LODGE_DAEMON`";
                 Failure::new(Exit::NoDaemon, what).because(io_words(&cause)).hint(hint)
+            }
+            ClientError::Handshake { target, body: Some(body), .. } if body.data.code == "auth.missing" => {
+                no_token(&target)
             }
             ClientError::Handshake { body: Some(body), .. } => Failure::from_body(*body),
             ClientError::Handshake { body: None, detail, status, .. } => {
@@ -167,6 +171,24 @@ impl From<ClientError> for Failure {
                 };
                 Failure::new(exit, what).because(detail).hint(hint)
             }
+            ClientError::Unverified { why: Unverified::Tls(TlsError::CaFile { path, detail }), .. } => {
+                Failure::refused(format!("the file given by LODGE_CA_FILE cannot be used: {}", path.display()))
+                    .because(detail)
+                    .hint(
+                        "set LODGE_CA_FILE to a PEM file with at least one certificate, or unset it to trust the \
+                         system's authorities",
+                    )
+                    .with_code("auth.unverified")
+            }
+            ClientError::Unverified { target, why: why @ Unverified::Peer { uid, .. } } => {
+                Failure::refused(format!("the token was not sent: another user listens on the socket {target}"))
+                    .because(&why)
+                    .hint(format!(
+                        "if it is the daemon of user {uid}, run this as that user; otherwise check the path of the \
+                         socket"
+                    ))
+                    .with_code("auth.unverified")
+            }
             ClientError::Unverified { why, .. } => {
                 Failure::refused(what).because(&why).hint(why.hint()).with_code("auth.unverified")
             }
@@ -176,6 +198,51 @@ impl From<ClientError> for Failure {
                 .because(cause)
                 .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`"),
         }
+    }
+}
+
+/// Nothing was sent that says who we are, and the daemon wants to know.
+fn no_token(target: &Target) -> Failure {
+    let hint = match target {
+        Target::Unix(_) => {
+            "set LODGE_HOME to the daemon's state directory, or LODGE_TOKEN to what `lodge token issue` printed"
+        }
+        Target::Tcp(_) | Target::Tls(_) => {
+            "run `lodge token issue` on the daemon's machine, and set LODGE_TOKEN to what it prints"
+        }
+    };
+    Failure::refused(format!("there is no token for the daemon at {target}"))
+        .because("LODGE_TOKEN is not set, and the state directory has no token for that address")
+        .hint(hint)
+        .with_code("auth.missing")
+}
+
+/// Why nobody answers on a socket.
+fn no_socket(what: String, path: &Path, cause: &io::Error) -> Failure {
+    if cause.kind() == io::ErrorKind::PermissionDenied {
+        let failure =
+            Failure::new(Exit::NoDaemon, format!("could not connect to the socket {}", path.display()))
+                .because(io_words(cause));
+        // What keeps us out is the socket, or the directory beyond which we cannot see.
+        let seen = path.ancestors().find_map(|path| Some((path, path.symlink_metadata().ok()?.uid())));
+        return match seen {
+            Some((path, owner)) => failure.hint(format!(
+                "{} belongs to user {owner}: run this as that user, or set LODGE_HOME to a directory of your own",
+                path.display()
+            )),
+            None => failure,
+        };
+    }
+    let failure = Failure::new(Exit::NoDaemon, what);
+    match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => failure.because("it is a directory").hint(format!(
+            "name the socket in it, such as `--socket {}`, or set LODGE_HOME to the directory",
+            path.join("lodge.sock").display()
+        )),
+        Ok(found) if found.is_file() => failure
+            .because("it is a file and no socket")
+            .hint("check the path given by `--socket` or LODGE_SOCKET"),
+        Ok(_) | Err(_) => failure.because(io_words(cause)).hint("start one with `lodged serve`"),
     }
 }
 

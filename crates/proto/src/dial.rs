@@ -97,7 +97,7 @@ impl From<&Login> for Login {
 /// Why a token was not sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unverified {
-    #[error("what listens there runs as uid {uid}; the daemon would run as uid {expected} or as root")]
+    #[error("what listens there runs as uid {uid}; the daemon would run as {expected}")]
     Peer { uid: u32, expected: String },
     #[error("what was given is not a token of Lodge")]
     NotAToken,
@@ -192,7 +192,9 @@ fn check_peer(uid: u32, socket: &Path, login: &Login) -> Result<(), Unverified> 
     if uid == 0 || expected.contains(&uid) {
         return Ok(());
     }
-    let expected: Vec<String> = expected.iter().map(u32::to_string).collect();
+    let mut expected: Vec<String> =
+        expected.iter().filter(|uid| **uid != 0).map(|uid| format!("uid {uid}")).collect();
+    expected.push("root".to_owned());
     Err(Unverified::Peer { uid, expected: expected.join(" or ") })
 }
 

@@ -8,6 +8,7 @@ mod bins;
 mod checked;
 mod cli;
 mod cli_chat;
+mod cli_connect;
 mod cli_daemon;
 mod cli_errors;
 mod cli_images;
