@@ -223,7 +223,8 @@ async fn work_in_quarantine_is_shown_wherever_people_look() {
     let steps = next_steps(&work);
     let what = format!("{}: the model call of {pill} killed the daemon 3 times in a row", id(&work));
     // What is sent from now on is accepted, and waits.
-    let (code, out, err) = world.cli(&["--json", "prompt", "ada", "-s", "s", "[[reply:then]]"]);
+    let prompt = Waiter::new(&world, &["--json", "prompt", "ada", "-s", "s", "[[reply:then]]"]);
+    let (code, out, err) = prompt.end();
     let behind: Value = serde_json::from_str(&out).expect("a turn");
     assert_eq!((code, &behind["status"], &behind["waits_for"]), (1, &json!("queued"), &json!("session")));
     assert_eq!(behind["quarantine"], work);
