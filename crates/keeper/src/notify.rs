@@ -27,6 +27,8 @@ const TURN_MAX: usize = 8;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a call waits for a socket of the host's network.
 const SOCKET_WITHIN: Duration = Duration::from_secs(10);
+/// How often a socket is handed in again, one at a time: each attempt can keep the keeper until its watchdog's next tick.
+const HAND_IN_EVERY: Duration = Duration::from_millis(20);
 
 /// Everybody whose calls come here.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(crate) struct Supervisor {
     /// Sockets that were handed in and whose program was not told yet that they are connected.
     pub(crate) untold: Vec<u64>,
     looked: Instant,
+    /// When a socket was last handed in again.
+    tried: Instant,
     serial: u64,
     waiting_max: usize,
 }
@@ -67,8 +71,21 @@ pub(crate) struct Waiting {
 pub(crate) enum Stage {
     /// A socket of the host's network, to take the place of the program's.
     Socket { theirs: OwnedFd, family: Family, address: Address },
+    /// The program's turn on a processor, to take the socket.
+    HandIn(HandIn),
     /// The connection of the socket that the program has by now.
     Connected(OwnedFd),
+}
+
+/// A socket of the keeper's that takes the place of a program's.
+#[derive(Debug)]
+pub(crate) struct HandIn {
+    pub(crate) theirs: OwnedFd,
+    pub(crate) ours: OwnedFd,
+    /// Whether it is not connected yet.
+    pub(crate) is_under_way: bool,
+    /// How long the program waits for the connection.
+    pub(crate) until: Option<Instant>,
 }
 
 /// What is watched, and whose it is.
@@ -98,6 +115,7 @@ impl Supervisor {
             open: OpenConnections::new()?,
             untold: Vec::new(),
             looked: Instant::now(),
+            tried: Instant::now(),
             serial: 0,
             waiting_max: WAITING_MAX.min(descriptors / PART_OF_DESCRIPTORS),
         })
@@ -112,7 +130,13 @@ impl Supervisor {
 
     /// How many descriptors are held here.
     pub(crate) fn descriptors(&self) -> usize {
-        self.listeners.len() + self.waiting.len()
+        self.listeners.len() + self.waiting.len() + self.hand_ins().count()
+    }
+
+    /// Where calls are that wait for their program.
+    fn hand_ins(&self) -> impl Iterator<Item = usize> {
+        let waiting = self.waiting.iter().enumerate();
+        waiting.filter(|(_, waiting)| matches!(waiting.stage, Stage::HandIn(_))).map(|(at, _)| at)
     }
 
     pub(crate) fn watch(&self, mut add: impl FnMut(RawFd, libc::c_short, Watched)) {
@@ -137,7 +161,8 @@ impl Supervisor {
     pub(crate) fn due(&self) -> Option<Instant> {
         let until = self.waiting.iter().filter_map(|waiting| waiting.until).min();
         let look = (!self.waiting.is_empty()).then_some(self.looked + LOOK_EVERY);
-        until.into_iter().chain(look).min()
+        let hand_in = self.hand_ins().next().map(|_| self.tried + HAND_IN_EVERY);
+        until.into_iter().chain(look).chain(hand_in).min()
     }
 
     pub(crate) fn serve(&mut self, watched: Watched, events: libc::c_short) {
@@ -176,6 +201,9 @@ impl Supervisor {
             let waiting = self.waiting.swap_remove(at);
             self.time_out(&waiting);
         }
+        if now >= self.tried + HAND_IN_EVERY {
+            self.hand_in_again();
+        }
         if now < self.looked + LOOK_EVERY {
             return;
         }
@@ -189,6 +217,18 @@ impl Supervisor {
         self.waiting.retain(|waiting| !gone.contains(&waiting.serial));
     }
 
+    /// Hands in a socket whose program did not take it. The others have their turn after it.
+    fn hand_in_again(&mut self) {
+        let Some(at) = self.hand_ins().next() else { return };
+        let Waiting { listener, call, stage, until, .. } = self.waiting.remove(at);
+        let Stage::HandIn(hand_in) = stage else { return };
+        if self.still_waits(listener, &call) {
+            let decided = self.hand_in((listener, call), hand_in, until);
+            self.finish(listener, &call, decided);
+        }
+        self.tried = Instant::now();
+    }
+
     /// Has a call wait.
     pub(crate) fn wait(&mut self, (listener, call): (u64, Call), stage: Stage, until: Option<Instant>) {
         self.serial += 1;
@@ -197,7 +237,7 @@ impl Supervisor {
             self.looked = now;
         }
         let until = match &stage {
-            Stage::Socket { .. } => {
+            Stage::Socket { .. } | Stage::HandIn(_) => {
                 Some(until.map_or(now + SOCKET_WITHIN, |until| until.min(now + SOCKET_WITHIN)))
             }
             Stage::Connected(_) => until,

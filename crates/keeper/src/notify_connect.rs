@@ -13,7 +13,7 @@ use crate::confine::User;
 use crate::gate_rules::{Place, canonical};
 use crate::netlink;
 use crate::network::{self, SocketGuard, Supervised};
-use crate::notify::{Stage, Supervisor, Waiting};
+use crate::notify::{HandIn, Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
 use crate::notify_epoll;
 use crate::notify_options;
@@ -256,22 +256,47 @@ impl Supervisor {
             Err(Some(libc::EINPROGRESS)) => true,
             Err(_) => return Ok(Some(connected.into())),
         };
-        let (blocks, until) = (is_blocking(&theirs)?, give_up_at(&theirs));
-        self.hand_in(listener, &call, theirs, &ours)?;
+        let until = give_up_at(&theirs);
+        self.hand_in((listener, call), HandIn { theirs, ours, is_under_way, until }, None)
+    }
+
+    /// Puts a socket in the place of the program's, then answers or waits for the connection. A program that does not get
+    /// a processor in time is tried again until `try_until`.
+    pub(crate) fn hand_in(
+        &mut self,
+        (listener, call): (u64, Call),
+        hand_in: HandIn,
+        try_until: Option<Instant>,
+    ) -> io::Result<Option<Answer>> {
+        let HandIn { theirs, ours, is_under_way, until } = hand_in;
+        let blocks = is_blocking(&theirs)?;
+        if let Some(theirs) = self.replace(listener, &call, theirs, &ours)? {
+            let hand_in = HandIn { theirs, ours, is_under_way, until };
+            self.wait((listener, call), Stage::HandIn(hand_in), try_until);
+            return Ok(None);
+        }
         self.untold.truncate(UNTOLD_MAX - 1);
         self.untold.insert(0, cookie(&ours)?);
         if is_under_way && blocks {
             self.wait((listener, call), Stage::Connected(ours), until);
             return Ok(None);
         }
-        if self.answer(listener, &call, connected.into()) && !is_under_way {
+        let answer = if is_under_way { Answer::Error(libc::EINPROGRESS) } else { Answer::Done };
+        if self.answer(listener, &call, answer) && !is_under_way {
             self.is_told_now(&ours)?;
         }
         Ok(None)
     }
 
-    /// Puts a socket in the place of the program's.
-    fn hand_in(&mut self, listener: u64, call: &Call, theirs: OwnedFd, ours: &OwnedFd) -> io::Result<()> {
+    /// Puts a socket in the place of the program's, which is closed. The program's own thread does that: `Some` if it did
+    /// not get a processor in time.
+    fn replace(
+        &mut self,
+        listener: u64,
+        call: &Call,
+        theirs: OwnedFd,
+        ours: &OwnedFd,
+    ) -> io::Result<Option<OwnedFd>> {
         let flags = sys::flags_of(theirs.as_raw_fd())? & libc::O_NONBLOCK;
         sys::set_flags(ours.as_raw_fd(), flags)?;
         // One that waits in the call itself is not watched by it at the same time.
@@ -283,14 +308,17 @@ impl Supervisor {
         };
         let closes = closes_on_exec(call.thread, call.fd());
         let fd = self.listener(listener).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
-        notify_sys::replace(fd, call.id, call.fd(), ours, closes)?;
+        match notify_sys::replace(fd, call.id, call.fd(), ours, closes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Some(theirs)),
+            replaced => replaced?,
+        }
         // The last that kept the program's own, with which its registrations go.
         drop(theirs);
         for registration in watched {
             // One whose epoll is gone has nobody who waits.
             drop(registration.renew(ours, call.fd()));
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Hears the gate, and gives what it sent to those who wait for it.
@@ -305,7 +333,7 @@ impl Supervisor {
     pub(crate) fn give_sockets(&mut self) {
         let is_next = |waiting: &Waiting, stock: &Stock| match waiting.stage {
             Stage::Socket { family, .. } => stock.has_news(family),
-            Stage::Connected(_) => false,
+            Stage::HandIn(_) | Stage::Connected(_) => false,
         };
         while let Some(stock) = &self.stock
             && let Some(at) = self.waiting.iter().position(|waiting| is_next(waiting, stock))
@@ -373,7 +401,7 @@ impl Supervisor {
     /// The bound for this call is over. A connection that was begun goes on without it.
     pub(crate) fn time_out(&mut self, waiting: &Waiting) {
         let errno = match waiting.stage {
-            Stage::Socket { .. } => libc::ETIMEDOUT,
+            Stage::Socket { .. } | Stage::HandIn(_) => libc::ETIMEDOUT,
             Stage::Connected(_) => libc::EINPROGRESS,
         };
         self.answer(waiting.listener, &waiting.call, Answer::Error(errno));

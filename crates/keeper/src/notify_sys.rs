@@ -111,8 +111,21 @@ pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Call> {
 
 /// Whether the caller still waits. What was fetched from it before is its own then.
 pub(crate) fn is_valid(listener: &OwnedFd, id: u64) -> bool {
-    // SAFETY: the kernel reads one number, from `id`.
-    unsafe { libc::ioctl(listener.as_raw_fd(), IS_VALID as _, &id) == 0 }
+    uninterrupted(|| {
+        // SAFETY: the kernel reads one number, from `id`.
+        sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), IS_VALID as _, &id) })
+    })
+    .is_ok()
+}
+
+/// For calls that wait for nothing but a lock of the kernel's, which the watchdog may interrupt all the same.
+fn uninterrupted(mut call: impl FnMut() -> io::Result<libc::c_int>) -> io::Result<libc::c_int> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
 }
 
 /// Answers a call. An error: nobody waits for it any more.
@@ -130,11 +143,15 @@ pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: Answer) -> io::Result<
         Answer::Continue => (0, CONTINUE),
     };
     let mut response = Response { id, value: 0, error, flags };
-    // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
-    sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), SEND as _, &mut response) }).map(drop)
+    uninterrupted(|| {
+        // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
+        sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), SEND as _, &mut response) })
+    })
+    .map(drop)
 }
 
-/// Puts a descriptor of this process in the place of one of the caller's.
+/// Puts a descriptor of this process in the place of one of the caller's. `EINTR`: the caller did not get a processor in
+/// time, and nothing was done.
 pub(crate) fn replace(
     listener: &OwnedFd,
     id: u64,

@@ -386,7 +386,7 @@ async fn a_taken_port_does_not_keep_the_daemon_down_and_is_taken_when_it_is_free
         );
         assert!(told["http"]["reason"].as_str().is_some_and(|reason| reason.contains("in use")), "{told}");
         let warned = told["warnings"].to_string();
-        assert!(warned.contains(&addr) && warned.contains("taken"), "{warned}");
+        assert!(warned.contains(&addr) && warned.contains("cannot be listened on"), "{warned}");
         assert!(world.lodge.cli_ok(["info"]).contains(&format!("{addr} is taken: ")), "in words, too");
         assert_eq!(credentials_http(&world.lodge), Value::Null, "clients are not sent to somebody else");
         assert!(world.lodge.log().contains("http.taken"));
@@ -401,7 +401,7 @@ async fn a_taken_port_does_not_keep_the_daemon_down_and_is_taken_when_it_is_free
     until("the port is taken", || (credentials_http(&world.lodge) == url).then_some(()));
     let told = info(&world.lodge);
     assert_eq!((&told["http_addr"], &told["http"]["state"]), (&json!(addr), &json!("listening")), "{told}");
-    assert!(!told["warnings"].to_string().contains("taken"), "{told}");
+    assert!(!told["warnings"].to_string().contains("cannot be listened on"), "{told}");
     let token = world.lodge.token();
     let mut client = Client::connect(&Target::Tcp(addr.clone()), &token).await.expect("a connection");
     assert_eq!(client.call_value("info", json!({})).await.expect("info")["http_addr"], json!(addr));

@@ -9,8 +9,13 @@ use crate::network::{list, origin, own_address, run, up};
 
 /// Runs a Python program of several lines.
 fn python(program: &str) -> String {
+    python_by("python3", program)
+}
+
+/// As [`python`], by another command.
+fn python_by(command: &str, program: &str) -> String {
     format!(
-        "cat > p.py <<'END'\nimport errno, os, select, socket, struct, sys, threading\n{program}\nEND\npython3 p.py 2>&1"
+        "cat > p.py <<'END'\nimport errno, os, select, socket, struct, sys, threading\n{program}\nEND\n{command} p.py 2>&1"
     )
 }
 
@@ -157,6 +162,38 @@ l = socket.create_server(('127.0.0.1', 0)); socket.create_connection(l.getsockna
     );
     let output = run(&home, &mut link, "e1", &python(&program)).await;
     assert_eq!(output, "interrupted\ngoes on\n");
+}
+
+#[tokio::test]
+async fn a_program_that_hardly_gets_a_processor_connects_like_any_other() {
+    let home = Home::new();
+    let address = own_address().expect("this host has an address beside its loopback");
+    let listed = origin(address);
+    let mut link = up(&home, list(&[&listed.to_string()])).await;
+    let program = format!(
+        "
+for _ in range(4 * os.cpu_count()):
+    if os.fork() == 0:
+        while os.getppid() != 1: pass
+        os._exit(0)
+os.nice(10)
+found = []
+for blocks in [True, False] * 10:
+    s = socket.socket(); s.setblocking(blocks)
+    e = s.connect_ex(('{address}', {port}))
+    if not blocks:
+        found.append(errno.errorcode.get(e)); select.select([], [s], [], 60); s.setblocking(True); e = s.getsockopt(1, 4)
+    try:
+        s.sendall(b'GET /x\\r\\n\\r\\n'); found.append((e, s.recv(4096).decode().split()[-1]))
+    except OSError as error: found.append(error)
+print(set(found), flush=True)
+os.killpg(0, 9)
+",
+        port = listed.port(),
+    );
+    let output = run(&home, &mut link, "e1", &python_by("setsid -w python3", &program)).await;
+    assert!(output.contains("(0, '/x')") && output.contains("EINPROGRESS"), "{output}");
+    assert_eq!(output.matches(',').count(), 2, "{output}");
 }
 
 #[tokio::test]
