@@ -32,6 +32,8 @@ fn main() -> ExitCode {
     // `lodge` starts this program by a descriptor, which would be its name.
     // Without it only `ps` shows a number.
     let _named = rustix::thread::set_name(c"lodged");
+    // Each live agent takes two descriptors.
+    let file_limit = lodge_exec::FileLimit::raise();
     hide_memory();
     keep_heap_small();
     end_on_panic();
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error, None, 1),
     };
-    let served = runtime.block_on(serve::serve(config, level));
+    let served = runtime.block_on(serve::serve(config, level, file_limit));
     // What still runs was told to stop and given its time.
     runtime.shutdown_background();
     match served {

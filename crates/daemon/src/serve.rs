@@ -106,7 +106,11 @@ impl ServeError {
 }
 
 /// Runs the daemon until it is told to stop.
-pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError> {
+pub async fn serve(
+    mut config: Config,
+    level: LogLevel,
+    file_limit: lodge_exec::FileLimit,
+) -> Result<(), ServeError> {
     if config.text("executor") == "docker" {
         return Err(ServeError::Docker);
     }
@@ -130,7 +134,7 @@ pub async fn serve(mut config: Config, level: LogLevel) -> Result<(), ServeError
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?);
+    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);

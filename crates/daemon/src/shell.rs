@@ -35,6 +35,8 @@ pub const ENGINE_QUEUE_MAX: usize = 1_024;
 /// Changes that are prepared at once; more of them wait. What one waits for needs a thread too: were all threads taken by
 /// those that wait, nothing would go on.
 const PREPARING_MAX: usize = 32;
+/// Sandboxes that are started at once; more of them wait. A thousand at once would each take longer than is waited for.
+const STARTING_MAX: usize = 16;
 /// Archives that come or go at once; more of them wait.
 const ARCHIVES_MAX: usize = 16;
 
@@ -52,6 +54,8 @@ pub struct Shell {
     pub images: Arc<Images>,
     /// Changes that are prepared now, each on a thread that may wait for a registry.
     pub preparing: Semaphore,
+    /// Sandboxes that are started now.
+    pub starting: Semaphore,
     /// Archives that come or go now, each on a thread that waits for its client.
     pub archives: Arc<Semaphore>,
     /// What is computed now, in the sight of the next daemon.
@@ -193,6 +197,7 @@ impl Shell {
         Arc::new(Shell {
             images: Images::of(&parts.config.data_dir, reader.clone(), room.clone()),
             preparing: Semaphore::new(PREPARING_MAX),
+            starting: Semaphore::new(STARTING_MAX),
             archives: Arc::new(Semaphore::new(ARCHIVES_MAX)),
             compute: Arc::default(),
             calls: CallContext::new(parts.config.data_dir.clone()),

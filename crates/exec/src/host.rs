@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::cgroup::{Cgroups, Ending, Made};
 use crate::error::{HostError, RemoveError};
+use crate::open_files::FileLimit;
 use crate::programs::{Program, Stored};
 use crate::{lock, start};
 
@@ -23,6 +24,8 @@ pub struct Host {
     pub(crate) keeper: Stored,
     boot_id: String,
     pub(crate) cgroups: Cgroups,
+    /// What keepers begin with. None: what this process has.
+    pub(crate) file_limit: Option<FileLimit>,
 }
 
 impl Host {
@@ -43,7 +46,13 @@ impl Host {
         let boot_id = boot_id.map_err(|cause| HostError::NoBootId { cause })?.trim().to_owned();
         let keeper = Stored::new(&bin, "keeper", keeper.into())?;
         let cgroups = Cgroups::of(&state_dir);
-        Ok(Host { state_dir, run, bin, keeper, boot_id, cgroups })
+        Ok(Host { state_dir, run, bin, keeper, boot_id, cgroups, file_limit: None })
+    }
+
+    /// Lets keepers begin with a limit of open files that is not this process's own.
+    #[must_use]
+    pub fn with_file_limit(self, limit: FileLimit) -> Host {
+        Host { file_limit: Some(limit), ..self }
     }
 
     /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
@@ -81,7 +90,7 @@ impl Host {
         }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let fds: Vec<OwnedFd> = made.as_mut().and_then(Made::take_dir).into_iter().collect();
-        start::give(&mut command, &fds, &[descriptors::CGROUP]);
+        start::give(&mut command, &fds, &[descriptors::CGROUP], self.file_limit.clone());
         let output = async { start::spawn(&mut command).await?.wait_with_output().await };
         let output = output.await;
         match output {

@@ -15,6 +15,7 @@ mod host;
 mod job;
 mod kept;
 mod lock;
+mod open_files;
 mod programs;
 mod start;
 
@@ -31,5 +32,6 @@ pub use lodge_link::{
     FileIdentity, InForce, KnownExec, Layer, Limits, Network, PrivateRoot, Resource, Runs, Secret, Speaker,
     Start, Usage, Welcome, limits,
 };
+pub use open_files::FileLimit;
 pub use programs::{Program, Stored, Verified};
 pub use start::SandboxSpec;

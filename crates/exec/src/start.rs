@@ -20,6 +20,7 @@ use tokio::process::Command;
 use crate::cgroup::{Cgroups, Ending, Made};
 use crate::error::StartError;
 use crate::host::Host;
+use crate::open_files::FileLimit;
 use crate::programs::Verified;
 
 /// How long a keeper may take until it can be dialled. It may have to wait for the tree of a dead one.
@@ -131,7 +132,7 @@ impl Host {
         }
         let keeper = self.keeper.verified().map_err(|cause| StartError::NotStored { cause })?;
         let no_keeper = |cause| StartError::NoKeeper { path: keeper.path().to_owned(), cause };
-        let mut child = run_keeper(&keeper, &moved).await.map_err(no_keeper)?;
+        let mut child = run_keeper(&keeper, &moved, self.file_limit.clone()).await.map_err(no_keeper)?;
         drop(moved);
         let mut message = Vec::new();
         let mut reader = pipe::Receiver::from_owned_fd(announced).map_err(prepare)?.take(4096);
@@ -221,7 +222,11 @@ pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<Ma
     }
 }
 
-async fn run_keeper(keeper: &Verified<'_>, given: &[OwnedFd]) -> io::Result<tokio::process::Child> {
+async fn run_keeper(
+    keeper: &Verified<'_>,
+    given: &[OwnedFd],
+    file_limit: Option<FileLimit>,
+) -> io::Result<tokio::process::Child> {
     let expected = [
         descriptors::DIR,
         descriptors::SPEC,
@@ -233,15 +238,24 @@ async fn run_keeper(keeper: &Verified<'_>, given: &[OwnedFd]) -> io::Result<toki
     let mut command = keeper.command();
     command.arg("keep").env_clear().current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    give(&mut command, given, &expected);
+    give(&mut command, given, &expected, file_limit);
     spawn(&mut command).await
 }
 
-/// Lets a command start with these descriptors, at the places where it expects them.
-pub(crate) fn give(command: &mut Command, given: &[OwnedFd], expected: &[RawFd]) {
+/// Lets a command start with these descriptors, at the places where it expects them, and with this limit of open files.
+pub(crate) fn give(
+    command: &mut Command,
+    given: &[OwnedFd],
+    expected: &[RawFd],
+    file_limit: Option<FileLimit>,
+) {
     let pairs: Vec<(RawFd, RawFd)> =
         given.iter().map(AsRawFd::as_raw_fd).zip(expected.iter().copied()).collect();
-    let arrange = move || arrange(&pairs);
+    let arrange = move || {
+        arrange(&pairs)?;
+        // After the descriptors were arranged: some may have numbers beyond it.
+        file_limit.as_ref().map_or(Ok(()), FileLimit::restore)
+    };
     // SAFETY: `arrange` makes only system calls, and allocates nothing.
     unsafe { command.pre_exec(arrange) };
 }

@@ -40,6 +40,7 @@ mod limits;
 mod lineage;
 mod loops;
 mod malformed;
+mod many;
 mod network;
 mod provider;
 mod quarantine;

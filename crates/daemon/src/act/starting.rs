@@ -111,6 +111,8 @@ impl Actor {
             }
             made => made?,
         }
+        // Not before: what comes until here may wait for a registry. It is never closed.
+        let _slot = self.shell.starting.acquire().await.ok();
         host.start(&spec).await.map_err(|error| failed(chain(&error)))?;
         crash::point("during_start");
         let dialled = host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await;
