@@ -347,7 +347,7 @@ impl Supervisor {
         let answer = match decided {
             Ok(Some(answer)) => answer,
             Ok(None) => return,
-            Err(error) => Answer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => Answer::failed(&error),
         };
         self.answer(listener, call, answer);
     }

@@ -16,6 +16,9 @@ const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
 const CONTINUE: u32 = 1;
 const REPLACE: u32 = 1;
+/// How often it is tried to put a descriptor in place, each time until the watchdog interrupts it: a caller that is stopped
+/// takes none.
+const REPLACE_TRIES_MAX: u32 = 5;
 /// Larger than any kernel's structure so far.
 const ROOM: usize = 256;
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -53,7 +56,21 @@ impl From<io::Result<()>> for Answer {
     fn from(done: io::Result<()>) -> Answer {
         match done {
             Ok(()) => Answer::Done,
-            Err(error) => Answer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => Answer::failed(&error),
+        }
+    }
+}
+
+impl Answer {
+    /// The error of a call that the keeper could not carry out.
+    ///
+    /// Never `EINTR`: for programs it means that their socket is being connected, and here it means that the keeper was
+    /// interrupted before it handed one in.
+    pub(crate) fn failed(error: &io::Error) -> Answer {
+        match error.raw_os_error() {
+            Some(libc::EINTR) => Answer::Error(libc::EAGAIN),
+            Some(errno) => Answer::Error(errno),
+            None => Answer::Error(libc::EIO),
         }
     }
 }
@@ -153,8 +170,17 @@ pub(crate) fn replace(
     let to_flags = if closes_on_exec { libc::O_CLOEXEC.cast_unsigned() } else { 0 };
     let from = ours.as_raw_fd().cast_unsigned();
     let mut request = AddFd { id, flags: REPLACE, from, to: theirs.cast_unsigned(), to_flags };
-    // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
-    sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), ADD_FD as _, &mut request) }).map(drop)
+    let mut tries = REPLACE_TRIES_MAX;
+    loop {
+        // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
+        let replaced = sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), ADD_FD as _, &mut request) });
+        tries -= 1;
+        match replaced {
+            // The watchdog interrupted the wait for the caller's turn on a busy processor. Nothing was replaced.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && tries > 0 => {}
+            other => return other.map(drop),
+        }
+    }
 }
 
 /// A process to fetch from.
@@ -196,5 +222,18 @@ pub(crate) fn read_memory(thread: i32, from: u64, bytes: &mut [u8]) -> io::Resul
         Ok(len) if len == bytes.len() => Ok(()),
         Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
         Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_never_hears_that_its_connection_is_under_way_because_the_keeper_was_interrupted() {
+        let answer = |errno| Answer::from(Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(answer(libc::EINTR), Answer::Error(libc::EAGAIN));
+        assert_eq!(answer(libc::ECONNREFUSED), Answer::Error(libc::ECONNREFUSED));
+        assert_eq!(Answer::from(Ok(())), Answer::Done);
     }
 }
