@@ -17,6 +17,7 @@ use crate::group::Groups;
 use crate::landlock::{self, Place, Ruleset, Tcp};
 use crate::layers::Layers;
 use crate::network::{Net, SocketGuard};
+use crate::notify_sys;
 use crate::seccomp::{self, Clone3, Looks};
 use crate::sys;
 use crate::tool_thread::ToolThread;
@@ -154,6 +155,10 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     };
     // Where there is no Landlock, that was noted above.
     let supervises = net.supervised.is_some();
+    if supervises && !proc_is_ours && !notify_sys::knows_threads() {
+        let why = "the sandbox's network cannot be guarded without a /proc of its own on a kernel before 6.9";
+        return Err(io::Error::other(why));
+    }
     let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
     let tcp = if closes_tcp { Tcp::Closed } else { Tcp::Open };

@@ -174,16 +174,26 @@ pub(crate) fn replace(
     sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), ADD_FD as _, &mut request) }).map(drop)
 }
 
-/// A process to fetch from.
+/// A process to fetch from. On older kernels this needs a `/proc` of the sandbox's own processes.
 pub(crate) fn open_thread(thread: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD) };
-    match sys::check_long(fd) {
-        // SAFETY: the call returned this descriptor, and nothing else owns it.
-        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }),
+    match open_thread_itself(thread) {
         // An older kernel, which knows the process by its first thread.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => sys::pidfd_open(process_of(thread)?),
-        Err(error) => Err(error),
+        opened => opened,
+    }
+}
+
+/// Whether threads can be referred to without `/proc`.
+pub(crate) fn knows_threads() -> bool {
+    // SAFETY: this touches no memory.
+    open_thread_itself(unsafe { libc::gettid() }).is_ok()
+}
+
+fn open_thread_itself(thread: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed; a descriptor that is returned is new.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD);
+        Ok(OwnedFd::from_raw_fd(sys::check_long(fd)? as RawFd))
     }
 }
 
