@@ -32,8 +32,6 @@ fn main() -> ExitCode {
     // `lodge` starts this program by a descriptor, which would be its name.
     // Without it only `ps` shows a number.
     let _named = rustix::thread::set_name(c"lodged");
-    // Each live agent takes two descriptors.
-    let file_limit = lodge_exec::FileLimit::raise();
     hide_memory();
     keep_heap_small();
     end_on_panic();
@@ -42,6 +40,14 @@ fn main() -> ExitCode {
         tracing::warn!(event = "config.unknown_variable", what);
     }
     let config = config.with_warnings(unknown);
+    // Each live agent takes two descriptors.
+    let file_limit = match lodge_exec::FileLimit::raise() {
+        Ok(limit) => Some(limit),
+        Err(error) => {
+            tracing::warn!(event = "file_limit.not_raised", error = %error);
+            None
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

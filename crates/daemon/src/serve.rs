@@ -109,7 +109,7 @@ impl ServeError {
 pub async fn serve(
     mut config: Config,
     level: LogLevel,
-    file_limit: lodge_exec::FileLimit,
+    file_limit: Option<lodge_exec::FileLimit>,
 ) -> Result<(), ServeError> {
     if config.text("executor") == "docker" {
         return Err(ServeError::Docker);

@@ -49,10 +49,10 @@ impl Host {
         Ok(Host { state_dir, run, bin, keeper, boot_id, cgroups, file_limit: None })
     }
 
-    /// Lets keepers begin with a limit of open files that is not this process's own.
+    /// Lets keepers begin with this limit of open files. None: with this process's own.
     #[must_use]
-    pub fn with_file_limit(self, limit: FileLimit) -> Host {
-        Host { file_limit: Some(limit), ..self }
+    pub fn with_file_limit(self, limit: Option<FileLimit>) -> Host {
+        Host { file_limit: limit, ..self }
     }
 
     /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
@@ -90,7 +90,7 @@ impl Host {
         }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let fds: Vec<OwnedFd> = made.as_mut().and_then(Made::take_dir).into_iter().collect();
-        start::give(&mut command, &fds, &[descriptors::CGROUP], self.file_limit.clone());
+        start::give(&mut command, &fds, &[descriptors::CGROUP], self.file_limit);
         let output = async { start::spawn(&mut command).await?.wait_with_output().await };
         let output = output.await;
         match output {

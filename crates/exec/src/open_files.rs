@@ -6,21 +6,21 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limit of open files as this process was started with. Programs that use `select` fail beyond 1,024, so what the
 /// daemon starts begins with this one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct FileLimit(Rlimit);
 
 impl FileLimit {
-    /// Raises this process's own limit to the highest that it may have, and returns the one that it was started with.
-    pub fn raise() -> FileLimit {
+    /// Raises this process's own limit to the highest that it may have, and returns the one that it was started with. An
+    /// error: the host lowered its own bound since then, and refuses any change.
+    pub fn raise() -> io::Result<FileLimit> {
         let ordinary = getrlimit(Resource::Nofile);
         let raised = Rlimit { current: ordinary.maximum, maximum: ordinary.maximum };
-        // A host that lowered its own bound since then refuses any change. The daemon goes on with what it has.
-        if setrlimit(Resource::Nofile, raised).is_err() {}
-        FileLimit(ordinary)
+        setrlimit(Resource::Nofile, raised)?;
+        Ok(FileLimit(ordinary))
     }
 
     /// In a child, before it becomes a program: makes one system call, and allocates nothing.
     pub(crate) fn restore(&self) -> io::Result<()> {
-        setrlimit(Resource::Nofile, self.0.clone()).map_err(io::Error::from)
+        setrlimit(Resource::Nofile, self.0).map_err(io::Error::from)
     }
 }

@@ -132,7 +132,7 @@ impl Host {
         }
         let keeper = self.keeper.verified().map_err(|cause| StartError::NotStored { cause })?;
         let no_keeper = |cause| StartError::NoKeeper { path: keeper.path().to_owned(), cause };
-        let mut child = run_keeper(&keeper, &moved, self.file_limit.clone()).await.map_err(no_keeper)?;
+        let mut child = run_keeper(&keeper, &moved, self.file_limit).await.map_err(no_keeper)?;
         drop(moved);
         let mut message = Vec::new();
         let mut reader = pipe::Receiver::from_owned_fd(announced).map_err(prepare)?.take(4096);

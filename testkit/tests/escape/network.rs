@@ -364,7 +364,8 @@ async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
     }
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("a range");
     let first: u16 = range.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a port");
-    let others: Vec<&u16> = taken.iter().filter(|port| **port < first || (*port - first) % 2 == 0).collect();
+    let others: Vec<&u16> =
+        taken.iter().filter(|port| **port < first || (*port - first).is_multiple_of(2)).collect();
     assert!(others.is_empty(), "from {first}: {others:?}");
     TcpListener::bind(("0.0.0.0", model_server)).expect("the port that the model server had");
     for host in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"] {
