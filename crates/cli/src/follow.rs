@@ -176,8 +176,8 @@ impl<'a> Daemon<'a> {
     }
 
     /// The daemon's process, where it can be seen from here.
-    pub(crate) fn process(&self) -> Option<DaemonProcess> {
-        self.client.daemon_process()
+    pub(crate) fn process(&self, pid: u32) -> Option<DaemonProcess> {
+        self.client.daemon_process(pid)
     }
 
     /// Waits until the daemon has closed the connection.

@@ -15,6 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use crate::open_files;
+
 /// What one look at an open stream takes.
 const PIECE: usize = 4_096;
 /// The longest wait for a program that closed its streams and has not ended.
@@ -70,6 +72,12 @@ impl Helper {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own, so that it ends with whatever it started.
         command.process_group(0);
+        let lower_limit = || {
+            open_files::lower_in_child();
+            Ok(())
+        };
+        // SAFETY: it makes only system calls, and allocates nothing.
+        unsafe { command.pre_exec(lower_limit) };
         let mut running = Running { child: command.spawn().map_err(not_run)?, ended: None };
         let (stdout, stderr) = self.converse(&mut running.child, input)?;
         let status = running.end().map_err(not_run)?;

@@ -254,7 +254,8 @@ pub(crate) fn give(
     let arrange = move || {
         arrange(&pairs)?;
         // After the descriptors were arranged: some may have numbers beyond it.
-        file_limit.as_ref().map_or(Ok(()), FileLimit::restore)
+        file_limit.iter().for_each(FileLimit::restore);
+        Ok(())
     };
     // SAFETY: `arrange` makes only system calls, and allocates nothing.
     unsafe { command.pre_exec(arrange) };

@@ -155,7 +155,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     };
     // Where there is no Landlock, that was noted above.
     let supervises = net.supervised.is_some();
-    if supervises && !proc_is_ours && !notify_sys::knows_threads() {
+    if supervises && !proc_is_ours && !notify_sys::knows_threads()? {
         let why = "the sandbox's network cannot be guarded without a /proc of its own on a kernel before 6.9";
         return Err(io::Error::other(why));
     }
@@ -319,6 +319,25 @@ pub(crate) fn with_capability<T>(capability: u64, work: impl FnOnce() -> io::Res
     worked
 }
 
+/// Does something with the rights of a user and a group of that number, as root that can be itself again. Those of
+/// other threads stay as they are.
+pub(crate) fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
+    let (stays, before) = (u32::MAX, capabilities()?);
+    // SAFETY: plain numbers are passed. By the plain calls they are for this thread alone.
+    unsafe {
+        sys::check_long(libc::syscall(libc::SYS_setresgid, stays, uid, stays))?;
+        let worked = sys::check_long(libc::syscall(libc::SYS_setresuid, stays, uid, stays)).map(|_| work());
+        let back =
+            [libc::SYS_setresuid, libc::SYS_setresgid].map(|call| libc::syscall(call, stays, 0, stays));
+        // With root's number the kernel puts everything in force that is permitted.
+        if back != [0, 0] || put_capabilities(&before).is_err() {
+            // Nothing may go on with other rights than it counts on.
+            libc::_exit(1);
+        }
+        worked
+    }
+}
+
 /// Does something while a capability is not in force.
 pub(crate) fn without_capability<T>(capability: u64, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = capabilities()?;
@@ -382,6 +401,11 @@ mod tests {
             let raised = with_capability(RAISABLE, || Ok(effective()));
             assert_eq!(raised.ok(), can_have.then_some(true));
             assert_eq!((effective(), permitted()), (false, can_have));
+            if sys::is_root() {
+                // SAFETY: this touches no memory.
+                let uid = as_user(65_534, || unsafe { libc::geteuid() }).unwrap();
+                assert_eq!((uid, effective(), permitted()), (65_534, false, can_have));
+            }
             drop_raisable().unwrap();
             assert_eq!((effective(), permitted()), (false, false));
             let refused = with_capability(RAISABLE, || Ok(())).unwrap_err();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use lodge_link::EXEC_DIR;
 
 use crate::binds::fd_path;
+use crate::confine;
 use crate::fence::Namespaces;
 use crate::removed;
 use crate::sys;
@@ -71,8 +72,8 @@ impl Measuring {
                 libc::prctl(libc::PR_SET_NAME, COUNTER_NAME.as_ptr());
                 libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
             }
-            let used =
-                used_bytes(root, namespaces).and_then(|used| Ok(used.saturating_add(output_bytes(dir)?)));
+            let used = confine::drop_raisable().and_then(|()| used_bytes(root, namespaces));
+            let used = used.and_then(|used| Ok(used.saturating_add(output_bytes(dir)?)));
             let bytes = used.unwrap_or(u64::MAX);
             // Nobody may be left to hear it; either way there is nothing more to do.
             let told = sys::write(theirs.as_raw_fd(), &bytes.to_le_bytes());

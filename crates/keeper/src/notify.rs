@@ -23,7 +23,7 @@ const WAITING_MAX: usize = 1024;
 const PART_OF_DESCRIPTORS: usize = 8;
 /// Most calls of one exec that are taken at once, so that everything else has its turn.
 const TURN_MAX: usize = 8;
-/// How often it is looked whether those who wait are still there.
+/// How often it is looked_at whether those who wait are still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a call waits for a socket of the host's network.
 const SOCKET_WITHIN: Duration = Duration::from_secs(10);
@@ -42,9 +42,9 @@ pub(crate) struct Supervisor {
     pub(crate) open: OpenConnections,
     /// Sockets that were handed in and whose program was not told yet that they are connected.
     pub(crate) untold: Vec<u64>,
-    looked: Instant,
+    looked_at: Instant,
     /// When a socket was last handed in again.
-    tried: Instant,
+    handed_in_at: Instant,
     serial: u64,
     waiting_max: usize,
 }
@@ -70,21 +70,27 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) enum Stage {
     /// A socket of the host's network, to take the place of the program's.
-    Socket { theirs: OwnedFd, family: Family, address: Address },
+    Socket {
+        theirs: OwnedFd,
+        family: Family,
+        address: Address,
+        /// When the program gives up.
+        until: Option<Instant>,
+    },
     /// The program's turn on a processor, to take the socket.
-    HandIn(HandIn),
+    HandIn(PendingSocket),
     /// The connection of the socket that the program has by now.
     Connected(OwnedFd),
 }
 
 /// A socket of the keeper's that takes the place of a program's.
 #[derive(Debug)]
-pub(crate) struct HandIn {
+pub(crate) struct PendingSocket {
     pub(crate) theirs: OwnedFd,
     pub(crate) ours: OwnedFd,
     /// Whether it is not connected yet.
     pub(crate) is_under_way: bool,
-    /// How long the program waits for the connection.
+    /// When the program gives up.
     pub(crate) until: Option<Instant>,
 }
 
@@ -114,8 +120,8 @@ impl Supervisor {
             epolls: Epolls::default(),
             open: OpenConnections::new()?,
             untold: Vec::new(),
-            looked: Instant::now(),
-            tried: Instant::now(),
+            looked_at: Instant::now(),
+            handed_in_at: Instant::now(),
             serial: 0,
             waiting_max: WAITING_MAX.min(descriptors / PART_OF_DESCRIPTORS),
         })
@@ -160,8 +166,8 @@ impl Supervisor {
     /// When something is due, if anybody waits.
     pub(crate) fn due(&self) -> Option<Instant> {
         let until = self.waiting.iter().filter_map(|waiting| waiting.until).min();
-        let look = (!self.waiting.is_empty()).then_some(self.looked + LOOK_EVERY);
-        let hand_in = self.hand_ins().next().map(|_| self.tried + HAND_IN_EVERY);
+        let look = (!self.waiting.is_empty()).then_some(self.looked_at + LOOK_EVERY);
+        let hand_in = self.hand_ins().next().map(|_| self.handed_in_at + HAND_IN_EVERY);
         until.into_iter().chain(look).chain(hand_in).min()
     }
 
@@ -201,13 +207,13 @@ impl Supervisor {
             let waiting = self.waiting.swap_remove(at);
             self.time_out(&waiting);
         }
-        if now >= self.tried + HAND_IN_EVERY {
+        if now >= self.handed_in_at + HAND_IN_EVERY {
             self.hand_in_again();
         }
-        if now < self.looked + LOOK_EVERY {
+        if now < self.looked_at + LOOK_EVERY {
             return;
         }
-        self.looked = now;
+        self.looked_at = now;
         let gone: Vec<u64> = self
             .waiting
             .iter()
@@ -221,24 +227,26 @@ impl Supervisor {
     fn hand_in_again(&mut self) {
         let Some(at) = self.hand_ins().next() else { return };
         let Waiting { listener, call, stage, until, .. } = self.waiting.remove(at);
-        let Stage::HandIn(hand_in) = stage else { return };
+        let Stage::HandIn(pending) = stage else { return };
         if self.still_waits(listener, &call) {
-            let decided = self.hand_in((listener, call), hand_in, until);
+            let decided = pending.check_place(&call);
+            let decided = decided.and_then(|()| self.hand_in((listener, call), pending, until));
             self.finish(listener, &call, decided);
         }
-        self.tried = Instant::now();
+        self.handed_in_at = Instant::now();
     }
 
-    /// Has a call wait.
+    /// Has a call wait, at most until `until`.
     pub(crate) fn wait(&mut self, (listener, call): (u64, Call), stage: Stage, until: Option<Instant>) {
         self.serial += 1;
         let now = Instant::now();
         if self.waiting.is_empty() {
-            self.looked = now;
+            self.looked_at = now;
         }
         let until = match &stage {
-            Stage::Socket { .. } | Stage::HandIn(_) => {
-                Some(until.map_or(now + SOCKET_WITHIN, |until| until.min(now + SOCKET_WITHIN)))
+            Stage::Socket { until: own, .. } | Stage::HandIn(PendingSocket { until: own, .. }) => {
+                let until = until.unwrap_or(now + SOCKET_WITHIN);
+                Some(own.map_or(until, |own| own.min(until)))
             }
             Stage::Connected(_) => until,
         };
@@ -320,13 +328,53 @@ mod tests {
     fn a_call_that_gets_no_socket_is_answered_in_the_end() {
         let (mut supervisor, _gate) = supervisor();
         let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
-        let stage = Stage::Socket { theirs: stream(), family: Family::V4, address: Address::of(to.bytes()) };
+        let stage = Stage::Socket {
+            theirs: stream(),
+            family: Family::V4,
+            address: Address::of(to.bytes()),
+            until: None,
+        };
         supervisor.wait((1, CALL), stage, None);
         supervisor.keep_time(Instant::now() + SOCKET_WITHIN);
         assert_eq!(supervisor.waiting.len(), 0);
         // One that was dialled waits as long as the kernel does.
         supervisor.wait((1, CALL), Stage::Connected(stream()), None);
         assert_eq!(supervisor.waiting[0].until, None);
+    }
+
+    fn pending(until: Option<Instant>) -> PendingSocket {
+        PendingSocket { theirs: stream(), ours: stream(), is_under_way: true, until }
+    }
+
+    #[test]
+    fn a_socket_that_its_program_does_not_take_is_handed_in_again_and_not_for_ever() {
+        let (mut supervisor, _gate) = supervisor();
+        let begun = Instant::now();
+        supervisor.wait((1, CALL), Stage::HandIn(pending(None)), None);
+        let until = supervisor.waiting[0].until.unwrap();
+        assert!(until >= begun + SOCKET_WITHIN);
+        // Both sockets are held meanwhile, and the next attempt is soon.
+        assert_eq!(supervisor.descriptors(), 2);
+        assert!(supervisor.due().unwrap() <= Instant::now() + HAND_IN_EVERY);
+        // What was given up before has no second time, and a program that gives up earlier is answered then.
+        supervisor.wait((1, CALL), Stage::HandIn(pending(None)), Some(until));
+        supervisor.wait((1, CALL), Stage::HandIn(pending(Some(begun))), Some(until));
+        let bounds: Vec<_> = supervisor.waiting[1..].iter().map(|waiting| waiting.until).collect();
+        assert_eq!(bounds, [Some(until), Some(begun)]);
+        supervisor.keep_time(until);
+        assert_eq!(supervisor.waiting.len(), 0);
+    }
+
+    #[test]
+    fn a_socket_whose_caller_is_gone_is_closed_and_those_behind_it_stay() {
+        let (mut supervisor, _gate) = supervisor();
+        for thread in [7, 8] {
+            let call = Call { thread, ..CALL };
+            supervisor.wait((1, call), Stage::HandIn(pending(None)), None);
+        }
+        supervisor.hand_in_again();
+        let left: Vec<i32> = supervisor.waiting.iter().map(|waiting| waiting.call.thread).collect();
+        assert_eq!(left, [8]);
     }
 
     #[test]
@@ -337,7 +385,8 @@ mod tests {
         let to = sys::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
             [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
-        let stage = Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()) };
+        let stage =
+            Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()), until: None };
         supervisor.wait((1, CALL), stage, None);
         sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
         drop(ours);

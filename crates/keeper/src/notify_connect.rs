@@ -9,11 +9,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use crate::confine::User;
+use crate::confine::{self, User};
 use crate::gate_rules::{Place, canonical};
 use crate::netlink;
 use crate::network::{self, SocketGuard, Supervised};
-use crate::notify::{HandIn, Stage, Supervisor, Waiting};
+use crate::notify::{PendingSocket, Stage, Supervisor, Waiting};
 use crate::notify_address::{Address, Kind, Leads};
 use crate::notify_epoll;
 use crate::notify_options;
@@ -46,6 +46,28 @@ enum Before {
     Answer(Answer),
     /// It is on its way.
     Wait,
+}
+
+/// How far a socket is in the place of a program's.
+enum Replaced {
+    Done,
+    /// The program's thread did not get a processor in time. Its own socket is still there.
+    NotYet(OwnedFd),
+}
+
+impl PendingSocket {
+    /// Refuses to replace anything but the socket that the call was made with: another thread may have closed it
+    /// meanwhile, and opened something else in its place, or have connected it.
+    pub(crate) fn check_place(&self, call: &Call) -> io::Result<()> {
+        let there = notify_sys::get_fd(&notify_sys::open_thread(call.thread)?, call.fd())?;
+        let is_same =
+            matches!((cookie(&there), cookie(&self.theirs)), (Ok(there), Ok(theirs)) if there == theirs);
+        match (is_same, state(&self.theirs)?) {
+            (true, CLOSE) => Ok(()),
+            (true, _) => Err(io::Error::from_raw_os_error(libc::EISCONN)),
+            (false, _) => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
 }
 
 impl Supervisor {
@@ -97,32 +119,31 @@ impl Supervisor {
             Leads::To(to, port) => (to, port),
             Leads::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
         };
+        let until = give_up_at(&theirs);
         if let Kind::Hosts(_) = kind {
             match self.connected_before(&theirs)? {
                 Before::Nothing => {}
                 Before::Answer(answer) => return Ok(Some(answer)),
                 Before::Wait => {
-                    let until = give_up_at(&theirs);
                     self.wait(caller, Stage::Connected(theirs), until);
                     return Ok(None);
                 }
             }
         }
         match (self.way(to, port)?, kind) {
-            (Way::Inside, Kind::Own(_)) => self.connect_inside(caller, theirs, &address),
+            (Way::Inside, Kind::Own(_)) => self.connect_inside(caller, theirs, &address, until),
             // One of the host's network never leads there.
             (Way::Inside, Kind::Hosts(_) | Kind::Other) => {
                 let ours = own_socket(family)?;
-                self.dial(caller, theirs, ours, &address)
+                self.dial(caller, theirs, (ours, &address), until)
             }
             (Way::Outside, _) => {
                 let waiting = self.waiting_for_sockets(family);
                 let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
                 match stock.take(family, waiting) {
-                    Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (&address, to, port)),
+                    Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (&address, to, port), until),
                     Ok(None) => {
-                        let until = give_up_at(&theirs);
-                        self.wait(caller, Stage::Socket { theirs, family, address }, until);
+                        self.wait(caller, Stage::Socket { theirs, family, address, until }, None);
                         Ok(None)
                     }
                     Err(errno) => Ok(Some(Answer::Error(errno))),
@@ -197,6 +218,7 @@ impl Supervisor {
         caller: (u64, Call),
         theirs: OwnedFd,
         address: &Address,
+        until: Option<Instant>,
     ) -> io::Result<Option<Answer>> {
         let fd = theirs.as_raw_fd();
         if !is_blocking(&theirs)? {
@@ -209,7 +231,6 @@ impl Supervisor {
         match connected.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
             Err(Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR)) => {
-                let until = give_up_at(&theirs);
                 self.wait(caller, Stage::Connected(theirs), until);
                 Ok(None)
             }
@@ -224,6 +245,7 @@ impl Supervisor {
         theirs: OwnedFd,
         ours: OwnedFd,
         (address, to, port): (&Address, IpAddr, u16),
+        until: Option<Instant>,
     ) -> io::Result<Option<Answer>> {
         self.open.add(&ours, Instant::now())?;
         let Supervised { guard, routes, .. } = &mut self.with;
@@ -233,7 +255,7 @@ impl Supervisor {
         };
         // A bound socket that connects to no address would reach its own.
         let to_peer = restricted.map(|peer| Address::of(peer.bytes()));
-        self.dial(caller, theirs, ours, to_peer.as_ref().unwrap_or(address))
+        self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
     /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
@@ -242,8 +264,8 @@ impl Supervisor {
         &mut self,
         (listener, call): (u64, Call),
         theirs: OwnedFd,
-        ours: OwnedFd,
-        address: &Address,
+        (ours, address): (OwnedFd, &Address),
+        until: Option<Instant>,
     ) -> io::Result<Option<Answer>> {
         // The program's own is closed below. To close one that is connected can wait for its peer (SO_LINGER).
         if state(&theirs)? != CLOSE {
@@ -256,8 +278,7 @@ impl Supervisor {
             Err(Some(libc::EINPROGRESS)) => true,
             Err(_) => return Ok(Some(connected.into())),
         };
-        let until = give_up_at(&theirs);
-        self.hand_in((listener, call), HandIn { theirs, ours, is_under_way, until }, None)
+        self.hand_in((listener, call), PendingSocket { theirs, ours, is_under_way, until }, None)
     }
 
     /// Puts a socket in the place of the program's, then answers or waits for the connection. A program that does not get
@@ -265,15 +286,18 @@ impl Supervisor {
     pub(crate) fn hand_in(
         &mut self,
         (listener, call): (u64, Call),
-        hand_in: HandIn,
+        pending: PendingSocket,
         try_until: Option<Instant>,
     ) -> io::Result<Option<Answer>> {
-        let HandIn { theirs, ours, is_under_way, until } = hand_in;
+        let PendingSocket { theirs, ours, is_under_way, until } = pending;
         let blocks = is_blocking(&theirs)?;
-        if let Some(theirs) = self.replace(listener, &call, theirs, &ours)? {
-            let hand_in = HandIn { theirs, ours, is_under_way, until };
-            self.wait((listener, call), Stage::HandIn(hand_in), try_until);
-            return Ok(None);
+        match self.replace(listener, &call, theirs, &ours)? {
+            Replaced::Done => {}
+            Replaced::NotYet(theirs) => {
+                let pending = PendingSocket { theirs, ours, is_under_way, until };
+                self.wait((listener, call), Stage::HandIn(pending), try_until);
+                return Ok(None);
+            }
         }
         self.untold.truncate(UNTOLD_MAX - 1);
         self.untold.insert(0, cookie(&ours)?);
@@ -288,15 +312,14 @@ impl Supervisor {
         Ok(None)
     }
 
-    /// Puts a socket in the place of the program's, which is closed. The program's own thread does that: `Some` if it did
-    /// not get a processor in time.
+    /// Puts a socket in the place of the program's, which is closed. The program's own thread does that.
     fn replace(
         &mut self,
         listener: u64,
         call: &Call,
         theirs: OwnedFd,
         ours: &OwnedFd,
-    ) -> io::Result<Option<OwnedFd>> {
+    ) -> io::Result<Replaced> {
         let flags = sys::flags_of(theirs.as_raw_fd())? & libc::O_NONBLOCK;
         sys::set_flags(ours.as_raw_fd(), flags)?;
         // One that waits in the call itself is not watched by it at the same time.
@@ -309,16 +332,20 @@ impl Supervisor {
         let closes = closes_on_exec(call.thread, call.fd());
         let fd = self.listener(listener).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
         match notify_sys::replace(fd, call.id, call.fd(), ours, closes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Some(theirs)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return Ok(Replaced::NotYet(theirs));
+            }
             replaced => replaced?,
         }
+        // Not before: the keeper closes a socket that nobody took, and must not wait for its peer.
+        notify_options::copy_linger(&theirs, ours);
         // The last that kept the program's own, with which its registrations go.
         drop(theirs);
         for registration in watched {
             // One whose epoll is gone has nobody who waits.
             drop(registration.renew(ours, call.fd()));
         }
-        Ok(None)
+        Ok(Replaced::Done)
     }
 
     /// Hears the gate, and gives what it sent to those who wait for it.
@@ -340,8 +367,8 @@ impl Supervisor {
         {
             // The order in which they came.
             let Waiting { listener, call, stage, .. } = self.waiting.remove(at);
-            let Stage::Socket { theirs, family, address } = stage else { continue };
-            let decided = self.give_socket((listener, call), theirs, family, &address);
+            let Stage::Socket { theirs, family, address, until } = stage else { continue };
+            let decided = self.give_socket((listener, call), theirs, (family, &address), until);
             self.finish(listener, &call, decided);
         }
     }
@@ -352,8 +379,8 @@ impl Supervisor {
         &mut self,
         caller: (u64, Call),
         theirs: OwnedFd,
-        family: Family,
-        address: &Address,
+        (family, address): (Family, &Address),
+        until: Option<Instant>,
     ) -> io::Result<Option<Answer>> {
         let Leads::To(to, port) = address.leads(family)? else {
             return Ok(Some(Answer::Error(libc::EINVAL)));
@@ -364,7 +391,7 @@ impl Supervisor {
         }
         let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
         match stock.take(family, 0) {
-            Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (address, to, port)),
+            Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (address, to, port), until),
             Ok(None) => Ok(Some(Answer::Error(libc::EAGAIN))),
             Err(errno) => Ok(Some(Answer::Error(errno))),
         }
@@ -398,7 +425,7 @@ impl Supervisor {
         }
     }
 
-    /// The bound for this call is over. A connection that was begun goes on without it.
+    /// The bound for this call is over. A connection of a socket that the program has goes on without it.
     pub(crate) fn time_out(&mut self, waiting: &Waiting) {
         let errno = match waiting.stage {
             Stage::Socket { .. } | Stage::HandIn(_) => libc::ETIMEDOUT,
@@ -412,7 +439,7 @@ impl Supervisor {
         let domain: i32 = sys::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         match self.user {
             User::Own(uid) if domain == libc::AF_UNIX => {
-                sys::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
+                confine::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
             }
             User::Own(_) | User::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
         }

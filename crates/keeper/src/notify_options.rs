@@ -42,7 +42,7 @@ struct Linger {
     seconds: i32,
 }
 
-/// Sets on `ours` what a program set on `theirs`. What cannot be set here would not have changed where it leads.
+/// Sets on `ours` what a program set on `theirs`, except how long closing waits. What cannot be set here would not have changed where it leads.
 pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
     let (from, to) = (theirs.as_raw_fd(), ours.as_raw_fd());
     for (level, name) in NUMBERS {
@@ -51,7 +51,6 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         copy_one::<Time>(from, to, libc::SOL_SOCKET, name);
     }
-    copy_one::<Linger>(from, to, libc::SOL_SOCKET, libc::SO_LINGER);
     let locked = sys::socket_option::<i32>(from, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (lock, name) in [(SENDS, libc::SO_SNDBUF), (RECEIVES, libc::SO_RCVBUF)] {
         // The kernel doubles what it is given.
@@ -61,6 +60,11 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
             drop(sys::set_socket_option(to, libc::SOL_SOCKET, name, &(size / 2)));
         }
     }
+}
+
+/// As [`copy`], for how long closing waits.
+pub(crate) fn copy_linger(theirs: &OwnedFd, ours: &OwnedFd) {
+    copy_one::<Linger>(theirs.as_raw_fd(), ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
 }
 
 /// After how long a call that sends gives up, if it does.

@@ -123,6 +123,7 @@ fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), T
         receive(child, &mut message).map_err(TrialError::during("hear how a call was answered"))?;
     match &message[..len] {
         [ANSWERED] => Ok(()),
+        [] => Err(TrialError::not_tried("the process that tried a call ended")),
         _ => Err(TrialError::refused("a call of a program was answered otherwise")),
     }
 }

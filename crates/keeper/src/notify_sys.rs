@@ -16,6 +16,8 @@ const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 const SYNC_WAKE_UP: u64 = 1;
 const CONTINUE: u32 = 1;
 const REPLACE: u32 = 1;
+/// How often the watchdog may interrupt a call that waits for a lock.
+const INTERRUPTIONS_MAX: u32 = 50;
 /// Larger than any kernel's structure so far.
 const ROOM: usize = 256;
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -111,21 +113,23 @@ pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Call> {
 
 /// Whether the caller still waits. What was fetched from it before is its own then.
 pub(crate) fn is_valid(listener: &OwnedFd, id: u64) -> bool {
-    uninterrupted(|| {
+    let asked = uninterrupted(|| {
         // SAFETY: the kernel reads one number, from `id`.
         sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), IS_VALID as _, &id) })
-    })
-    .is_ok()
+    });
+    // One that could not be asked about is answered later, if it waits then.
+    asked.map_or_else(|error| error.kind() == io::ErrorKind::Interrupted, |_| true)
 }
 
 /// For calls that wait for nothing but a lock of the kernel's, which the watchdog may interrupt all the same.
 fn uninterrupted(mut call: impl FnMut() -> io::Result<libc::c_int>) -> io::Result<libc::c_int> {
-    loop {
+    for _ in 1..INTERRUPTIONS_MAX {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
         }
     }
+    call()
 }
 
 /// Answers a call. An error: nobody waits for it any more.
@@ -184,9 +188,13 @@ pub(crate) fn open_thread(thread: i32) -> io::Result<OwnedFd> {
 }
 
 /// Whether threads can be referred to without `/proc`.
-pub(crate) fn knows_threads() -> bool {
+pub(crate) fn knows_threads() -> io::Result<bool> {
     // SAFETY: this touches no memory.
-    open_thread_itself(unsafe { libc::gettid() }).is_ok()
+    match open_thread_itself(unsafe { libc::gettid() }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn open_thread_itself(thread: i32) -> io::Result<OwnedFd> {

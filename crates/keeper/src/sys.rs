@@ -241,9 +241,7 @@ impl SocketAddress {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
-}
 
-impl SocketAddress {
     /// The address in the form that a socket of this domain takes: one of IPv4 is mapped for IPv6.
     pub(crate) fn for_socket(socket: &OwnedFd, address: SocketAddr) -> io::Result<SocketAddress> {
         let domain: i32 = socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
@@ -299,24 +297,6 @@ pub(crate) fn bind(socket: RawFd, address: &[u8]) -> io::Result<()> {
 pub(crate) fn listen(socket: RawFd, backlog: i32) -> io::Result<()> {
     // SAFETY: no memory is passed.
     check(unsafe { libc::listen(socket, backlog) }).map(drop)
-}
-
-/// Does something with the rights of a user and a group of that number, as root that can be itself again. Those of
-/// other threads stay as they are.
-pub(crate) fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
-    let stays = u32::MAX;
-    // SAFETY: plain numbers are passed. By the plain calls they are for this thread alone.
-    unsafe {
-        check_long(libc::syscall(libc::SYS_setresgid, stays, uid, stays))?;
-        let worked = check_long(libc::syscall(libc::SYS_setresuid, stays, uid, stays)).map(|_| work());
-        let back =
-            [libc::SYS_setresuid, libc::SYS_setresgid].map(|call| libc::syscall(call, stays, 0, stays));
-        if back != [0, 0] {
-            // Nothing may go on with half of the rights that it counts on.
-            libc::_exit(1);
-        }
-        worked
-    }
 }
 
 /// An option of a socket that is a plain value, which zeroes are one of.

@@ -49,7 +49,7 @@ pub(crate) fn settle<T>(tried: Result<T, TrialError>) -> io::Result<io::Result<T
 
 /// Whether a host that is less busy would not fail like this.
 fn can_pass(error: &io::Error) -> bool {
-    const PASSING: [i32; 9] = [
+    const PASSING: [i32; 8] = [
         libc::EMFILE,
         libc::ENFILE,
         libc::ENOMEM,
@@ -57,7 +57,6 @@ fn can_pass(error: &io::Error) -> bool {
         libc::ENOSPC,
         libc::EAGAIN,
         libc::EINTR,
-        libc::EADDRNOTAVAIL,
         libc::ETIMEDOUT,
     ];
     error.kind() == io::ErrorKind::TimedOut

@@ -251,10 +251,12 @@ impl Client {
         }
     }
 
-    /// The daemon's process, to wait for its end. None: it runs on another machine, or in another container.
-    pub fn daemon_process(&self) -> Option<DaemonProcess> {
+    /// The daemon's process, to wait for its end. `pid` is what the daemon says it is. None: another process is at the
+    /// end of this connection, such as one that forwards it to another machine.
+    pub fn daemon_process(&self, pid: u32) -> Option<DaemonProcess> {
+        let known = self.daemon_pid.filter(|known| u32::try_from(*known) == Ok(pid))?;
         // While the daemon answers on this connection, the number is its own.
-        DaemonProcess::open(self.daemon_pid?).ok()
+        DaemonProcess::open(known).ok()
     }
 
     /// Of a lost connection: whether the daemon said that it ends, as opposed to having broken off.

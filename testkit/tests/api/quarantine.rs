@@ -1,6 +1,7 @@
 //! Work that kills the daemon each time it is computed is set aside; work beside which it is killed is not.
 
-use std::process::{Child, Stdio};
+use std::io::Read;
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use lodge_testkit::lodge::{PATIENCE, http, until};
@@ -129,8 +130,16 @@ async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
     assert!(err.contains("lodge quarantine ls"), "{err}");
 }
 
-/// A command that waits while daemons come and go.
+/// A command that waits while daemons come and go. It is killed when it is dropped.
 struct Waiter(Child);
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        // One that has ended cannot be killed.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
 
 impl Waiter {
     fn new(world: &World, args: &[&str]) -> Waiter {
@@ -140,8 +149,11 @@ impl Waiter {
 
     /// Its exit code, stdout and stderr. A command that waits on is a failure.
     fn end(mut self) -> (i32, String, String) {
-        until("the command ended", || self.0.try_wait().expect("our child"));
-        told(&self.0.wait_with_output().expect("an end"))
+        let status = until("the command ended", || self.0.try_wait().expect("our child"));
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        self.0.stdout.take().expect("a pipe").read_to_end(&mut stdout).expect("its end");
+        self.0.stderr.take().expect("a pipe").read_to_end(&mut stderr).expect("its end");
+        told(&Output { status, stdout, stderr })
     }
 }
 

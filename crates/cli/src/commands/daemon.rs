@@ -163,7 +163,8 @@ pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Fail
         }
         other => other,
     })?;
-    let process = daemon.process();
+    let info: Info = daemon.call("info", Empty {}).await?;
+    let process = daemon.process(info.pid);
     let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents, request_id: None }).await?;
     let asked = Instant::now();
     let is_closed = timeout(END_MAX, daemon.gone()).await.is_ok();
