@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::future::poll_fn;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use lodge_core::quarantine::{Suspect, Work, WorkKind};
 
@@ -70,10 +70,9 @@ impl Suspects {
         for suspect in kept {
             slots.put(file.as_ref(), &suspect);
         }
-        let suspects = Suspects {
-            shared: Arc::new(Shared { file, slots: Mutex::new(slots) }),
-            refused: Mutex::default(),
-        };
+        let shared = Arc::new(Shared { file, slots: Mutex::new(slots) });
+        *NEWEST.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&shared);
+        let suspects = Suspects { shared, refused: Mutex::default() };
         for suspect in convicted.iter().filter(|suspect| suspect.work.kind == WorkKind::Request) {
             suspects.refuse(&suspect.work.subject);
         }
@@ -133,6 +132,12 @@ impl Suspects {
 impl Shared {
     fn slots(&self) -> std::sync::MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn absolve(&self) {
+        if let Some(file) = &self.file {
+            file.age().store(Age::Closed.code(), Ordering::Release);
+        }
     }
 }
 
@@ -282,13 +287,14 @@ pub fn follow<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
     }
 }
 
-/// Takes the marks of this thread back: what is about to end the process is not what is computed here.
+/// The marks of the daemon that this process is, for [`absolve`].
+static NEWEST: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+
+/// What is about to end the process is not what any thread computes.
 pub fn absolve() {
-    HERE.with_borrow(|here| {
-        for computing in here.iter().filter_map(|watched| watched.0.computing()) {
-            computing.store(0, Ordering::Release);
-        }
-    });
+    if let Some(shared) = NEWEST.lock().unwrap_or_else(PoisonError::into_inner).upgrade() {
+        shared.absolve();
+    }
 }
 
 #[cfg(test)]

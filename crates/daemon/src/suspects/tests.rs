@@ -119,11 +119,20 @@ fn what_is_computed_is_marked_on_other_threads_and_tasks_too() {
     let mut followed = std::pin::pin!(followed);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert_eq!(followed.as_mut().poll(&mut context), std::task::Poll::Ready(1));
-    let mark = watched.mark();
-    absolve();
-    assert_eq!(computing(), 0, "a kill at a named point is one from outside");
-    std::mem::forget(mark);
-    HERE.with_borrow_mut(Vec::clear);
+}
+
+#[test]
+fn a_kill_at_a_named_point_is_one_from_outside_whatever_other_threads_compute() {
+    let home = Home::new();
+    for _ in 0..4 {
+        let (suspects, convicted) = home.start();
+        assert_eq!(subjects(&convicted), [""; 0]);
+        let watched = suspects.begin(WorkKind::ModelCall, "trn_1", "");
+        std::thread::scope(|scope| {
+            scope.spawn(|| std::mem::forget(watched.mark()));
+        });
+        suspects.shared.absolve();
+    }
 }
 
 #[test]
