@@ -13,7 +13,7 @@ use crate::sys;
 
 /// Most connections of one agent at a time.
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
-/// How often they are counted, at most: whoever is at the bound asks again and again.
+/// How often they are counted, at most: a program at the bound retries again and again.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
 /// More than what the kernel says of so many.
 const INFO_BYTES_MAX: u64 = 1024 * 1024;

@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_process_whose_calls_somebody_else_answers_is_told_apart_before_any_exec() {
-        // Whoever has the listener answers nothing, and is asked about no call that the trial makes.
+        // The holder of the listener answers nothing. The trial makes no call that is reported to it.
         let said = said_after(|| seccomp_network::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
         assert!(said.contains("reported to it already"), "{said}");
     }

@@ -1,5 +1,8 @@
 //! Ending the daemon: requests get their time, agents live on unless told otherwise.
 
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::json;
 
@@ -61,6 +64,31 @@ async fn the_shutdown_command_ends_the_daemon_and_no_agent() {
         assert!(!is_alive(pid), "it still writes to its directory");
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_shutdown_through_a_forwarded_socket_does_not_wait_for_the_forwarder() {
+    let world = World::new();
+    let (forwarded, socket) =
+        (world.lodge.dir().join("forwarded.sock"), world.lodge.home().join("lodge.sock"));
+    let listener = UnixListener::bind(&forwarded).expect("a socket");
+    // This process is what the client sees at the other end, and it lives on.
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = UnixStream::connect(&socket) else { continue };
+            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+            for (from, to) in ends {
+                let (mut from, mut to) = (from.expect("a socket"), to.expect("a socket"));
+                std::thread::spawn(move || {
+                    // A side that closed needs nothing more.
+                    drop(std::io::copy(&mut from, &mut to));
+                    drop(to.shutdown(Shutdown::Write));
+                });
+            }
+        }
+    });
+    let (code, _, err) = world.cli(&["--socket", forwarded.to_str().expect("text"), "shutdown"]);
+    assert_eq!(code, 0, "{err}");
 }
 
 #[tokio::test]

@@ -14,8 +14,8 @@ use crate::follow::{Daemon, Scope, Seen};
 use crate::render::{self, ago, now_s, or_dash, until};
 use crate::words::{Words, put};
 
-/// Work in quarantine that is told about piece by piece; of more there is a listing.
-const QUARANTINE_TOLD_MAX: usize = 5;
+/// Most entries of quarantine that are printed one by one. Beyond these, the hint is `lodge quarantine ls`.
+const QUARANTINE_PRINTED_MAX: usize = 5;
 
 pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
@@ -54,7 +54,7 @@ fn tell_quarantine(context: &Context, agents: &[AgentView]) {
         .iter()
         .flat_map(|agent| agent.quarantine.iter().map(|work| (agent.name.as_str(), work)))
         .collect();
-    for (name, work) in all.iter().take(QUARANTINE_TOLD_MAX) {
+    for (name, work) in all.iter().take(QUARANTINE_PRINTED_MAX) {
         context.words.say(&format!("{name}: in quarantine: {}", render::quarantined(work)));
     }
     match all.as_slice() {

@@ -60,7 +60,7 @@ async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Cert
     shell.tell(Seen::ProvidersChanged).await;
 }
 
-/// A renewed certificate is told by what is in the file, since its path is the same.
+/// Compares the contents of certificate files: a renewed certificate has the same path.
 fn certificate_change(shell: &Shell, new: &Certificate) -> Option<SettingChange> {
     let (from, to) = (shell.tls.current().map(|old| old.fingerprint()), new.fingerprint());
     let differs = from.as_ref() != Some(&to);

@@ -28,7 +28,7 @@ enum State {
     Silent(TcpStream, Arc<ServerConfig>),
     Handshake(Box<Accept<TcpStream>>),
     Open(Box<TlsStream<TcpStream>>),
-    /// The peer speaks plain HTTP, and is told so.
+    /// The peer speaks plain HTTP. It gets an error in plain HTTP.
     Plain(Box<Plain>),
     Closed,
 }
