@@ -13,13 +13,13 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
+use lodge_core::summary::{Around, TurnFull};
 use lodge_core::token::TokenRow;
 use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
     AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
     TokenView, ToolView, TurnError, TurnView, UsageView,
 };
-use lodge_store::{Around, TurnFull};
 use serde::Serialize;
 use serde_json::{Map, Value};
 

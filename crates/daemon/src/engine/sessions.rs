@@ -5,9 +5,9 @@
 use lodge_core::limits::FORK_BYTES_MAX;
 use lodge_core::record::{SessionFact, SessionRow, Write};
 use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnPlace};
+use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::{EventData, EventKind, SessionId, Timestamp, TurnId};
 use lodge_proto::{ErrorBody, SessionDeleted};
-use lodge_store::{LiveTurns, SessionSummary};
 
 use super::agents::no_agent;
 use super::state::Session;

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::AGENT_TURNS_MAX;
+use lodge_core::summary::Around;
 use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
-use lodge_store::Around;
 
 use super::state::{Agent, Turn};
 use super::{Batch, Effect, Engine, Settings};

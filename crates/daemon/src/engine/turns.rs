@@ -8,10 +8,10 @@ use lodge_core::record::{
     FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
 };
 use lodge_core::session::TurnPlace;
+use lodge_core::summary::TurnFull;
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, EventData, EventKind, SessionId, Timestamp, TurnId};
 use lodge_proto::ErrorBody;
-use lodge_store::TurnFull;
 
 use super::agents::no_agent;
 use super::lineages::ask_pending;

@@ -2,12 +2,13 @@
 
 use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
+use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
 };
-use lodge_store::{Exported, Hit, PlacedEpoch, SessionSummary, Told};
+use lodge_store::{Exported, Hit, PlacedEpoch, Told};
 
 use super::{full_turn, quarantined};
 
