@@ -6,6 +6,7 @@ use std::path::PathBuf;
 /// Crate, and which of ours it may depend on.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
+    ("engine", &["core"]),
     ("link", &[]),
     ("proto", &["link"]),
     ("store", &["core"]),
@@ -14,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &["core"]),
     ("keeper", &["link"]),
     ("runtime", &["link"]),
-    ("daemon", &["core", "proto", "store", "exec", "image", "model"]),
+    ("daemon", &["core", "engine", "proto", "store", "exec", "image", "model"]),
     ("selftest", &["proto"]),
     ("cli", &["proto", "selftest"]),
 ];
@@ -22,6 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// What crates with a promise of their own may take from outside.
 const OUTSIDE: &[(&str, &[&str])] = &[
     ("core", &["prost", "thiserror"]),
+    ("engine", &["serde_json", "sha2", "thiserror"]),
     ("link", &["libc"]),
     ("keeper", &["libc"]),
     ("runtime", &["libc", "serde", "serde_json"]),

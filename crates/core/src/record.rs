@@ -434,6 +434,16 @@ pub enum Write {
     },
 }
 
+impl Write {
+    pub fn event(&self) -> Option<&EventRow> {
+        if let Write::Event(event) = self { Some(event) } else { None }
+    }
+
+    pub fn request(&self) -> Option<&RequestRow> {
+        if let Write::Request(request) = self { Some(request) } else { None }
+    }
+}
+
 /// A session as the store knows it, for an engine that does not hold it in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFact {

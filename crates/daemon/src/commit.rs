@@ -13,9 +13,10 @@ use lodge_store::{Unwritten, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
 use crate::decide::{Halt, Recorded, ToWriter};
-use crate::engine::{Batch, Effect, Out, RequestName, Ticket};
 use crate::room;
 use crate::shell::{Shell, now};
+use crate::view;
+use lodge_engine::{Batch, Effect, Out, RequestName, Ticket};
 
 /// Batches that may wait for the disk; then the engine waits too.
 pub const BATCHES_MAX: usize = 64;
@@ -178,33 +179,9 @@ struct Lost {
 
 impl Lost {
     fn take(&mut self, writes: &[Write], after: Vec<Out>) {
-        self.requests.extend(writes.iter().filter_map(|write| match write {
-            Write::Request(request) => Some((request.caller.clone(), request.request_id.clone())),
-            Write::Image(_)
-            | Write::ImageRef(_)
-            | Write::ImageRefGone { .. }
-            | Write::ImageGone { .. }
-            | Write::Agent(_)
-            | Write::AgentState { .. }
-            | Write::AgentSpec { .. }
-            | Write::Lineage(_)
-            | Write::Session(_)
-            | Write::SessionPath(_)
-            | Write::SessionFork(_)
-            | Write::SessionDeleted { .. }
-            | Write::Turn(_)
-            | Write::TurnState { .. }
-            | Write::Step(_)
-            | Write::StepState { .. }
-            | Write::Epoch(_)
-            | Write::Message(_)
-            | Write::Note { .. }
-            | Write::Event(_)
-            | Write::Token(_)
-            | Write::Job(_)
-            | Write::Quarantined(_)
-            | Write::Released { .. } => None,
-        }));
+        self.requests.extend(
+            writes.iter().filter_map(Write::request).map(|row| (row.caller.clone(), row.request_id.clone())),
+        );
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
             Out::Reply { ticket, .. } => Some(ticket),
             Out::Act(_) => None,
@@ -271,7 +248,9 @@ fn end(error: &WriteError) -> ! {
 fn release(after: Vec<Out>, shell: &Arc<Shell>) {
     for out in after {
         match out {
-            Out::Reply { ticket, reply } => shell.answer(ticket, reply),
+            Out::Reply { ticket, reply } => {
+                shell.answer(ticket, reply.map(|answer| view::answer(&answer)).map_err(view::refused));
+            }
             Out::Act(effect) => shell.act(effect),
         }
     }

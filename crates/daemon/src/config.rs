@@ -20,8 +20,8 @@ use lodge_proto::ConfigValue;
 use lodge_proto::state_dir::{StateDirError, check_state_dir};
 use serde_json::Value;
 
-use crate::engine::Settings;
 use file::{Keys, Written};
+use lodge_engine::Settings;
 pub use reload::Reread;
 pub(crate) use table::edits;
 use table::{SETTINGS, env_name};

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use lodge_core::limits::span;
 use lodge_core::limits::{MEMORY_SHARE_DEFAULT, OUTPUT_BYTES_MAX, PIDS_DEFAULT};
 use lodge_core::record::{AgentRow, LimitsRecord};
 use lodge_core::{Cause, limits};
@@ -162,16 +163,6 @@ fn bytes(count: u64) -> String {
         Some((unit, word)) if count.is_multiple_of(unit) => format!("{} {word}", count / unit),
         Some((unit, word)) => format!("{:.1} {word}", count as f64 / unit as f64),
         None => format!("{count} bytes"),
-    }
-}
-
-/// A limit of time in words.
-pub fn span(ms: u64) -> String {
-    match ms {
-        0..1_000 => format!("{ms} ms"),
-        120_000.. if ms.is_multiple_of(60_000) => format!("{} min", ms / 60_000),
-        1_000.. if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
-        1_000.. => format!("{:.1} s", ms as f64 / 1_000.0),
     }
 }
 

@@ -15,8 +15,8 @@ use lodge_store::ReadError;
 
 use crate::act::{Pruning, prune};
 use crate::chain;
-use crate::engine::{Part, Seen};
 use crate::shell::Shell;
+use lodge_engine::{Part, Seen};
 
 /// Between two sweeps that nobody asked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);

@@ -16,7 +16,7 @@ use lodge_core::lineage::Policy;
 use lodge_proto::{ErrorBody, StorageView};
 use rustix::fs::FallocateFlags;
 
-use crate::engine::{Command, Release, SessionWhat};
+use lodge_engine::{Command, Refusal, Release, SessionWhat};
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
 pub const RESERVE_BYTES: u64 = 4 << 20;
@@ -333,9 +333,7 @@ impl Room {
 
 /// The refusal of a change that is not recorded, and will not be.
 pub fn not_recorded() -> ErrorBody {
-    ErrorBody::new("daemon.disk_full", "the disk is full: this was not done, and nothing can be recorded")
-        .because("a commit failed for lack of room, also with the daemon's reserve")
-        .hint("make room on the state directory's file system; the daemon goes on by itself, then ask again")
+    crate::view::refused(Refusal::NotRecorded)
 }
 
 /// Whether an error of the kernel's means that there is no room, or none in the owner's quota.

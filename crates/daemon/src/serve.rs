@@ -20,13 +20,13 @@ use crate::commit::{self, BATCHES_MAX};
 use crate::config::Config;
 use crate::crash;
 use crate::decide::{Decider, ToWriter};
-use crate::engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::suspects::Suspects;
 use crate::tls::Tls;
+use lodge_engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
@@ -147,6 +147,7 @@ pub async fn serve(
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
         settings: config.settings(),
+        render: crate::view::rendered,
     };
     let parts = Parts {
         config,
@@ -277,7 +278,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(crate::engine::Effect::Down { agent, sandbox, run });
+            shell.act(lodge_engine::Effect::Down { agent, sandbox, run });
         }
     }
 }

@@ -18,7 +18,6 @@ use crate::act::Actors;
 use crate::auth::Access;
 use crate::compute::Compute;
 use crate::config::Config;
-use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::host_etc::HostEtc;
 use crate::hub::Hub;
 use crate::images::Images;
@@ -28,6 +27,7 @@ use crate::room::{Needs, Room};
 use crate::suspects::Suspects;
 use crate::tls::Tls;
 use crate::view::Living;
+use lodge_engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;

@@ -10,7 +10,7 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
-use lodge_daemon::engine::{Effect, ExecHow, Lack, Part, Seen, Up};
+use lodge_engine::{Effect, ExecHow, Lack, Part, Seen, Up};
 
 use crate::keeper::{Command, Ended, Known, Told};
 use crate::plan::{Mutation, Point};

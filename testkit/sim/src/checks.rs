@@ -8,7 +8,7 @@ use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, REC
 use lodge_core::record::{AgentRow, EventRow, Role, TurnRow, Write};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
-use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
+use lodge_engine::{Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::jobs::{jobs_agree, most_jobs};
 use crate::world::World;
@@ -152,7 +152,7 @@ impl World {
         let mut found = engine.facts();
         // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
         found.seq -= 1;
-        found.streams.entry(lodge_daemon::engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
+        found.streams.entry(lodge_engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
         found.streams.retain(|stream, _| facts.streams.contains_key(stream));
         if found != facts {
             return self.fail(difference(&facts, &found));

@@ -10,7 +10,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use lodge_core::lineage::Policy;
 use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId, WorkId};
-use lodge_daemon::engine::{Command, ImageGiven, Input, Release, RequestKey, Ticket};
+use lodge_daemon::view;
+use lodge_engine::{Answer, Command, ImageGiven, Input, Release, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
@@ -219,7 +220,7 @@ impl World {
                 | What::RemoveByForce(_)
                 | What::Issue { .. }
                 | What::Revoke(_) => {
-                    return self.put(caller, Some(key.clone()), Command::Again { answer });
+                    return self.put(caller, Some(key.clone()), again(&answer));
                 }
                 What::Create { .. }
                 | What::Start(_)
@@ -239,7 +240,9 @@ impl World {
         }
         match self.command(&asks.what) {
             // What was found to be so without the engine is nobody's business unless it is asked for again.
-            Ok(Command::Keep { answer }) if key.is_none() => self.heard(caller, Ok(answer)),
+            Ok(Command::Keep { answer }) if key.is_none() => {
+                self.heard(caller, Ok(view::answer(&Answer::Rendered(answer))));
+            }
             Ok(command) => self.put(caller, key, command),
             Err(refusal) => self.heard(caller, Err(refusal)),
         }
@@ -353,4 +356,10 @@ fn remember<T: PartialEq>(recent: &mut Vec<T>, new: Option<T>) {
         recent.remove(0);
     }
     recent.push(new);
+}
+
+/// A request that was decided before, with its recorded answer.
+fn again(answer: &Value) -> Command {
+    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
+    Command::Again { agent, answer: view::text(answer) }
 }

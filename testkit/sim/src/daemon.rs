@@ -10,8 +10,9 @@ use lodge_core::record::{StepKind, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, IdSource, TokenId, TurnId};
-use lodge_daemon::engine::jobs::JobEffect;
-use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
+use lodge_daemon::view;
+use lodge_engine::jobs::JobEffect;
+use lodge_engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
 
 use crate::actor::Actor;
 use crate::images::Pulls;
@@ -105,7 +106,7 @@ impl World {
         if self.mutation == Mutation::LostPull {
             first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull { .. })));
         }
-        if !first.now.is_empty() {
+        if !first.early.is_empty() {
             self.fail("a boot asks for effects before its commit");
         }
         self.daemon = Some(Daemon {
@@ -140,7 +141,7 @@ impl World {
             max_jobs: self.plan.max_jobs,
             job_output: lodge_core::limits::JOB_OUTPUT_BYTES,
         };
-        Host { boot, own_uids: true, settings }
+        Host { boot, own_uids: true, settings, render: view::rendered }
     }
 
     fn bring_down_strays(&mut self) {
@@ -227,7 +228,7 @@ impl World {
 
     /// Does at once what may be done at once, and hands the rest to the writer.
     pub fn pass_on(&mut self, mut batch: Batch) {
-        for effect in std::mem::take(&mut batch.now) {
+        for effect in std::mem::take(&mut batch.early) {
             self.act(effect);
         }
         self.mutate(&mut batch);
@@ -416,7 +417,10 @@ impl World {
     fn release_outs(&mut self, outs: Vec<Out>) {
         for out in outs {
             match out {
-                Out::Reply { ticket, reply } => self.answer(ticket, reply),
+                Out::Reply { ticket, reply } => {
+                    let reply = reply.map(|answer| view::answer(&answer)).map_err(view::refused);
+                    self.answer(ticket, reply);
+                }
                 Out::Act(effect) => self.act(effect),
             }
         }

@@ -1,7 +1,7 @@
 //! What goes wrong, when, and to whom.
 
 use lodge_core::SandboxId;
-use lodge_daemon::engine::Seen;
+use lodge_engine::Seen;
 
 use crate::keeper::Ended;
 use crate::plan::Fault;

@@ -11,7 +11,7 @@ use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
     RuntimeRecord, ToolRecord,
 };
-use lodge_daemon::engine::{Again, Command, NewImage, Seen, Ticket};
+use lodge_engine::{Again, Command, NewImage, Seen, Ticket};
 
 use crate::plan::Mutation;
 use crate::world::{Next, World};

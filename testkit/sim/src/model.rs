@@ -3,7 +3,7 @@
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
 use lodge_core::turn::StepState;
-use lodge_daemon::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
 
 use crate::laws;
 use crate::strict::request_is_strict;

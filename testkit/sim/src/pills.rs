@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::quarantine::{DEATHS_MAX, Suspect, Work, WorkKind, YOUNG_MS};
 use lodge_core::{TurnId, WorkId};
-use lodge_daemon::engine::Release;
+use lodge_engine::Release;
 
 use crate::client::What;
 use crate::world::World;

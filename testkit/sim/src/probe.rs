@@ -2,7 +2,7 @@
 
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
-use lodge_daemon::engine::Seen;
+use lodge_engine::Seen;
 
 use crate::keeper::Command;
 use crate::runtime::Line;

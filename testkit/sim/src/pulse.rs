@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
-use lodge_daemon::engine::{Part, Seen};
+use lodge_engine::{Part, Seen};
 
 use crate::actor::{Busy, runtime_exec};
 use crate::keeper::{Command, GRACE_MS};

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use lodge_core::record::Write;
-use lodge_daemon::engine::{Batch, Input, Out, RequestName, Ticket};
+use lodge_engine::{Batch, Input, Out, RequestName, Ticket};
 use lodge_proto::ErrorBody;
 
 use crate::daemon::Doing;

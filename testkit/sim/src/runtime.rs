@@ -3,8 +3,8 @@
 use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
-use lodge_daemon::engine::Ask;
-use lodge_daemon::engine::jobs::JobWish;
+use lodge_engine::Ask;
+use lodge_engine::jobs::JobWish;
 use serde_json::{Value, json};
 
 use crate::jobs::wish_of;

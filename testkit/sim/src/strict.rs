@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lodge_core::record::{MessageRow, Role};
 use lodge_daemon::context;
-use lodge_daemon::engine::ModelOrder;
+use lodge_engine::ModelOrder;
 
 use crate::disk::Disk;
 use crate::laws::Broken;

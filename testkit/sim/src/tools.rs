@@ -3,7 +3,7 @@
 use lodge_core::AgentId;
 use lodge_core::ledger::{self, Doubt, Repeat, Settle};
 use lodge_core::record::ExecRequest;
-use lodge_daemon::engine::{ExecEnd, ExecHow, Part, Seen};
+use lodge_engine::{ExecEnd, ExecHow, Part, Seen};
 
 use crate::actor::runtime_exec;
 use crate::keeper::Command;

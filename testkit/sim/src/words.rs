@@ -1,7 +1,7 @@
 //! What happened, in few enough words to read a page of it.
 
 use lodge_core::record::FailureRecord;
-use lodge_daemon::engine::{Command, Effect, Input, Seen, SessionChoice, SessionWhat};
+use lodge_engine::{Command, Effect, Input, Seen, SessionChoice, SessionWhat};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 

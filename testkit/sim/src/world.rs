@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
-use lodge_daemon::engine::Seen;
+use lodge_engine::Seen;
 
 use crate::client::Clients;
 use crate::daemon::Daemon;

@@ -28,9 +28,9 @@ use super::{Order, root, runtime, tools};
 use crate::auth::derive;
 use crate::chain;
 use crate::crash;
-use crate::engine::{Effect, Part, Seen, Up};
 use crate::shell::{Shell, now};
 use crate::view::Living;
+use lodge_engine::{Effect, Part, Seen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -164,10 +164,8 @@ impl Actor {
             Effect::Answer { id, answer, .. } => {
                 let mut line = runtime::answer(&id, &answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
-                    let large = crate::engine::failure(
-                        "turn.answer_too_large",
-                        "the answer does not fit into a line",
-                    );
+                    let large =
+                        lodge_engine::failure("turn.answer_too_large", "the answer does not fit into a line");
                     line = runtime::answer(&id, &Err(large));
                 }
                 self.line(line).await;
@@ -420,7 +418,7 @@ impl Actor {
                 self.shell.tell(Seen::TurnRefused { agent: self.agent.clone(), turn, why }).await;
             }
             runtime::Said::Nonsense { id, why } => {
-                let wrong = crate::engine::failure("runtime.bad_request", &why);
+                let wrong = lodge_engine::failure("runtime.bad_request", &why);
                 self.line(runtime::answer(&id, &Err(wrong))).await;
             }
             runtime::Said::Nothing => {}

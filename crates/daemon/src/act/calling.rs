@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::actor::Actor;
 use crate::chain;
-use crate::engine::{Part, Seen, Up};
 use crate::view::Living;
+use lodge_engine::{Part, Seen, Up};
 
 /// Between two calls.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
 use crate::chain;
 use crate::crash;
-use crate::engine::Seen;
+use lodge_engine::Seen;
 
 /// Earlier incarnations whose secret is tried on a sandbox that should be gone.
 const INCARNATIONS_TRIED: usize = 16;

@@ -14,11 +14,12 @@ use super::actor::{Actor, Sandbox};
 use super::{root, to_agent};
 use crate::chain;
 use crate::crash;
-use crate::engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish, words_of};
-use crate::engine::{Ask, Effect, ExecHow, Seen};
 use crate::jobs::{self, Layout, Whose};
 use crate::limits;
 use crate::shell::Shell;
+use crate::view;
+use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
+use lodge_engine::{Ask, Effect, ExecHow, Seen};
 
 /// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
 const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
@@ -84,7 +85,7 @@ impl Actor {
         let Ask::Job { turn, step, call, wish: wish @ JobWish::Submit(_) } = ask else { return ask };
         match self.shell.admit_job() {
             Ok(()) => Ask::Job { turn, step, call, wish },
-            Err(refused) => Ask::Answer { turn, step, call, text: words_of(&refused), error: true },
+            Err(refused) => Ask::Answer { turn, step, call, text: view::for_model(&refused), error: true },
         }
     }
 

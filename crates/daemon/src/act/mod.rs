@@ -28,8 +28,8 @@ pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::Effect;
 use crate::shell::Shell;
+use lodge_engine::Effect;
 
 /// Effects that may wait for one agent's task. A turn in flight has a few at most, so admission keeps this from being
 /// reached; if it were, the writer would wait for the task.
@@ -96,7 +96,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             let teller = shell.clone();
             shell.spawn(async move {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-                teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
+                teller.tell(lodge_engine::Seen::RevivalDue { agent, run }).await;
             });
         }
         Effect::Pull { row, ask } => pulls::begin(shell, *row, ask),
@@ -109,7 +109,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             let teller = shell.clone();
             shell.spawn(async move {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-                teller.tell(crate::engine::Seen::RetryDue { agent, run }).await;
+                teller.tell(lodge_engine::Seen::RetryDue { agent, run }).await;
             });
         }
         Effect::Up { ref row, .. } => to_agent(shell, &row.id.clone(), effect),

@@ -19,8 +19,8 @@ use super::runtime::Profile;
 use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
-use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
 use crate::shell::Shell;
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
 
 /// How often text that was shown becomes an event.
 const TEXT_EVERY: Duration = Duration::from_millis(300);

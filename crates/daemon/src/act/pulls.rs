@@ -10,9 +10,9 @@ use lodge_proto::ErrorBody;
 use tokio_util::sync::CancellationToken;
 
 use crate::crash;
-use crate::engine::{Again, Seen};
 use crate::images::Ready;
 use crate::shell::Shell;
+use lodge_engine::{Again, Seen};
 
 /// What is pulled for an agent.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
 use super::runtime;
-use crate::engine::{Part, Seen};
 use crate::shell;
+use lodge_engine::{Part, Seen};
 
 /// So many moments of a pause are those at which looks are made.
 const MOMENTS: u32 = 10;

@@ -2,9 +2,9 @@
 
 use lodge_exec::{Captured, Ended, ExitRecord, Stream};
 
-use crate::engine::{ExecEnd, ExecHow};
 use crate::excerpt::both_ends;
 use crate::limits;
+use lodge_engine::{ExecEnd, ExecHow};
 
 /// Told with the output of a program that ended before the machine was restarted.
 pub(super) const OTHER_BOOT: &str =

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::layout::Layout;
-use crate::engine::Ask;
-use crate::engine::jobs::{JobWish, JobWork};
+use lodge_engine::Ask;
+use lodge_engine::jobs::{JobWish, JobWork};
 
 /// Jobs that a model is shown at a time: where it does not say, and at most.
 const JOBS_LISTED: u32 = 20;

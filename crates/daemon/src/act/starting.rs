@@ -11,9 +11,9 @@ use super::root::RootError;
 use super::{pulls, root};
 use crate::chain;
 use crate::crash;
-use crate::engine::{Lack, Seen, Up};
 use crate::host_trees::HostTrees;
 use crate::images::CheckedPrograms;
+use lodge_engine::{Lack, Seen, Up};
 
 impl Actor {
     /// Starts the agent's keeper, and what belongs into it.

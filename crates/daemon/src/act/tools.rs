@@ -14,8 +14,8 @@ use super::actor::{Actor, RUNTIME_EXEC, Sandbox, runtime_exec};
 use super::{result, root};
 use crate::chain;
 use crate::crash;
-use crate::engine::{ExecEnd, Part, Seen};
 use crate::limits;
+use lodge_engine::{ExecEnd, Part, Seen};
 
 impl Actor {
     pub(super) async fn start_exec(

@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
 use super::{create, params, update};
 use crate::auth::Who;
-use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::host_trees::HostTrees;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, RequestKey, RunningJobs};
 
 const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.

@@ -15,10 +15,10 @@ use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
 use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
-use crate::engine::images::no_image;
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::shell::Shell;
 use crate::view;
+use crate::view::no_image;
+use lodge_engine::{Command, NewImage, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -96,6 +96,6 @@ fn list(shell: &Shell, given: &BinListParams) -> Answer {
 fn inspect(shell: &Shell, given: &BinRef) -> Answer {
     let found = find_bin(shell, &given.bin)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
-    let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
+    let summary = summary.ok_or_else(|| no_image(&given.bin))?;
     Ok(view::json(&view::bin_detail(summary, found.record)))
 }

@@ -19,10 +19,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::auth::{Who, rights};
-use crate::engine::{Command, RequestKey};
 use crate::jobs::written;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, RequestKey};
 
 const WAIT_DEFAULT_MS: u64 = 30_000;
 const WAIT_MAX_MS: u64 = 60_000;

@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
 use super::{params, snapshots};
-use crate::engine::{Command, RequestKey, Settlement};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, RequestKey, Settlement};
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;

@@ -15,9 +15,10 @@ use super::{
 };
 use crate::auth::Who;
 use crate::chain;
-use crate::engine::{Command, RequestKey, reused};
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
+use crate::view;
+use lodge_engine::{Command, Refusal, RequestKey};
 
 const PAGE_DEFAULT: u32 = 100;
 
@@ -47,9 +48,9 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
         return match method {
             // What was decided may not have come about yet.
             "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
-                shell.ask(key, Command::Again { answer }).await
+                shell.ask(key, again(&answer)).await
             }
-            "token/issue" => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?),
+            "token/issue" => tokens::issued(api, shell.ask(key, again(&answer)).await?),
             "job/cancel" => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
@@ -71,6 +72,12 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
             .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),
         _other => Err(no_method(method)),
     }
+}
+
+/// A request that was decided before, with its recorded answer.
+fn again(answer: &Value) -> Command {
+    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
+    Command::Again { agent, answer: view::text(answer) }
 }
 
 /// The table of methods has it, and nobody does it.
@@ -100,7 +107,7 @@ pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<
         return Ok(None);
     };
     if row.digest != key.digest {
-        return Err(*reused(&key.request_id));
+        return Err(view::refused(Refusal::RequestReused { request_id: key.request_id.clone() }));
     }
     serde_json::from_slice(&row.answer)
         .map(Some)

@@ -13,10 +13,10 @@ use super::methods::{Answer, known_answer};
 use super::params;
 use crate::auth::Who;
 use crate::chain;
-use crate::engine::{Command, RequestKey, Seen};
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, RequestKey, Seen};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -57,7 +57,7 @@ async fn once(
     shell.room.admit(Needs::Room, now())?;
     let answer = change.await?;
     match key {
-        Some(key) => shell.ask(Some(key), Command::Keep { answer }).await,
+        Some(key) => shell.ask(Some(key), Command::Keep { answer: view::text(&answer) }).await,
         None => Ok(answer),
     }
 }

@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::chain;
-use crate::engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
 
 /// Of the form of exported lines.
 const EXPORT_VERSION: u32 = 1;
@@ -217,7 +217,7 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
                 Change::Delete => {
                     let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
                     return match key {
-                        Some(_) => shell.ask(key, Command::Keep { answer }).await,
+                        Some(_) => shell.ask(key, Command::Keep { answer: view::text(&answer) }).await,
                         None => Ok(answer),
                     };
                 }

@@ -14,9 +14,9 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, page};
 use super::{Api, params};
 use crate::auth::DAY_MS;
-use crate::engine::{Command, NewToken, RequestKey, TokenFor};
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, NewToken, RequestKey, TokenFor};
 
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;

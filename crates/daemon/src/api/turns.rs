@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
 use super::{params, sessions};
 use crate::compute::Charge;
-use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {

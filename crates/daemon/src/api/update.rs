@@ -13,9 +13,9 @@ use super::create::{
     Chosen, Named, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy, spec_of,
 };
 use super::methods::{Answer, Prepared, ask_prepared, internal, one_agent};
-use crate::engine::{Change, Command, ImageChange, RequestKey, Update};
 use crate::images::record::limits_record;
 use crate::shell::Shell;
+use lodge_engine::{Change, Command, ImageChange, RequestKey, Update};
 
 pub(super) async fn update(
     shell: &Arc<Shell>,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use lodge_core::job::JobState;
 use lodge_core::{AgentId, JobId};
-use lodge_daemon::engine::jobs::{JobWork, NewJob};
-use lodge_daemon::engine::{Command, RunningJobs};
+use lodge_engine::jobs::{JobWork, NewJob};
+use lodge_engine::{Command, RunningJobs};
 use serde_json::Value;
 
 use super::What;

@@ -6,7 +6,8 @@ use lodge_core::agent::AgentState;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ToolRecord};
 use lodge_core::{AgentId, SessionId};
-use lodge_daemon::engine::{
+use lodge_daemon::view;
+use lodge_engine::{
     Change, Command, ImageChange, ImageGiven, NameChoice, NewAgent, NewImage, NewToken, NewTurn,
     SessionChange, SessionChoice, SessionWhat, Settlement, TokenFor, TurnAgain, Update,
 };
@@ -243,7 +244,7 @@ impl World {
             return match edit {
                 Edit::Delete => {
                     let answer = SessionDeleted { session: session.to_string(), deleted: false };
-                    Ok(Command::Keep { answer: serde_json::to_value(answer).unwrap_or_default() })
+                    Ok(Command::Keep { answer: view::text(&answer) })
                 }
                 Edit::Rewind(_) | Edit::Activate(_) | Edit::Fork { .. } | Edit::Regenerate(_) => Err(gone()),
             };

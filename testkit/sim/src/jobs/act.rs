@@ -2,8 +2,8 @@
 
 use lodge_core::job::JobStream;
 use lodge_core::{AgentId, Cause, JobId};
-use lodge_daemon::engine::jobs::{JobEffect, JobEnd, JobSeen};
-use lodge_daemon::engine::{ExecHow, Seen};
+use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen};
+use lodge_engine::{ExecHow, Seen};
 
 use crate::actor::how;
 use crate::keeper::{Command, Ended, Known};

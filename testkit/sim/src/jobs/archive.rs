@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_daemon::engine::Seen;
-use lodge_daemon::engine::jobs::{Expiry, JobSeen};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Expiry, JobSeen};
 
 use crate::plan::{Mutation, Point};
 use crate::world::{Next, World};

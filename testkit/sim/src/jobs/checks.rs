@@ -8,7 +8,7 @@ use lodge_core::limits::{JOB_EXTRA_SLOTS, JOBS_UNARCHIVED_MAX};
 use lodge_core::record::{MessageRow, Role, StepRow};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, TurnId};
-use lodge_daemon::engine::{Facts, Sizes};
+use lodge_engine::{Facts, Sizes};
 
 use crate::disk::{Disk, jobs_in};
 use crate::world::World;

@@ -3,8 +3,8 @@
 use lodge_core::job::JobRow;
 use lodge_core::record::CallRecord;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
-use lodge_daemon::engine::Seen;
-use lodge_daemon::engine::jobs::{Asked, JobSeen, JobWish, JobWork, Read};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Asked, JobSeen, JobWish, JobWork, Read};
 
 use crate::world::{Next, World};
 

@@ -13,10 +13,11 @@ use lodge_proto::ErrorBody;
 use crate::api::create::NAME_DEFAULT;
 use crate::api::images;
 use crate::api::methods::internal;
-use crate::engine::NewImage;
-use crate::engine::images::{name_taken, names_move, quoted};
 use crate::images::errors;
 use crate::shell::Shell;
+use crate::view;
+use lodge_engine::NewImage;
+use lodge_engine::{ImageRefusal, quoted};
 
 /// Where a tool goes that cannot be called by its own name alone.
 const UNNAMED_DIR: &str = "imported";
@@ -118,7 +119,7 @@ impl Taken {
             }
         }
         if !allowed.moves && !moves.is_empty() {
-            return Err(names_move(&moves));
+            return Err(view::refused(ImageRefusal::NamesMove { names: moves }));
         }
         if !allowed.claims && !claims.is_empty() {
             return Err(names_claimed(&claims));
@@ -151,7 +152,7 @@ fn refuse_taken(shell: &Shell, new: &NewImage) -> Result<(), ErrorBody> {
         let Some(row) = shell.reader.image_ref(tag).map_err(internal)? else { continue };
         let had = shell.reader.image_kind(&row.digest).map_err(internal)?;
         if let Some((had, _)) = had.filter(|(had, _)| *had != kind) {
-            return Err(name_taken(had, tag));
+            return Err(view::refused(ImageRefusal::NameTaken { reference: tag.clone(), kind: had }));
         }
     }
     Ok(())

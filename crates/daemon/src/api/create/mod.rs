@@ -27,10 +27,10 @@ use self::tools::{find_runtime, find_tool, runtime_named};
 pub(in crate::api) use self::tools::{host_runtime, image_runtime};
 use super::images;
 use super::methods::{Prepared, ask_prepared, internal};
-use crate::engine::images::no_image;
-use crate::engine::{Command, NameChoice, NewAgent, NewImage, RequestKey};
 use crate::images::Arrived;
 use crate::shell::Shell;
+use crate::view::no_image;
+use lodge_engine::{Command, NameChoice, NewAgent, NewImage, RequestKey};
 
 /// The name of an image, and of an agent, that has none from anywhere.
 pub(in crate::api) const NAME_DEFAULT: &str = "agent";
@@ -104,7 +104,7 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
         found => {
             let images::Found { digest, named, record } = found?;
             let summary = shell.reader.image_summary(&digest).map_err(internal)?;
-            let summary = summary.ok_or_else(|| *no_image(given))?;
+            let summary = summary.ok_or_else(|| no_image(given))?;
             let row = ImageRow {
                 digest,
                 name: summary.name,

@@ -8,8 +8,8 @@ use lodge_proto::{ErrorBody, ImageBuildParams};
 use super::find::{tagged, tags_of};
 use crate::api::create::{Built, Source, build};
 use crate::api::methods::{Answer, Prepared, ask_prepared};
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::shell::Shell;
+use lodge_engine::{Command, NewImage, RequestKey};
 
 pub(super) async fn build_image(
     shell: &Arc<Shell>,

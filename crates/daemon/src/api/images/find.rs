@@ -5,8 +5,8 @@ use lodge_image::{BadReference, Reference, Remote, Tagged, stock_hint};
 use lodge_proto::ErrorBody;
 
 use crate::api::methods::internal;
-use crate::engine::images::no_image;
 use crate::shell::Shell;
+use crate::view::no_image;
 
 /// Names that one call gives.
 const TAGS_MAX: usize = 64;
@@ -45,7 +45,7 @@ pub(in crate::api) struct FoundBin {
 /// An agent's image by name, by digest, or by a unique beginning of one.
 pub(in crate::api) fn find(shell: &Shell, given: &str) -> Result<Found, ErrorBody> {
     let Located { digest, reference, .. } = located(shell, ImageKind::Agent, given)?;
-    let record = shell.reader.image(&digest).map_err(internal)?.ok_or_else(|| *no_image(given))?;
+    let record = shell.reader.image(&digest).map_err(internal)?.ok_or_else(|| no_image(given))?;
     Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
@@ -71,14 +71,14 @@ pub(in crate::api) fn locate(shell: &Shell, given: &str) -> Result<Located, Erro
         Reference::Name(tagged) => match shell.reader.image_ref(tagged.as_str()).map_err(internal)? {
             Some(row) => return with_kind(shell, given, row.digest, Some(row.reference)),
             None => {
-                Reference::short_digest(given).ok_or_else(|| other_tags(shell, given, *no_image(given)))?
+                Reference::short_digest(given).ok_or_else(|| other_tags(shell, given, no_image(given)))?
             }
         },
         Reference::Digest(digest) => digest,
     };
     let mut found = shell.reader.find_digests(&beginning).map_err(internal)?;
     match found.len() {
-        0 => Err(*no_image(given)),
+        0 => Err(no_image(given)),
         1 => with_kind(shell, given, found.remove(0), None),
         _ => Err(ErrorBody::new("image.ambiguous", format!("several images begin with `{given}`"))
             .hint(format!("give more of the digest: {}", found.join(", ")))),
@@ -92,7 +92,7 @@ fn with_kind(
     reference: Option<String>,
 ) -> Result<Located, ErrorBody> {
     let summary = shell.reader.image_summary(&digest).map_err(internal)?;
-    let kind = summary.ok_or_else(|| *no_image(given))?.kind;
+    let kind = summary.ok_or_else(|| no_image(given))?.kind;
     Ok(Located { digest, reference, kind })
 }
 

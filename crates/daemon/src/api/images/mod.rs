@@ -26,13 +26,13 @@ use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::act::mask;
 use crate::crash;
-use crate::engine::images::no_image;
-use crate::engine::{Command, ImageGiven, RequestKey};
 use crate::images::errors;
 use crate::limits;
 use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
+use crate::view::no_image;
+use lodge_engine::{Command, ImageGiven, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -74,7 +74,7 @@ fn list(shell: &Shell, given: &ImageListParams) -> Answer {
 fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
     let found = find(shell, &given.image)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
-    let summary = summary.ok_or_else(|| *no_image(&given.image))?;
+    let summary = summary.ok_or_else(|| no_image(&given.image))?;
     let used_by = shell.reader.agents_of_image(&found.digest).map_err(internal)?;
     let blobs = blobs(shell, &found.digest)?;
     Ok(view::json(&view::image_detail(summary, found.record, used_by, blobs)))
@@ -82,7 +82,7 @@ fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
 
 /// What an image is made of in the store: itself first. Nothing for one that an earlier release built.
 fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
-    let digest: Digest = digest.parse().map_err(|_| *no_image(digest))?;
+    let digest: Digest = digest.parse().map_err(|_| no_image(digest))?;
     let bytes = match shell.images.blobs()?.read(&digest, MANIFEST_MAX) {
         Ok(bytes) => bytes,
         Err(BlobError::Missing { .. }) => return Ok(Vec::new()),

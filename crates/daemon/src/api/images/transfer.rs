@@ -9,10 +9,10 @@ use lodge_proto::{ErrorBody, ImagePushed};
 
 use super::find::{bad_ref, digest_tag, free_for, located, tags_of, wrong_kind};
 use crate::api::methods::{Answer, Prepared, detached, record};
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::images::{Arrived, errors};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, NewImage, RequestKey};
 
 /// Brings an image with what it needs, and gives it the name that it was asked for by.
 pub(in crate::api) async fn pull(
@@ -95,7 +95,9 @@ pub(in crate::api) async fn push(
         let sent_bytes = begun.images.push(&digest, &remote, watch).await?;
         let answer = view::json(&ImagePushed { digest, reference: name_of(&to, &remote)?, sent_bytes });
         match key {
-            Some(key) => record(&begun, Some(key), Prepared::of(Command::Keep { answer })).await,
+            Some(key) => {
+                record(&begun, Some(key), Prepared::of(Command::Keep { answer: view::text(&answer) })).await
+            }
             None => Ok(answer),
         }
     })
