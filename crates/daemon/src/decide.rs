@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::room;
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
 use crate::suspects::{Mark, Watched};
-use lodge_engine::{Batch, Engine, Input, RequestName, Seen};
+use lodge_engine::{Batch, Engine, Input, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
@@ -46,7 +46,9 @@ pub struct Recorded {
 /// The work whose result an input is.
 fn suspect(input: &Input) -> Option<(WorkKind, &str)> {
     match input {
-        Input::Seen(Seen::ModelAnswered { turn, .. }) => Some((WorkKind::ModelCall, turn.as_str())),
+        Input::Seen(Seen::Turn(TurnSeen::ModelAnswered { turn, .. })) => {
+            Some((WorkKind::ModelCall, turn.as_str()))
+        }
         Input::Seen(_) | Input::Api { .. } => None,
     }
 }

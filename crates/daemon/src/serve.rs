@@ -26,7 +26,7 @@ use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::suspects::Suspects;
 use crate::tls::Tls;
-use lodge_engine::{Command, Engine, Host, Input, NewToken, TokenFor};
+use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
@@ -278,7 +278,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(lodge_engine::Effect::Down { agent, sandbox, run });
+            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
         }
     }
 }
@@ -350,7 +350,10 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
     let expires_at = now().plus_ms(CREDENTIALS_MS);
     let new = NewToken { holder: TokenFor::Credentials, name: None, expires_at };
-    (Input::Api { ticket, request: None, command: Command::IssueToken(Box::new(new)) }, answer)
+    (
+        Input::Api { ticket, request: None, command: Command::Token(TokenCommand::Issue(Box::new(new))) },
+        answer,
+    )
 }
 
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {

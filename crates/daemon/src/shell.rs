@@ -27,7 +27,7 @@ use crate::room::{Needs, Room};
 use crate::suspects::Suspects;
 use crate::tls::Tls;
 use crate::view::Living;
-use lodge_engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
+use lodge_engine::{Command, Effect, Input, JobCommand, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
@@ -241,7 +241,7 @@ impl Shell {
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
         self.room.admit(Needs::of(&command), now())?;
-        if matches!(command, Command::SubmitJob(_)) {
+        if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
         }
         let (ticket, answer) = self.ticket();

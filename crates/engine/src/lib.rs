@@ -7,7 +7,6 @@ mod agents;
 mod answer;
 mod batch;
 mod boot;
-mod commands;
 mod facts;
 mod images;
 mod io;
@@ -25,34 +24,36 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use lodge_core::agent::AgentEvent;
 use lodge_core::lineage::Policy;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, Write};
+use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, ImageWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{
     AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId,
 };
-use serde_json::Value;
 
 use agents::Agent;
 pub use agents::InForce;
+pub use agents::messages::*;
 pub use answer::*;
 use batch::Step;
 pub use batch::{Batch, Out};
-pub use commands::*;
 pub use facts::*;
-use images::PulledImages;
+pub use images::messages::*;
 pub use images::refusal::quoted;
 pub use io::*;
+pub use jobs::JobCommand;
 pub use quarantine::{Release, turn_of};
 pub use rebuild::RequestName;
 pub use refusal::*;
 use requests::Requests;
 use sessions::Session;
+pub use sessions::messages::*;
+pub use tokens::messages::*;
+use turns::Turn;
+pub use turns::messages::*;
 pub use turns::models::pieces;
-use turns::{Turn, Wish, compact, execs};
 
 /// The stream of events that belong to no agent.
 pub const DAEMON_STREAM: &str = "daemon";
@@ -136,7 +137,7 @@ impl Engine {
         self.step.now = now;
         for input in inputs {
             // Text comes often, and changes nobody's slot.
-            let is_text = matches!(input, Input::Seen(Seen::ModelText { .. }));
+            let is_text = matches!(input, Input::Seen(Seen::Turn(TurnSeen::ModelText { .. })));
             match input {
                 Input::Api { ticket, request, command } => {
                     self.command(Caller { ticket, request }, command);
@@ -147,8 +148,8 @@ impl Engine {
                 self.yield_slots();
             }
         }
-        if self.step.writes().iter().any(|write| matches!(write, Write::ImageGone { .. })) {
-            self.step.act(Effect::CollectImages);
+        if self.step.writes().iter().any(|write| matches!(write, Write::Image(ImageWrite::Gone { .. }))) {
+            self.step.act(Effect::Pull(PullEffect::Collect));
         }
         self.step.take()
     }
@@ -166,29 +167,19 @@ impl Engine {
         }
         let ticket = caller.ticket;
         let refused = match command {
-            Command::CreateAgent(new) => self.create_agent(caller, *new),
-            Command::StartAgent { id } => self.start_agent(caller, &id),
-            Command::RestartAgent { id, jobs } => self.restart_agent(caller, &id, jobs),
-            Command::UpdateAgent(update) => self.update_agent(caller, *update),
-            Command::StopAgent { id, jobs } => self.stop_agent(caller, &id, jobs),
-            Command::KillAgent { id } => self.kill_agent(caller, &id),
-            Command::RemoveAgent { id, force } => self.remove_agent(caller, &id, force),
-            Command::SendTurn(new) => self.send_turn(caller, *new),
-            Command::InterruptTurn { id } => self.interrupt_turn(caller, &id),
-            Command::SettleLineage(settlement) => self.settle_lineage(caller, *settlement),
-            Command::ChangeSession(change) => self.change_session(caller, *change),
-            Command::IssueToken(new) => self.issue_token(caller, *new),
-            Command::AddImage(new) => self.add_image(caller, *new),
-            Command::AddImageBesides(new) => self.add_image_besides(caller, *new),
-            Command::TagImage { digest, tags } => self.tag_image(caller, &digest, tags),
-            Command::RemoveImage(given) => self.remove_image(caller, given),
-            Command::SubmitJob(new) => self.submit_job(caller, *new),
-            Command::CancelJob { id } => self.cancel_job(caller, &id),
-            Command::ReleaseWork { id, how } => self.release_work(caller, &id, how),
-            Command::RevokeToken { row } => {
+            Command::Agent(command) => self.agent_command(caller, command),
+            Command::Turn(TurnCommand::Send(new)) => self.send_turn(caller, *new),
+            Command::Turn(TurnCommand::Interrupt { id }) => self.interrupt_turn(caller, &id),
+            Command::Session(change) => self.change_session(caller, *change),
+            Command::Token(TokenCommand::Issue(new)) => self.issue_token(caller, *new),
+            Command::Token(TokenCommand::Revoke { row }) => {
                 self.revoke_token(caller, *row);
                 Ok(())
             }
+            Command::Image(command) => self.image_command(caller, command),
+            Command::Job(JobCommand::Submit(new)) => self.submit_job(caller, *new),
+            Command::Job(JobCommand::Cancel { id }) => self.cancel_job(caller, &id),
+            Command::ReleaseWork { id, how } => self.release_work(caller, &id, how),
             Command::Reloaded { keys, answer } => {
                 let data = EventData { keys, ..EventData::default() };
                 self.event(DAEMON_STREAM, EventKind::DaemonReloaded, data);
@@ -211,106 +202,14 @@ impl Engine {
 
     fn observe(&mut self, seen: Seen) {
         match seen {
-            Seen::RuntimeReady { agent, run, adopted, running } => {
-                self.runtime_ready(&agent, run, adopted, &running);
-            }
-            Seen::SpawnFailed { agent, run, detail } => {
-                self.agent_not_started(&agent, run, detail);
-            }
-            Seen::Lacks { agent, run, lack, detail } => {
-                self.agent_lacks(&agent, run, lack, detail);
-            }
-            Seen::Pulled { agent, ask, rows, tools, runtime } => {
-                self.pulled(&agent, ask, PulledImages { rows, tools, runtime });
-            }
-            Seen::PullFailed { agent, ask, detail, again } => {
-                self.pull_failed(&agent, ask, detail, again);
-            }
-            Seen::RetryDue { agent, run } => self.retry_due(&agent, run),
+            Seen::Agent(seen) => self.agent_seen(seen),
+            Seen::Turn(seen) => self.turn_seen(seen),
+            Seen::Pull(seen) => self.pull_seen(seen),
+            Seen::Job(seen) => self.job_seen(seen),
             Seen::Configured(settings) => self.configured(settings),
             Seen::ProvidersChanged => self.providers_changed(),
-            Seen::ProbeTimedOut { agent, run } => {
-                let detail = "the runtime did not answer its readiness probe in time".to_owned();
-                self.agent_failed(&agent, run, AgentEvent::ProbeTimedOut, detail);
-            }
-            Seen::Exited { agent, run, code, detail } => {
-                self.agent_exited(&agent, run, code, detail);
-            }
-            Seen::Died { agent, run, part, detail } => {
-                self.agent_died(&agent, run, part, detail);
-            }
-            Seen::OutOfMemory { agent, run, detail } => {
-                self.agent_out_of_memory(&agent, run, detail);
-            }
-            Seen::Silent { agent, run, level, part } => {
-                self.agent_silent(&agent, run, level, part);
-            }
-            Seen::RevivalDue { agent, run } => self.revival_due(&agent, run),
-            // A runtime has a say about turns of its own agent alone.
-            Seen::TurnRefused { agent, turn, .. } if !self.is_live(&agent, &turn) => {}
-            Seen::TurnRefused { turn, why, .. } => {
-                self.fail_turn(&turn, failure("runtime.refused", &why));
-            }
-            Seen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
-            Seen::Down { agent, run } => self.agent_down(&agent, run),
-            Seen::Cleared { agent } => self.agent_cleared(&agent),
-            Seen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
-            Seen::Asked { agent, id, ask } => self.asked(&agent, id, ask),
-            Seen::ExecsFound { agent, running, ended } => self.execs_found(&agent, running, ended),
-            Seen::ExecEnded { exec, end } => self.exec_ended(&exec, end),
-            Seen::ModelText { turn, step, attempt, offset, text } => {
-                self.model_text(&turn, (step, attempt), offset, text);
-            }
-            Seen::ModelAnswered { turn, step, attempt, answer } => {
-                self.model_answered(&turn, (step, attempt), answer);
-            }
-            Seen::ModelFailed { turn, step, attempt, failure } => {
-                self.model_failed(&turn, (step, attempt), failure);
-            }
-            Seen::Job(seen) => self.job_seen(seen),
             Seen::Settled { requests, rest } => self.settled(requests, rest),
         }
-    }
-
-    /// Routes what a runtime asks, when the turn is still its business.
-    fn asked(&mut self, agent: &AgentId, id: Value, ask: Ask) {
-        if !self.is_live(agent, ask.turn()) {
-            let gone = failure("turn.gone", "that turn is over");
-            self.step.act(Effect::Answer { agent: agent.clone(), id, answer: Err(gone) });
-            self.step.hurry();
-            return;
-        }
-        match ask {
-            Ask::Model { turn, step, context, from_turn } => {
-                self.ask_model(&turn, step, Wish { id, context, from_turn });
-            }
-            Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms } => {
-                let wanted = execs::Wanted { turn, step, call, bin, args, stdin, timeout_ms };
-                self.ask_exec(id, &wanted);
-            }
-            Ask::Compact { turn, from_turn, strategy } => {
-                self.ask_compact(id, &compact::Wanted { turn, from_turn, strategy });
-            }
-            Ask::Answer { turn, step, call, text, error } => {
-                self.tool_answered(id, &turn, step, &call, text, error);
-            }
-            Ask::Job { turn, step, call, wish } => {
-                self.ask_job(id, &jobs::Asked { turn, step, call }, wish);
-            }
-            Ask::Finish { turn, code, message } => {
-                self.fail_turn(&turn, failure(&code, &message));
-                self.step.act(Effect::Answer {
-                    agent: agent.clone(),
-                    id,
-                    answer: Ok(Value::Object(serde_json::Map::new())),
-                });
-            }
-        }
-    }
-
-    /// Whether a turn is this agent's, and running.
-    fn is_live(&self, agent: &AgentId, turn: &TurnId) -> bool {
-        self.turns.get(turn).is_some_and(|turn| turn.row.agent == *agent && turn.is_running())
     }
 
     /// Appends an event, numbered globally and within its stream.
@@ -323,7 +222,7 @@ impl Engine {
         *head += 1;
         let (seq, stream_seq) = (self.seq, *head);
         let row = EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, kind, data };
-        self.step.ride(Write::Event(row));
+        self.step.ride(row);
     }
 }
 

@@ -9,7 +9,7 @@ use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
 
 use crate::agents::{Pauses, Waiting};
 use crate::batch::Step;
-use crate::{Batch, DAEMON_STREAM, Effect, Engine, Refusal, Started};
+use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, Started};
 
 /// A caller and the id of its request.
 pub type RequestName = (String, String);
@@ -81,7 +81,7 @@ impl Engine {
         let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
         let dropped: Vec<AgentId> = pulling.into_iter().filter(|id| !waits(id)).collect();
         for agent in dropped {
-            engine.step.act(Effect::DropPull { agent });
+            engine.step.act(Effect::Pull(PullEffect::Drop { agent }));
         }
         let batch = engine.step.take();
         (engine, batch)
@@ -129,13 +129,13 @@ mod tests {
 
     use lodge_core::IdSource;
     use lodge_core::lineage::Policy;
-    use lodge_core::record::{AgentSpec, ImageRecord, ImageRow, Write};
+    use lodge_core::record::{AgentSpec, AgentWrite, ImageRecord, ImageRow, TurnWrite, Write};
     use lodge_core::retry::Backoff;
 
     use super::*;
     use crate::{
-        Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out, Rendered, RequestKey,
-        RunningJobs, SessionChoice, Settings, Up,
+        AgentCommand, AgentSeen, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out,
+        Rendered, RequestKey, RunningJobs, SandboxEffect, SessionChoice, Settings, TurnCommand, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -178,9 +178,9 @@ mod tests {
                 },
                 spec: AgentSpec::default(),
             };
-            let batch = self.ask(1, request, Command::CreateAgent(Box::new(new)));
+            let batch = self.ask(1, request, Command::Agent(AgentCommand::Create(Box::new(new))));
             let made = batch.writes.iter().find_map(|write| match write {
-                Write::Agent(row) => Some(row.id.clone()),
+                Write::Agent(AgentWrite::New(row)) => Some(row.id.clone()),
                 _ => None,
             });
             made.unwrap()
@@ -225,7 +225,10 @@ mod tests {
         assert_eq!(world.engine.agents.keys().collect::<Vec<_>>(), [&kept]);
         assert_eq!(world.engine.seq, seq, "the numbers of events that nobody saw are used again");
         assert!(batch.writes.is_empty(), "nothing is said that did not happen: {:?}", batch.writes);
-        assert!(matches!(acts(&batch)[..], [Effect::Up { how: Up::Adopt, .. }]));
+        assert!(matches!(
+            acts(&batch)[..],
+            [Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }]
+        ));
         let again = world.ask(3, "recorded", Command::Keep { answer: Rendered("null".into()) });
         assert!(again.writes.is_empty(), "it is answered from memory");
         assert_ne!(world.create("lost"), lost, "no id is given twice");
@@ -235,15 +238,21 @@ mod tests {
     fn who_waits_for_a_recorded_end_waits_on_and_who_waits_for_one_that_is_not_is_refused() {
         let mut world = World::new();
         let (ended, alive) = (world.create("a"), world.create("b"));
-        world.ask(7, "c", Command::StopAgent { id: ended.clone(), jobs: RunningJobs::Cancel });
+        world.ask(
+            7,
+            "c",
+            Command::Agent(AgentCommand::Stop { id: ended.clone(), jobs: RunningJobs::Cancel }),
+        );
         world.record();
-        world.ask(8, "d", Command::StopAgent { id: alive, jobs: RunningJobs::Cancel });
+        world.ask(8, "d", Command::Agent(AgentCommand::Stop { id: alive, jobs: RunningJobs::Cancel }));
         let (mut world, batch) = world.rebuilt(&["d"]);
         assert_eq!(refused(&batch), [8]);
         assert!(
-            acts(&batch).iter().any(|effect| matches!(effect, Effect::Down { agent, .. } if *agent == ended))
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. } } if *agent == ended))
         );
-        let down = world.engine.step([Input::Seen(crate::Seen::Down { agent: ended, run: 1 })], NOW);
+        let down = world
+            .engine
+            .step([Input::Seen(crate::Seen::Agent(AgentSeen::Down { agent: ended, run: 1 }))], NOW);
         assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
     }
 
@@ -257,15 +266,15 @@ mod tests {
             let session = SessionChoice::Named { id: id.clone(), fact: None };
             let new =
                 NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into(), schema: None };
-            let batch = world.ask(1, request, Command::SendTurn(Box::new(new)));
+            let batch = world.ask(1, request, Command::Turn(TurnCommand::Send(Box::new(new))));
             let turn = batch.writes.iter().find_map(|write| match write {
-                Write::Turn(row) => Some(row.clone()),
+                Write::Turn(TurnWrite::New(row)) => Some(row.clone()),
                 _ => None,
             });
             turn.unwrap()
         };
         let first = send(&mut world, "b");
-        world.ask(2, "c", Command::InterruptTurn { id: first.id });
+        world.ask(2, "c", Command::Turn(TurnCommand::Interrupt { id: first.id }));
         assert_eq!(world.engine.remembered_sessions(), std::slice::from_ref(&id));
         let session = &world.engine.sessions[&id];
         let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);

@@ -7,7 +7,7 @@ use lodge_core::AgentId;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{RequestRow, Write};
 
-use crate::{Answer, Caller, Command, Engine, Refusal, Rendered, RequestKey, RequestName};
+use crate::{AgentCommand, Answer, Caller, Command, Engine, Refusal, Rendered, RequestKey, RequestName};
 
 /// Answers that may not be readable in the store yet, and some more.
 #[derive(Debug, Default)]
@@ -124,28 +124,18 @@ impl Engine {
 /// A request whose answer waits for the end of an agent, and which agent that is, if it says so.
 fn ends_agent(command: &Command) -> Option<Option<&AgentId>> {
     match command {
-        Command::StopAgent { id, .. } | Command::KillAgent { id } | Command::RemoveAgent { id, .. } => {
-            Some(Some(id))
-        }
+        Command::Agent(
+            AgentCommand::Stop { id, .. } | AgentCommand::Kill { id } | AgentCommand::Remove { id, .. },
+        ) => Some(Some(id)),
         Command::Again { agent, .. } => Some(agent.as_ref()),
-        Command::CreateAgent(_)
-        | Command::StartAgent { .. }
-        | Command::RestartAgent { .. }
-        | Command::UpdateAgent(_)
-        | Command::Reloaded { .. }
-        | Command::SendTurn(_)
-        | Command::InterruptTurn { .. }
-        | Command::SettleLineage(_)
-        | Command::ChangeSession(_)
-        | Command::IssueToken(_)
-        | Command::AddImage(_)
-        | Command::AddImageBesides(_)
-        | Command::TagImage { .. }
-        | Command::RemoveImage(_)
-        | Command::RevokeToken { .. }
-        | Command::SubmitJob(_)
-        | Command::CancelJob { .. }
+        Command::Agent(_)
+        | Command::Turn(_)
+        | Command::Session(_)
+        | Command::Token(_)
+        | Command::Job(_)
+        | Command::Image(_)
         | Command::ReleaseWork { .. }
+        | Command::Reloaded { .. }
         | Command::Keep { .. } => None,
     }
 }

@@ -19,13 +19,14 @@ use lodge_core::agent::AgentState;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{
     AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact, StepKind,
-    StepRow, ToolRecord, TurnRow, Usage, Write,
+    StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource, Timestamp, TurnId};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
 
 const NOW: Timestamp = Timestamp::from_ms(1_000);
 
@@ -100,7 +101,7 @@ impl World {
             image: new_image("sha256:0", Vec::new()),
             spec,
         };
-        let batch = self.ask(None, Command::CreateAgent(Box::new(new)));
+        let batch = self.ask(None, Command::Agent(AgentCommand::Create(Box::new(new))));
         let id: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
         self.ready(&id);
         id
@@ -108,18 +109,23 @@ impl World {
 
     fn ready(&mut self, agent: &AgentId) -> Batch {
         let run = self.engine.agents[agent].row.runs;
-        self.see(Seen::RuntimeReady { agent: agent.clone(), run, adopted: false, running: Vec::new() })
+        self.see(Seen::Agent(AgentSeen::RuntimeReady {
+            agent: agent.clone(),
+            run,
+            adopted: false,
+            running: Vec::new(),
+        }))
     }
 
     fn send(&mut self, agent: &AgentId, session: &str, text: &str) -> Batch {
         let session = SessionChoice::Named { id: session.parse().unwrap(), fact: None };
         let new = NewTurn { agent: agent.clone(), session, sender: None, text: text.into(), schema: None };
-        self.ask(None, Command::SendTurn(Box::new(new)))
+        self.ask(None, Command::Turn(TurnCommand::Send(Box::new(new))))
     }
 
     fn ask_model(&mut self, agent: &AgentId, turn: &TurnId, step: u32) -> Batch {
         let ask = Ask::Model { turn: turn.clone(), step, context: "c".into(), from_turn: 1 };
-        self.see(Seen::Asked { agent: agent.clone(), id: json!(format!("m{step}")), ask })
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("m{step}")), ask }))
     }
 
     fn answer(
@@ -136,7 +142,7 @@ impl World {
             .collect();
         let usage = Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() };
         let answer = ModelAnswer { text: text.into(), calls, usage, reasoning: None, misfit: None };
-        self.see(Seen::ModelAnswered { turn: turn.clone(), step, attempt, answer })
+        self.see(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt, answer }))
     }
 
     fn exec(&mut self, agent: &AgentId, turn: &TurnId, call: &str, bin: &str) -> Batch {
@@ -149,13 +155,13 @@ impl World {
             stdin: Vec::new(),
             timeout_ms: 0,
         };
-        self.see(Seen::Asked { agent: agent.clone(), id: json!(format!("t{call}")), ask })
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("t{call}")), ask }))
     }
 
     fn state(&self, turn: &TurnId) -> TurnState {
         let mut states = self.written.iter().filter_map(|write| match write {
-            Write::Turn(row) if row.id == *turn => Some(row.state),
-            Write::TurnState { id, state, .. } if id == turn => Some(*state),
+            Write::Turn(TurnWrite::New(row)) if row.id == *turn => Some(row.state),
+            Write::Turn(TurnWrite::State { id, state, .. }) if id == turn => Some(*state),
             _ => None,
         });
         states.next_back().expect("the turn was recorded")
@@ -259,7 +265,7 @@ fn acts(batch: &Batch) -> Vec<&Effect> {
 
 fn started_exec(batch: &Batch) -> Vec<ExecId> {
     let execs = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::StartExec { exec, .. } => Some(exec.clone()),
+        Effect::Sandbox { what: SandboxEffect::StartExec { exec, .. }, .. } => Some(exec.clone()),
         _ => None,
     });
     execs.collect()
@@ -290,7 +296,7 @@ fn a_turn_without_tools_waits_for_two_commits() {
     assert_eq!([accepted.urgent, asked.urgent, answered.urgent], [true, false, true]);
     assert_eq!(world.state(&turn), TurnState::Done);
     // The call leaves before its intent is on disk; nothing else of the turn does.
-    assert!(matches!(asked.early[..], [Effect::CallModel(_)]));
+    assert!(matches!(asked.early[..], [Effect::Model(ModelEffect::Call(_))]));
     assert!(accepted.early.is_empty() && answered.early.is_empty());
 }
 
@@ -304,7 +310,7 @@ fn a_program_starts_only_after_the_batch_that_holds_its_intent() {
     let batch = world.exec(&agent, &turn, "c1", "sh");
     assert!(batch.urgent && batch.early.is_empty());
     let intent = batch.writes.iter().any(|write| {
-        matches!(write, Write::Step(step) if step.kind == StepKind::Tool && step.state == StepState::Intent && step.request.is_some())
+        matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool && step.state == StepState::Intent && step.request.is_some())
     });
     assert!(intent);
     assert_eq!(started_exec(&batch).len(), 1);
@@ -324,8 +330,11 @@ fn asking_twice_for_the_same_step_starts_nothing_twice() {
     );
     let exec = started_exec(&world.exec(&agent, &turn, "c1", "sh")).remove(0);
     assert!(started_exec(&world.exec(&agent, &turn, "c1", "sh")).is_empty());
-    world.see(Seen::ExecEnded { exec: exec.clone(), end: ended("out") });
-    assert!(world.see(Seen::ExecEnded { exec, end: ended("out") }).writes.is_empty(), "an end counts once");
+    world.see(Seen::Turn(TurnSeen::ExecEnded { exec: exec.clone(), end: ended("out") }));
+    assert!(
+        world.see(Seen::Turn(TurnSeen::ExecEnded { exec, end: ended("out") })).writes.is_empty(),
+        "an end counts once"
+    );
     assert!(started_exec(&world.exec(&agent, &turn, "c1", "sh")).is_empty());
 }
 
@@ -356,7 +365,12 @@ fn a_failing_model_is_tried_a_bounded_number_of_times_and_the_message_can_be_sen
     let mut tries = 1;
     loop {
         let failure = ModelFailure { record: record.clone(), retryable: true, after_ms: None };
-        let batch = world.see(Seen::ModelFailed { turn: turn.clone(), step: 1, attempt: tries, failure });
+        let batch = world.see(Seen::Turn(TurnSeen::ModelFailed {
+            turn: turn.clone(),
+            step: 1,
+            attempt: tries,
+            failure,
+        }));
         if batch.early.is_empty() {
             break;
         }
@@ -377,7 +391,7 @@ fn an_answer_of_an_attempt_that_was_given_up_is_ignored() {
     world.ask_model(&agent, &turn, 1);
     let record = FailureRecord { code: "model.cut".into(), message: "cut".into(), hint: None };
     let failure = ModelFailure { record, retryable: true, after_ms: None };
-    world.see(Seen::ModelFailed { turn: turn.clone(), step: 1, attempt: 1, failure });
+    world.see(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step: 1, attempt: 1, failure }));
     assert!(world.answer(&turn, 1, 1, "late", &[]).writes.is_empty());
     world.answer(&turn, 1, 2, "good", &[]);
     assert_eq!(world.state(&turn), TurnState::Done);
@@ -392,18 +406,18 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
     world.ask_model(&agent, &turn, 1);
     world.answer(&turn, 1, 1, "", &[("c1", "sh"), ("c2", "date")]);
     world.exec(&agent, &turn, "c1", "sh");
-    let batch = world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    let batch =
+        world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!([&turn, &queued].map(|turn| world.state(turn)), [TurnState::Interrupted; 2]);
-    let results = batch
-        .writes
-        .iter()
-        .filter(|write| matches!(write, Write::Message(message) if message.body.call.is_some()));
+    let results = batch.writes.iter().filter(
+        |write| matches!(write, Write::Turn(TurnWrite::Message(message)) if message.body.call.is_some()),
+    );
     assert_eq!(results.count(), 2);
     assert!(
         !batch.after.iter().any(|out| matches!(out, Out::Reply { .. })),
         "the answer waits until nothing is left"
     );
-    assert_eq!(reply(&world.see(Seen::Down { agent, run: 1 }))["status"], "stopped");
+    assert_eq!(reply(&world.see(Seen::Agent(AgentSeen::Down { agent, run: 1 })))["status"], "stopped");
 }
 
 #[test]
@@ -420,7 +434,7 @@ fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
             text: "hi".into(),
             schema: None,
         };
-        Command::SendTurn(Box::new(new))
+        Command::Turn(TurnCommand::Send(Box::new(new)))
     };
     let first = world.ask(key(1), send(&agent));
     let second = world.ask(key(1), send(&agent));
@@ -467,10 +481,10 @@ fn a_session_of_another_agent_is_refused_and_nothing_changes() {
 fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
-    world.see(Seen::Down { agent: agent.clone(), run: 1 });
-    world.ask(None, Command::StartAgent { id: agent.clone() });
+    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
     world.ready(&agent);
@@ -481,10 +495,15 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
 fn what_an_earlier_process_reports_is_ignored() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
-    world.see(Seen::Down { agent: agent.clone(), run: 1 });
-    world.ask(None, Command::StartAgent { id: agent.clone() });
-    let stale = Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "old".into() };
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
+    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
+    let stale = Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run: 1,
+        part: Part::Sandbox,
+        detail: "old".into(),
+    });
     assert!(world.see(stale).writes.is_empty());
     assert_eq!(world.engine.agents[&agent].row.state, AgentState::Starting);
 }
@@ -500,7 +519,9 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
     let rows: Vec<StepRow> = old
         .written
         .iter()
-        .filter_map(|write| if let Write::Step(step) = write { Some(step.clone()) } else { None })
+        .filter_map(
+            |write| if let Write::Turn(TurnWrite::Step(step)) = write { Some(step.clone()) } else { None },
+        )
         .map(|mut step| {
             if step.kind == StepKind::Model || answered {
                 step.state = StepState::Done;
@@ -533,7 +554,10 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
         ..Loaded::default()
     };
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { how: Up::Adopt, .. })));
+    assert!(acts(&batch).iter().any(|effect| matches!(
+        effect,
+        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }
+    )));
     let mut world = World { engine, written: old.written, tickets: 0 };
     world.keep(&batch);
     (world, agent, turn, exec)
@@ -545,13 +569,24 @@ fn after_a_crash_the_call_in_flight_is_asked_for_under_its_old_id_and_the_open_o
     let batch = world.ready(&agent);
     assert_eq!(started_exec(&batch), [exec]);
     let run = acts(&batch).into_iter().find_map(|effect| match effect {
-        Effect::RunTurn { turn, step, calls, .. } => Some((turn.clone(), *step, calls.len())),
+        Effect::Sandbox { what: SandboxEffect::RunTurn { turn, step, calls, .. }, .. } => {
+            Some((turn.clone(), *step, calls.len()))
+        }
         _ => None,
     });
     assert_eq!(run, Some((turn.clone(), 2, 2)));
     // A runtime that outlived the daemon has the turn already and is left alone.
-    let again = Seen::RuntimeReady { agent: agent.clone(), run: 1, adopted: true, running: vec![turn] };
-    assert!(!acts(&world.see(again)).iter().any(|effect| matches!(effect, Effect::RunTurn { .. })));
+    let again = Seen::Agent(AgentSeen::RuntimeReady {
+        agent: agent.clone(),
+        run: 1,
+        adopted: true,
+        running: vec![turn],
+    });
+    assert!(
+        !acts(&world.see(again))
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { .. }, .. }))
+    );
 }
 
 #[test]
@@ -561,7 +596,10 @@ fn after_a_crash_a_stored_result_is_used_and_its_program_is_not_asked_for() {
     assert!(started_exec(&batch).is_empty());
     let told = world.exec(&agent, &turn, "c1", "sh");
     assert!(started_exec(&told).is_empty());
-    assert!(acts(&told).iter().any(|effect| matches!(effect, Effect::Answer { answer: Ok(_), .. })));
+    assert!(acts(&told).iter().any(|effect| matches!(
+        effect,
+        Effect::Sandbox { what: SandboxEffect::Answer { answer: Ok(_), .. }, .. }
+    )));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
-use lodge_engine::{Effect, ExecHow, Lack, Part, Seen, Up};
+use lodge_engine::{AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, Seen, TurnSeen, Up};
 
 use crate::keeper::{Command, Ended, Known, Told};
 use crate::plan::{Mutation, Point};
@@ -154,37 +154,42 @@ impl World {
 
     fn effect(&mut self, agent: &AgentId, effect: Effect) {
         match effect {
-            Effect::Up { row, how } => self.bring_up(agent, *row, how),
-            Effect::Down { sandbox, run, .. } => self.bring_down(agent, sandbox, run),
-            Effect::Clear { .. } => self.busy(agent, 5, Busy::Clearing),
-            Effect::KillRuntime { run, .. } => self.kill_runtime(agent, run),
-            Effect::KillSandbox { sandbox, run, .. } => self.kill_sandbox(agent, sandbox, run),
-            Effect::RunTurn { turn, number, step, calls, epoch, .. } => {
+            Effect::Sandbox { what, .. } => self.in_sandbox(agent, what),
+            Effect::Job { what, .. } => self.job_effect(agent, what),
+            // These have tasks of their own.
+            Effect::Model(_)
+            | Effect::Timer(_)
+            | Effect::Pull(_)
+            | Effect::Token(_)
+            | Effect::Quarantine { .. }
+            | Effect::RemoveOutput { .. } => {}
+        }
+    }
+
+    fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
+        match what {
+            SandboxEffect::Up { row, how } => self.bring_up(agent, *row, how),
+            SandboxEffect::Down { sandbox, run } => self.bring_down(agent, sandbox, run),
+            SandboxEffect::Clear { .. } => self.busy(agent, 5, Busy::Clearing),
+            SandboxEffect::KillRuntime { run } => self.kill_runtime(agent, run),
+            SandboxEffect::Kill { sandbox, run } => self.kill_sandbox(agent, sandbox, run),
+            SandboxEffect::RunTurn { turn, number, step, calls, epoch, .. } => {
                 self.watch(agent);
                 let from_turn = epoch.from_turn;
                 self.line(agent, Line::Run { turn, number, from_turn, step, calls });
             }
-            Effect::DropTurn { turn, .. } => self.line(agent, Line::Interrupt { turn }),
-            Effect::Answer { id, answer, .. } => self.line(agent, Line::Answer { id, answer }),
-            Effect::StartExec { exec, request, safe, resumed, .. } => {
+            SandboxEffect::DropTurn { turn } => self.line(agent, Line::Interrupt { turn }),
+            SandboxEffect::Answer { id, answer } => self.line(agent, Line::Answer { id, answer }),
+            SandboxEffect::StartExec { exec, request, safe, resumed } => {
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
                 self.start_exec(agent, exec.as_str(), request, repeat, resumed);
             }
-            Effect::KillExec { exec, .. } => self.send(agent, Command::Kill { exec: exec.to_string() }),
-            Effect::ForgetExec { exec, .. } => self.send(agent, Command::Forget { exec: exec.to_string() }),
-            // These have tasks of their own.
-            Effect::CallModel(_)
-            | Effect::CancelModel { .. }
-            | Effect::ReviveLater { .. }
-            | Effect::RetryLater { .. }
-            | Effect::NoteFailure { .. }
-            | Effect::Pull { .. }
-            | Effect::DropPull { .. }
-            | Effect::CollectImages
-            | Effect::Token(_)
-            | Effect::Quarantine { .. }
-            | Effect::RemoveOutput { .. } => {}
-            Effect::Job { what, .. } => self.job_effect(agent, what),
+            SandboxEffect::KillExec { exec } => self.send(agent, Command::Kill { exec: exec.to_string() }),
+            SandboxEffect::ForgetExec { exec } => {
+                self.send(agent, Command::Forget { exec: exec.to_string() });
+            }
+            // Nobody reads a log here.
+            SandboxEffect::NoteFailure { .. } => {}
         }
     }
 
@@ -209,7 +214,7 @@ impl World {
                 let level = silence.look(Duration::from_millis(CALL_MS), THRESHOLDS);
                 if level != was {
                     let (agent, run) = (agent.clone(), row.runs);
-                    self.tell(Seen::Silent { agent, run, level, part: Part::Sandbox });
+                    self.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part: Part::Sandbox }));
                 }
                 if level != Liveness::Crashed {
                     let row = Box::new(row);
@@ -227,13 +232,13 @@ impl World {
     fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
         if !self.has_what_it_needs(&row) {
             let (agent, run, detail) = (agent.clone(), row.runs, "its image is gone".to_owned());
-            return self.tell(Seen::Lacks { agent, run, lack: Lack::Image, detail });
+            return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Image, detail }));
         }
         let sandbox = self.machine.sandbox(&row.sandbox, agent);
         if sandbox.lacks_model > 0 {
             sandbox.lacks_model -= 1;
             let (agent, run, detail) = (agent.clone(), row.runs, "nobody offers the model".to_owned());
-            return self.tell(Seen::Lacks { agent, run, lack: Lack::Model, detail });
+            return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Model, detail }));
         }
         if sandbox.spawn_fails > 0 {
             sandbox.spawn_fails -= 1;
@@ -245,7 +250,7 @@ impl World {
 
     fn spawn_failed(&mut self, agent: &AgentId, row: &AgentRow, why: &str) {
         let (agent, run, detail) = (agent.clone(), row.runs, why.to_owned());
-        self.tell(Seen::SpawnFailed { agent, run, detail });
+        self.tell(Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail }));
     }
 
     fn connected(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
@@ -286,7 +291,7 @@ impl World {
         let (running, ended) =
             (execs(|state| *state == Known::Running), execs(|state| *state != Known::Running));
         if !running.is_empty() || !ended.is_empty() {
-            self.tell(Seen::ExecsFound { agent: agent.clone(), running, ended });
+            self.tell(Seen::Turn(TurnSeen::ExecsFound { agent: agent.clone(), running, ended }));
         }
         let earlier = known.iter().filter(|(exec, state)| {
             exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state != Known::Running
@@ -325,7 +330,7 @@ impl World {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::NotDown { agent: agent.clone(), run, detail });
+            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "its grace is over");
@@ -339,7 +344,7 @@ impl World {
         if !turns && !self.disk.has_unarchived_job(agent) {
             self.sandbox_files_go(sandbox);
         }
-        self.tell(Seen::Down { agent: agent.clone(), run });
+        self.tell(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
     }
 
     fn clear(&mut self, agent: &AgentId) {
@@ -349,11 +354,11 @@ impl World {
         if sandbox.keeper.is_some() || sandbox.files_stick > 0 {
             sandbox.files_stick = sandbox.files_stick.saturating_sub(1);
             let detail = "something is still there".to_owned();
-            return self.tell(Seen::NotCleared { agent: agent.clone(), detail });
+            return self.tell(Seen::Agent(AgentSeen::NotCleared { agent: agent.clone(), detail }));
         }
         self.sandbox_files_go(&id);
         self.machine.sandboxes.remove(&id);
-        self.tell(Seen::Cleared { agent: agent.clone() });
+        self.tell(Seen::Agent(AgentSeen::Cleared { agent: agent.clone() }));
     }
 
     pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: Told) {
@@ -419,7 +424,7 @@ impl World {
                 up.probe = None;
                 up.row.state = AgentState::Ready;
                 let (agent, adopted) = (agent.clone(), std::mem::take(&mut up.adopted));
-                self.tell(Seen::RuntimeReady { agent, run, adopted, running });
+                self.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running }));
             }
             Said::Stale { probe } if waited == Some(probe) => {
                 up.probe = None;
@@ -427,12 +432,16 @@ impl World {
                 self.spawn_failed(agent, &row, "epoch.stale");
             }
             Said::Ready { .. } | Said::Stale { .. } => {}
-            Said::Refused { turn } => {
-                self.tell(Seen::TurnRefused { agent: agent.clone(), turn, why: "it does not want to".into() })
-            }
+            Said::Refused { turn } => self.tell(Seen::Turn(TurnSeen::Refused {
+                agent: agent.clone(),
+                turn,
+                why: "it does not want to".into(),
+            })),
             // Until it has answered the probe, what it says is for a daemon that is gone.
             Said::Asked { .. } if waited.is_some() => {}
-            Said::Asked { id, ask } => self.tell(Seen::Asked { agent: agent.clone(), id, ask }),
+            Said::Asked { id, ask } => {
+                self.tell(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id, ask }))
+            }
         }
     }
 
@@ -446,7 +455,7 @@ impl World {
         match ended {
             Ended::Code(code) => {
                 let (agent, detail) = (agent.clone(), "it left".to_owned());
-                self.tell(Seen::Exited { agent, run, code, detail });
+                self.tell(Seen::Agent(AgentSeen::Exited { agent, run, code, detail }));
             }
             Ended::Signal(_) => self.tell_died(agent, run, Part::Runtime),
             Ended::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
@@ -455,7 +464,7 @@ impl World {
 
     pub fn tell_died(&mut self, agent: &AgentId, run: u32, part: Part) {
         let (agent, detail) = (agent.clone(), "it ended".to_owned());
-        self.tell(Seen::Died { agent, run, part, detail });
+        self.tell(Seen::Agent(AgentSeen::Died { agent, run, part, detail }));
     }
 
     pub fn line(&mut self, agent: &AgentId, line: Line) {

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
-use lodge_core::record::{AgentRow, EventRow, Role, TurnRow, Write};
+use lodge_core::record::{
+    AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
+};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
-use lodge_engine::{Batch, Command, Engine, Facts, Input, Seen};
+use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::jobs::{jobs_agree, most_jobs};
 use crate::world::World;
@@ -95,7 +97,7 @@ impl World {
             return self.fail(broken);
         }
         let starts = |write: &Write| match write {
-            Write::AgentState { id, state: AgentState::Pulling, .. } => {
+            Write::Agent(AgentWrite::State { id, state: AgentState::Pulling, .. }) => {
                 (before.stopped.contains(id) && !before.asked.contains(id)).then(|| id.clone())
             }
             _ => None,
@@ -108,12 +110,16 @@ impl World {
     /// What is to be known of an engine before it takes these inputs.
     pub fn before_step(&self, inputs: &[Input]) -> Before {
         let Some(daemon) = &self.daemon else { return Before::default() };
-        let asked = inputs.iter().filter_map(|input| match input {
-            Input::Api { command: Command::StartAgent { id } | Command::RestartAgent { id, .. }, .. } => {
-                Some(id.clone())
-            }
-            Input::Api { .. } | Input::Seen(_) => None,
-        });
+        let asked =
+            inputs.iter().filter_map(|input| match input {
+                Input::Api {
+                    command:
+                        Command::Agent(AgentCommand::Start { id })
+                        | Command::Agent(AgentCommand::Restart { id, .. }),
+                    ..
+                } => Some(id.clone()),
+                Input::Api { .. } | Input::Seen(_) => None,
+            });
         let (sizes, stopped) = (daemon.engine.sizes(), daemon.engine.stopped_agents());
         // The number of slots may change in the middle of the step, and again.
         let given = inputs.iter().filter_map(|input| match input {
@@ -177,43 +183,49 @@ impl World {
     pub fn check_commit(&mut self, writes: &[Write]) {
         for write in writes {
             match write {
-                Write::Message(row) if row.role == Role::User => {
+                Write::Turn(TurnWrite::Message(row)) if row.role == Role::User => {
                     self.check_once(&row.body.text);
                 }
-                Write::Message(row) => self.check_read(row),
-                Write::Note { turn, note } => self.check_note(turn, note),
+                Write::Turn(TurnWrite::Message(row)) => self.check_read(row),
+                Write::Turn(TurnWrite::Note { turn, note }) => self.check_note(turn, note),
                 Write::Job(write) => self.check_job_write(write),
-                Write::StepState { turn, step, ordinal, state: StepState::Interrupted, .. } => {
+                Write::Turn(TurnWrite::StepState {
+                    turn,
+                    step,
+                    ordinal,
+                    state: StepState::Interrupted,
+                    ..
+                }) => {
                     self.check_cut(turn, *step, *ordinal);
                 }
-                Write::Agent(row) => self.check_once(&row.image),
+                Write::Agent(AgentWrite::New(row)) => self.check_once(&row.image),
                 Write::Event(row) => self.count(row),
-                Write::TurnState { id, failure: Some(failure), .. } => {
+                Write::Turn(TurnWrite::State { id, failure: Some(failure), .. }) => {
                     let lied = failure.code == "runtime.refused" && !self.clients.refused.contains(id);
                     if lied {
                         self.fail(format!("{id} failed because another agent's runtime said so"));
                     }
                 }
-                Write::Image(_)
-                | Write::ImageRef(_)
-                | Write::ImageRefGone { .. }
-                | Write::ImageGone { .. }
-                | Write::AgentState { .. }
-                | Write::AgentSpec { .. }
-                | Write::Lineage(_)
-                | Write::Session(_)
-                | Write::SessionPath(_)
-                | Write::SessionFork(_)
-                | Write::SessionDeleted { .. }
-                | Write::Turn(_)
-                | Write::TurnState { .. }
-                | Write::Step(_)
-                | Write::StepState { .. }
-                | Write::Epoch(_)
+                Write::Image(ImageWrite::Here(_))
+                | Write::Image(ImageWrite::Named(_))
+                | Write::Image(ImageWrite::Unnamed { .. })
+                | Write::Image(ImageWrite::Gone { .. })
+                | Write::Agent(AgentWrite::State { .. })
+                | Write::Agent(AgentWrite::Spec { .. })
+                | Write::Agent(AgentWrite::Lineage(_))
+                | Write::Session(SessionWrite::New(_))
+                | Write::Session(SessionWrite::Path(_))
+                | Write::Session(SessionWrite::Fork(_))
+                | Write::Session(SessionWrite::Deleted { .. })
+                | Write::Turn(TurnWrite::New(_))
+                | Write::Turn(TurnWrite::State { .. })
+                | Write::Turn(TurnWrite::Step(_))
+                | Write::Turn(TurnWrite::StepState { .. })
+                | Write::Session(SessionWrite::Epoch(_))
                 | Write::Request(_)
                 | Write::Token(_)
-                | Write::Quarantined(_)
-                | Write::Released { .. } => {}
+                | Write::Work(WorkWrite::Quarantined(_))
+                | Write::Work(WorkWrite::Released { .. }) => {}
             }
         }
     }

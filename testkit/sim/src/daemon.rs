@@ -6,13 +6,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lodge_core::job::{JobState, JobWrite};
-use lodge_core::record::{StepKind, Write};
+use lodge_core::record::{SessionWrite, StepKind, TurnWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, IdSource, TokenId, TurnId};
 use lodge_daemon::view;
 use lodge_engine::jobs::JobEffect;
-use lodge_engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
+use lodge_engine::{
+    Batch, Effect, Engine, Host, Input, ModelEffect, Out, PullEffect, SandboxEffect, Seen, Settings, Ticket,
+    Timer,
+};
 
 use crate::actor::Actor;
 use crate::images::Pulls;
@@ -104,7 +107,7 @@ impl World {
         let (host, now) = (self.host(), self.wall());
         let (engine, mut first) = Engine::boot_without(loaded, convicted, host, ids, "sim", now);
         if self.mutation == Mutation::LostPull {
-            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull { .. })));
+            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull(PullEffect::Begin { .. }))));
         }
         if !first.early.is_empty() {
             self.fail("a boot asks for effects before its commit");
@@ -151,7 +154,10 @@ impl World {
             .iter()
             .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox() && row.retry.at.is_none())
             .filter(|row| self.machine.is_held(&row.sandbox))
-            .map(|row| Effect::Down { agent: row.id.clone(), sandbox: row.sandbox.clone(), run: row.runs })
+            .map(|row| Effect::Sandbox {
+                agent: row.id.clone(),
+                what: SandboxEffect::Down { sandbox: row.sandbox.clone(), run: row.runs },
+            })
             .collect();
         strays.into_iter().for_each(|stray| self.act(stray));
     }
@@ -248,10 +254,17 @@ impl World {
                 self.release_outs(early);
             }
             Mutation::LostIntent => {
-                let starts = |out: &Out| matches!(out, Out::Act(Effect::StartExec { resumed: false, .. }));
+                let starts = |out: &Out| {
+                    matches!(
+                        out,
+                        Out::Act(Effect::Sandbox {
+                            what: SandboxEffect::StartExec { resumed: false, .. },
+                            ..
+                        })
+                    )
+                };
                 if batch.after.iter().any(starts) {
-                    let is_tool =
-                        |write: &Write| matches!(write, Write::Step(step) if step.kind == StepKind::Tool);
+                    let is_tool = |write: &Write| matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool);
                     batch.writes.retain(|write| !is_tool(write));
                 }
             }
@@ -261,7 +274,9 @@ impl World {
                 }
                 _ => true,
             }),
-            Mutation::LostCut => batch.writes.retain(|write| !matches!(write, Write::SessionPath(_))),
+            Mutation::LostCut => {
+                batch.writes.retain(|write| !matches!(write, Write::Session(SessionWrite::Path(_))))
+            }
             Mutation::None
             | Mutation::NoResend
             | Mutation::BlindRerun
@@ -438,22 +453,22 @@ impl World {
 
     fn act(&mut self, effect: Effect) {
         let agent = match &effect {
-            Effect::CallModel(order) => return self.call_model(order.as_ref().clone()),
-            Effect::CancelModel { turn } => return self.cancel_model(turn),
-            Effect::ReviveLater { agent, run, delay_ms } => {
+            Effect::Model(ModelEffect::Call(order)) => return self.call_model(order.as_ref().clone()),
+            Effect::Model(ModelEffect::Cancel { turn }) => return self.cancel_model(turn),
+            Effect::Timer(Timer::Revival { agent, run, delay_ms }) => {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
                 return self.after(*delay_ms, Next::Revival { life, agent, run });
             }
-            Effect::RetryLater { agent, run, delay_ms } => {
+            Effect::Timer(Timer::Retry { agent, run, delay_ms }) => {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
                 return self.after(*delay_ms, Next::Retry { life, agent, run });
             }
             Effect::Token(row) => return self.token(row),
-            Effect::Pull { row, ask } => return self.pull_begins(row, *ask),
-            Effect::DropPull { agent } => return self.pull_ends(agent),
-            Effect::CollectImages => return self.collect_images(),
+            Effect::Pull(PullEffect::Begin { row, ask }) => return self.pull_begins(row, *ask),
+            Effect::Pull(PullEffect::Drop { agent }) => return self.pull_ends(agent),
+            Effect::Pull(PullEffect::Collect) => return self.collect_images(),
             // Nobody reads a log here.
-            Effect::NoteFailure { .. } => return,
+            Effect::Sandbox { what: SandboxEffect::NoteFailure { .. }, .. } => return,
             Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),
             Effect::Quarantine { work, .. } => return self.work_decided(work),
             Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
@@ -461,18 +476,7 @@ impl World {
                 let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());
                 return self.read_later(Reading { asked, agent: agent.clone(), session, wish });
             }
-            Effect::Up { row, .. } => row.id.clone(),
-            Effect::Down { agent, .. }
-            | Effect::KillRuntime { agent, .. }
-            | Effect::KillSandbox { agent, .. }
-            | Effect::Clear { agent, .. }
-            | Effect::RunTurn { agent, .. }
-            | Effect::Job { agent, .. }
-            | Effect::DropTurn { agent, .. }
-            | Effect::Answer { agent, .. }
-            | Effect::StartExec { agent, .. }
-            | Effect::KillExec { agent, .. }
-            | Effect::ForgetExec { agent, .. } => agent.clone(),
+            Effect::Sandbox { agent, .. } | Effect::Job { agent, .. } => agent.clone(),
         };
         self.trace.say(self.now, || format!("act {}", words::effect(&effect)));
         let Some(daemon) = &mut self.daemon else { return };

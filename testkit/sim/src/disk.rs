@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{
-    AgentRow, ImageRefRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact,
-    SessionRow, StepRow, TurnRow, Write,
+    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow,
+    Role, SessionFact, SessionRow, SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -79,21 +79,30 @@ impl Disk {
 
     fn apply(&mut self, write: &Write) -> Result<(), Broken> {
         match write {
-            Write::Image(row) => {
+            Write::Image(ImageWrite::Here(row)) => {
                 self.images.put(row);
             }
-            Write::ImageRef(row) => {
+            Write::Image(ImageWrite::Named(row)) => {
                 if !self.has_image(&row.digest) {
                     return Err(format!("{} names an image that is not there", row.reference));
                 }
                 self.image_refs.insert(row.reference.clone(), row.clone());
             }
-            Write::ImageRefGone { reference } => {
+            Write::Image(ImageWrite::Unnamed { reference }) => {
                 self.image_refs.remove(reference).ok_or_else(|| format!("{reference} was gone already"))?;
             }
-            Write::ImageGone { digest } => self.remove_image(digest)?,
-            Write::Agent(row) => self.insert_agent(row)?,
-            Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
+            Write::Image(ImageWrite::Gone { digest }) => self.remove_image(digest)?,
+            Write::Agent(AgentWrite::New(row)) => self.insert_agent(row)?,
+            Write::Agent(AgentWrite::State {
+                id,
+                state,
+                detail,
+                lineage,
+                incarnation,
+                runs,
+                started_at,
+                retry,
+            }) => {
                 self.lineage_may_follow(id, lineage)?;
                 let row = self.agent_row(id)?;
                 laws::agent_moves(row, *state, *incarnation, *runs)?;
@@ -104,7 +113,7 @@ impl Disk {
                 (row.incarnation, row.runs) = (*incarnation, *runs);
                 (row.started_at, row.retry) = (*started_at, *retry);
             }
-            Write::AgentSpec { id, image, image_digest, spec, next } => {
+            Write::Agent(AgentWrite::Spec { id, image, image_digest, spec, next }) => {
                 let next_digest = next.as_ref().map(|next| &next.image_digest);
                 if !self.has_image(image_digest) || next_digest.is_some_and(|next| !self.has_image(next)) {
                     return Err(format!("{id} is to have an image that is not there"));
@@ -113,18 +122,18 @@ impl Disk {
                 (row.image, row.image_digest) = (image.clone(), image_digest.clone());
                 (row.spec, row.next) = (spec.as_ref().clone(), next.as_deref().cloned());
             }
-            Write::Lineage(row) => {
+            Write::Agent(AgentWrite::Lineage(row)) => {
                 laws::lineage_moves(self.lineages.get(&row.id), row)?;
                 if self.lineages.insert(row.id.clone(), row.clone()).is_none() {
                     self.lineage_order.push(row.id.clone());
                 }
             }
-            Write::Session(row) => self.insert_session(row)?,
-            Write::SessionPath(change) => self.change_path(change)?,
-            Write::SessionFork(fork) => self.copy_session(fork)?,
-            Write::SessionDeleted { id } => self.delete_session(id)?,
-            Write::Turn(row) => self.insert_turn(row)?,
-            Write::TurnState { id, state, ended_at, usage, failure } => {
+            Write::Session(SessionWrite::New(row)) => self.insert_session(row)?,
+            Write::Session(SessionWrite::Path(change)) => self.change_path(change)?,
+            Write::Session(SessionWrite::Fork(fork)) => self.copy_session(fork)?,
+            Write::Session(SessionWrite::Deleted { id }) => self.delete_session(id)?,
+            Write::Turn(TurnWrite::New(row)) => self.insert_turn(row)?,
+            Write::Turn(TurnWrite::State { id, state, ended_at, usage, failure }) => {
                 self.check_order(id, *state)?;
                 let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
                 laws::turn_moves(kept, *state)?;
@@ -141,8 +150,18 @@ impl Disk {
                     self.all_told(id)?;
                 }
             }
-            Write::Step(row) => self.insert_step(row)?,
-            Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
+            Write::Turn(TurnWrite::Step(row)) => self.insert_step(row)?,
+            Write::Turn(TurnWrite::StepState {
+                turn,
+                step,
+                ordinal,
+                state,
+                attempt,
+                exit_code,
+                signal,
+                cause,
+                ended_at,
+            }) => {
                 let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
                 let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
                 let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
@@ -150,9 +169,9 @@ impl Disk {
                 (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
                 (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
             }
-            Write::Message(row) => self.insert_message(row)?,
-            Write::Note { turn, note } => self.note_turn(turn, note)?,
-            Write::Epoch(row) => self.insert_epoch(row)?,
+            Write::Turn(TurnWrite::Message(row)) => self.insert_message(row)?,
+            Write::Turn(TurnWrite::Note { turn, note }) => self.note_turn(turn, note)?,
+            Write::Session(SessionWrite::Epoch(row)) => self.insert_epoch(row)?,
             Write::Event(row) => {
                 let head = self.streams.entry(row.stream.clone()).or_insert(0);
                 if row.seq != self.seq + 1 || row.stream_seq != *head + 1 {
@@ -169,8 +188,8 @@ impl Disk {
                 }
             }
             Write::Job(write) => self.apply_job(write)?,
-            Write::Quarantined(row) => self.set_aside(row)?,
-            Write::Released { id } => self.released(id)?,
+            Write::Work(WorkWrite::Quarantined(row)) => self.set_aside(row)?,
+            Write::Work(WorkWrite::Released { id }) => self.released(id)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
                 if let Some(known) = self.requests.get(&key)

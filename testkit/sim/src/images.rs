@@ -11,7 +11,7 @@ use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
     RuntimeRecord, ToolRecord,
 };
-use lodge_engine::{Again, Command, NewImage, Seen, Ticket};
+use lodge_engine::{Again, AgentCommand, Command, ImageCommand, NewImage, PullSeen, Seen, Ticket};
 
 use crate::plan::Mutation;
 use crate::world::{Next, World};
@@ -68,9 +68,11 @@ impl World {
     /// A request brings contents with it, and whoever made it holds them until it is answered.
     pub fn hold_contents(&mut self, ticket: Ticket, command: &Command) {
         let new = match command {
-            Command::AddImage(new) | Command::AddImageBesides(new) => Some(new.as_ref()),
-            Command::CreateAgent(new) => Some(&new.image),
-            Command::UpdateAgent(update) => update.image.as_ref(),
+            Command::Image(ImageCommand::Add(new)) | Command::Image(ImageCommand::AddNew(new)) => {
+                Some(new.as_ref())
+            }
+            Command::Agent(AgentCommand::Create(new)) => Some(&new.image),
+            Command::Agent(AgentCommand::Update(update)) => update.image.as_ref(),
             _ => None,
         };
         let Some(NewImage { row, with, .. }) = new else { return };
@@ -135,13 +137,19 @@ impl World {
                     Again::Later => "the registry does not answer",
                     Again::Never => HOPELESS,
                 };
-                Seen::PullFailed { agent, ask, detail: detail.to_owned(), again }
+                Seen::Pull(PullSeen::Failed { agent, ask, detail: detail.to_owned(), again })
             }
             End::Brought => {
                 let new = needs(row).filter(|digest| !self.disk.is_whole(digest));
                 let rows = new.collect::<BTreeSet<_>>().into_iter().map(image).collect();
                 let AgentSpec { tools, runtime, .. } = row.spec.clone();
-                Seen::Pulled { agent, ask, rows, tools: placed(tools), runtime: runtime.map(found) }
+                Seen::Pull(PullSeen::Pulled {
+                    agent,
+                    ask,
+                    rows,
+                    tools: placed(tools),
+                    runtime: runtime.map(found),
+                })
             }
         }
     }

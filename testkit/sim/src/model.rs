@@ -3,7 +3,7 @@
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
 use lodge_core::turn::StepState;
-use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen};
 
 use crate::laws;
 use crate::strict::request_is_strict;
@@ -75,14 +75,20 @@ impl World {
             Some(Piece::Text(text)) => {
                 let offset = call.offset;
                 call.offset += text.len() as u64;
-                self.tell(Seen::ModelText { turn: turn.clone(), step, attempt, offset, text });
+                self.tell(Seen::Turn(TurnSeen::ModelText {
+                    turn: turn.clone(),
+                    step,
+                    attempt,
+                    offset,
+                    text,
+                }));
                 None
             }
             Some(Piece::Answer(answer)) => {
-                Some(Seen::ModelAnswered { turn: turn.clone(), step, attempt, answer })
+                Some(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt, answer }))
             }
             Some(Piece::Failure(failure)) => {
-                Some(Seen::ModelFailed { turn: turn.clone(), step, attempt, failure })
+                Some(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step, attempt, failure }))
             }
         };
         let Some(daemon) = &mut self.daemon else { return };

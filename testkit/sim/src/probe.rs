@@ -2,7 +2,7 @@
 
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
-use lodge_engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
 use crate::keeper::Command;
 use crate::runtime::Line;
@@ -48,6 +48,6 @@ impl World {
         };
         up.probe = None;
         let (agent, run) = (agent.clone(), up.row.runs);
-        self.tell(Seen::ProbeTimedOut { agent, run });
+        self.tell(Seen::Agent(AgentSeen::ProbeTimedOut { agent, run }));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
-use lodge_engine::{Part, Seen};
+use lodge_engine::{AgentSeen, Part, Seen};
 
 use crate::actor::{Busy, runtime_exec};
 use crate::keeper::{Command, GRACE_MS};
@@ -82,7 +82,7 @@ impl World {
         pulse.level = level;
         self.after(LOOK_MS, Next::Look { life, agent: agent.clone(), pulse: serial });
         if let Some((level, part)) = told {
-            self.tell(Seen::Silent { agent: agent.clone(), run, level, part });
+            self.tell(Seen::Agent(AgentSeen::Silent { agent: agent.clone(), run, level, part }));
         }
     }
 
@@ -115,7 +115,7 @@ impl World {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::NotDown { agent: agent.clone(), run, detail });
+            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");

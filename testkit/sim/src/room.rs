@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use lodge_core::record::Write;
+use lodge_core::record::{TurnWrite, Write};
 use lodge_engine::{Batch, Input, Out, RequestName, Ticket};
 use lodge_proto::ErrorBody;
 
@@ -85,7 +85,7 @@ impl World {
         self.daemon = Some(daemon);
         self.say(|| "room again: the engine goes on from what is recorded".to_owned());
         // A turn that begins with it may be told something, which the store has when that is recorded.
-        if !batch.writes.iter().any(|write| matches!(write, Write::Note { .. })) {
+        if !batch.writes.iter().any(|write| matches!(write, Write::Turn(TurnWrite::Note { .. }))) {
             self.check_memory();
         }
         self.pass_on(batch);

@@ -3,7 +3,7 @@
 use lodge_core::AgentId;
 use lodge_core::ledger::{self, Doubt, Repeat, Settle};
 use lodge_core::record::ExecRequest;
-use lodge_engine::{ExecEnd, ExecHow, Part, Seen};
+use lodge_engine::{ExecEnd, ExecHow, Part, Seen, TurnSeen};
 
 use crate::actor::runtime_exec;
 use crate::keeper::Command;
@@ -58,7 +58,7 @@ impl World {
     pub fn tell_end(&mut self, exec: &str, how: ExecHow) {
         if let Ok(exec) = exec.parse() {
             let end = ExecEnd { how, cause: None, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
-            self.tell(Seen::ExecEnded { exec, end });
+            self.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end }));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
-use lodge_engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
 use crate::client::Clients;
 use crate::daemon::Daemon;
@@ -382,10 +382,10 @@ impl World {
             Next::Rest { life, wait } => self.in_life(life, |world| world.rest(wait)),
             Next::Written { life } => self.in_life(life, World::written),
             Next::Revival { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::RevivalDue { agent, run }));
+                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RevivalDue { agent, run })));
             }
             Next::Retry { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::RetryDue { agent, run }));
+                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RetryDue { agent, run })));
             }
             Next::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
             Next::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),

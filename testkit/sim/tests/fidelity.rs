@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lodge_core::SessionId;
 use lodge_core::job::JobWrite;
-use lodge_core::record::{Loaded, Write};
+use lodge_core::record::{Loaded, SessionWrite, Write};
 use lodge_sim::{Disk, Group, Mutation, Trace, World, storms};
 use lodge_store::{Opened, open};
 
@@ -66,10 +66,10 @@ fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
                 let found = real.reader.request(&row.caller, &row.request_id).unwrap();
                 assert_eq!(found.as_ref(), disk.request(&row.caller, &row.request_id));
             }
-            Write::Session(row) => same_session(disk, real, &row.id),
-            Write::SessionFork(fork) => same_session(disk, real, &fork.row.id),
-            Write::SessionPath(change) => same_session(disk, real, &change.session),
-            Write::SessionDeleted { id } => same_session(disk, real, id),
+            Write::Session(SessionWrite::New(row)) => same_session(disk, real, &row.id),
+            Write::Session(SessionWrite::Fork(fork)) => same_session(disk, real, &fork.row.id),
+            Write::Session(SessionWrite::Path(change)) => same_session(disk, real, &change.session),
+            Write::Session(SessionWrite::Deleted { id }) => same_session(disk, real, id),
             Write::Job(write) => same_job(disk, real, write),
             Write::Token(row) => {
                 assert_eq!(real.reader.token(&row.id).unwrap().as_ref(), disk.token(&row.id))

@@ -30,7 +30,7 @@ use crate::chain;
 use crate::crash;
 use crate::shell::{Shell, now};
 use crate::view::Living;
-use lodge_engine::{Effect, Part, Seen, Up};
+use lodge_engine::{AgentSeen, Part, SandboxEffect, Seen, TurnSeen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -86,6 +86,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
         tokio::select! {
             order = orders.recv() => match order.map(|order| *order) {
                 Some(Order::Do(effect)) => actor.effect(effect).await,
+                Some(Order::Job(what)) => actor.job(what).await,
                 // Who asked may not wait any more.
                 Some(Order::Prune(answer)) => drop(answer.send(actor.prune())),
                 None => return,
@@ -135,33 +136,33 @@ impl Actor {
         self.tell_outputs().await;
     }
 
-    async fn effect(&mut self, effect: Effect) {
+    async fn effect(&mut self, effect: SandboxEffect) {
         match effect {
             // Boxed, as every agent's task is kept and this happens seldom.
-            Effect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
-            Effect::Down { sandbox, run, .. } => {
+            SandboxEffect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
+            SandboxEffect::Down { sandbox, run } => {
                 let agent = self.agent.clone();
                 let seen = match Box::pin(self.bring_down(sandbox.as_str())).await {
-                    Ok(()) => Seen::Down { agent, run },
+                    Ok(()) => Seen::Agent(AgentSeen::Down { agent, run }),
                     Err(detail) => {
                         tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                        Seen::NotDown { agent, run, detail }
+                        Seen::Agent(AgentSeen::NotDown { agent, run, detail })
                     }
                 };
                 self.shell.tell(seen).await;
             }
-            Effect::KillRuntime { run, .. } => self.kill_runtime(run).await,
-            Effect::KillSandbox { sandbox, run, .. } => {
+            SandboxEffect::KillRuntime { run } => self.kill_runtime(run).await,
+            SandboxEffect::Kill { sandbox, run } => {
                 Box::pin(self.kill_sandbox(sandbox.as_str(), run)).await;
             }
-            Effect::Clear { .. } => Box::pin(self.clear()).await,
-            Effect::NoteFailure { line, .. } => self.note_failure(line).await,
-            Effect::RunTurn { turn, session, number, step, calls, epoch, .. } => {
+            SandboxEffect::Clear { sandbox: _ } => Box::pin(self.clear()).await,
+            SandboxEffect::NoteFailure { line } => self.note_failure(line).await,
+            SandboxEffect::RunTurn { turn, session, number, step, calls, epoch } => {
                 self.watch();
                 self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls, &epoch)).await;
             }
-            Effect::DropTurn { turn, .. } => self.line(runtime::drop_turn(&turn)).await,
-            Effect::Answer { id, answer, .. } => {
+            SandboxEffect::DropTurn { turn } => self.line(runtime::drop_turn(&turn)).await,
+            SandboxEffect::Answer { id, answer } => {
                 let mut line = runtime::answer(&id, &answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
                     let large =
@@ -170,28 +171,16 @@ impl Actor {
                 }
                 self.line(line).await;
             }
-            Effect::StartExec { exec, request, safe, resumed, .. } => {
+            SandboxEffect::StartExec { exec, request, safe, resumed } => {
                 let safe = safe || crash::mutation() == crash::Mutation::RepeatUnsafe;
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
                 self.start_exec(exec.as_str(), request, repeat, resumed).await;
             }
-            Effect::KillExec { exec, .. } => {
+            SandboxEffect::KillExec { exec } => {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
                 self.send(Command::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
-            Effect::ForgetExec { exec, .. } => self.forget_exec(exec.as_str()).await,
-            // These have tasks of their own.
-            Effect::CallModel(_)
-            | Effect::CancelModel { .. }
-            | Effect::ReviveLater { .. }
-            | Effect::RetryLater { .. }
-            | Effect::Pull { .. }
-            | Effect::DropPull { .. }
-            | Effect::CollectImages
-            | Effect::Token(_)
-            | Effect::Quarantine { .. }
-            | Effect::RemoveOutput { .. } => {}
-            Effect::Job { what, .. } => self.job(what).await,
+            SandboxEffect::ForgetExec { exec } => self.forget_exec(exec.as_str()).await,
         }
     }
 
@@ -204,7 +193,10 @@ impl Actor {
         if how == Up::Adopt && row.state == AgentState::Ready {
             let detail = "its sandbox was gone when the daemon came back".to_owned();
             let (agent, run) = (self.agent.clone(), row.runs);
-            return self.shell.tell(Seen::Died { agent, run, part: Part::Sandbox, detail }).await;
+            return self
+                .shell
+                .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail }))
+                .await;
         }
         self.start(row, how).await;
     }
@@ -267,7 +259,7 @@ impl Actor {
         self.jobs_found(&welcome.execs).await;
         if !running_tools.is_empty() || !ended_tools.is_empty() {
             let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
-            self.shell.tell(Seen::ExecsFound { agent, running, ended }).await;
+            self.shell.tell(Seen::Turn(TurnSeen::ExecsFound { agent, running, ended })).await;
         }
         for exec in earlier {
             self.send(Command::Forget { exec }).await;
@@ -329,7 +321,7 @@ impl Actor {
     async fn probe_timed_out(&mut self) {
         let Some(up) = &mut self.up else { return };
         up.probe = None;
-        let seen = Seen::ProbeTimedOut { agent: self.agent.clone(), run: up.row.runs };
+        let seen = Seen::Agent(AgentSeen::ProbeTimedOut { agent: self.agent.clone(), run: up.row.runs });
         self.shell.tell(seen).await;
     }
 
@@ -375,7 +367,7 @@ impl Actor {
         self.pulse = None;
         if self.shell.host.wait_gone(up.row.sandbox.as_str(), LOST_WITHIN).await {
             let (agent, run, detail) = (self.agent.clone(), up.row.runs, "its sandbox died".to_owned());
-            self.shell.tell(Seen::Died { agent, run, part: Part::Sandbox, detail }).await;
+            self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
         } else {
             self.bring_up(up.row, Up::Adopt).await;
         }
@@ -396,7 +388,7 @@ impl Actor {
                     crash::point("after_adoption");
                 }
                 let agent = self.agent.clone();
-                self.shell.tell(Seen::RuntimeReady { agent, run, adopted, running }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running })).await;
             }
             // One that was ready and is not any more is replaced, and its tools go on.
             runtime::Said::NotReady(detail) if up.row.state == AgentState::Ready => {
@@ -404,7 +396,7 @@ impl Actor {
                 let agent = self.agent.clone();
                 tracing::warn!(event = "runtime.not_ready", %agent, detail);
                 let (level, part) = (Liveness::Crashed, Part::Runtime);
-                self.shell.tell(Seen::Silent { agent, run, level, part }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
             }
             runtime::Said::NotReady(detail) => {
                 up.probe = None;
@@ -412,10 +404,10 @@ impl Actor {
             }
             runtime::Said::Asked { id, ask } => {
                 let ask = self.admitted(ask);
-                self.shell.tell(Seen::Asked { agent: self.agent.clone(), id, ask }).await;
+                self.shell.tell(Seen::Turn(TurnSeen::Asked { agent: self.agent.clone(), id, ask })).await;
             }
             runtime::Said::Refused { turn, why } => {
-                self.shell.tell(Seen::TurnRefused { agent: self.agent.clone(), turn, why }).await;
+                self.shell.tell(Seen::Turn(TurnSeen::Refused { agent: self.agent.clone(), turn, why })).await;
             }
             runtime::Said::Nonsense { id, why } => {
                 let wrong = lodge_engine::failure("runtime.bad_request", &why);
@@ -437,19 +429,23 @@ impl Actor {
         let seen = match &record.ended {
             Ended::Code(_) | Ended::Signal(_) if is_out_of_memory(record) => {
                 let detail = record.cause.as_ref().map(crate::limits::words).unwrap_or_default();
-                Seen::OutOfMemory { agent, run, detail: format!("the runtime was killed: {detail}") }
+                Seen::Agent(AgentSeen::OutOfMemory {
+                    agent,
+                    run,
+                    detail: format!("the runtime was killed: {detail}"),
+                })
             }
             Ended::Code(code) => {
                 let detail = format!("the runtime exited with code {code}");
-                Seen::Exited { agent, run, code: *code, detail }
+                Seen::Agent(AgentSeen::Exited { agent, run, code: *code, detail })
             }
             Ended::Signal(signal) => {
                 let detail = format!("the runtime was ended by signal {signal}");
-                Seen::Died { agent, run, part: Part::Runtime, detail }
+                Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail })
             }
             Ended::NotStarted { why, .. } => {
                 let detail = format!("the runtime could not be started: {why}");
-                Seen::SpawnFailed { agent, run, detail }
+                Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail })
             }
         };
         self.send(Command::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;

@@ -9,7 +9,7 @@ use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
 use crate::chain;
 use crate::crash;
-use lodge_engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
 /// Earlier incarnations whose secret is tried on a sandbox that should be gone.
 const INCARNATIONS_TRIED: usize = 16;
@@ -109,7 +109,7 @@ impl Actor {
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
         let detail = match removed {
             Ok(Ok(())) => {
-                self.shell.tell(Seen::Cleared { agent: self.agent.clone() }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::Cleared { agent: self.agent.clone() })).await;
                 return super::forget_agent(&self.shell, &self.agent);
             }
             Ok(Err(error)) => chain(&error),
@@ -120,6 +120,6 @@ impl Actor {
 
     async fn not_cleared(&self, detail: String) {
         tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
-        self.shell.tell(Seen::NotCleared { agent: self.agent.clone(), detail }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::NotCleared { agent: self.agent.clone(), detail })).await;
     }
 }

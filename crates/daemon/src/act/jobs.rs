@@ -11,7 +11,7 @@ use lodge_exec::{Command, Ended, Evidence, ExecKind, ExecState, ExitRecord, Know
 use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
-use super::{root, to_agent};
+use super::{Order, root, to_agent};
 use crate::chain;
 use crate::crash;
 use crate::jobs::{self, Layout, Whose};
@@ -19,7 +19,7 @@ use crate::limits;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
-use lodge_engine::{Ask, Effect, ExecHow, Seen};
+use lodge_engine::{Ask, ExecHow, Seen};
 
 /// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
 const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
@@ -31,10 +31,10 @@ const OLD_KEEPER: &str =
 pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
     match what {
         JobEffect::Start { .. } | JobEffect::Kill { .. } => {
-            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+            to_agent(shell, agent, Order::Job(what));
         }
         JobEffect::Forget { .. } => {
-            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+            to_agent(shell, agent, Order::Job(what));
             jobs::settled(shell, agent);
         }
         JobEffect::Archive { job } => shell.jobs.archive(&job),

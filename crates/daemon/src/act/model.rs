@@ -20,7 +20,7 @@ use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
 use crate::shell::Shell;
-use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen, pieces};
 
 /// How often text that was shown becomes an event.
 const TEXT_EVERY: Duration = Duration::from_millis(300);
@@ -50,11 +50,13 @@ pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: Cancellat
 }
 
 async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
-    let failed = |failure: ModelFailure| Seen::ModelFailed {
-        turn: order.turn.clone(),
-        step: order.step,
-        attempt: order.attempt,
-        failure,
+    let failed = |failure: ModelFailure| {
+        Seen::Turn(TurnSeen::ModelFailed {
+            turn: order.turn.clone(),
+            step: order.step,
+            attempt: order.attempt,
+            failure,
+        })
     };
     let request = match assembled(shell, order).await {
         Ok(request) => request,
@@ -89,12 +91,12 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
             let calls = answer.calls.into_iter().map(|call| redact_call(&redactor, call)).collect();
             let answer = Answer { text: redactor.redact(answer.text), calls, ..answer };
             match judged(shell, order, request.schema.clone(), &answer).await {
-                Ok(misfit) => Seen::ModelAnswered {
+                Ok(misfit) => Seen::Turn(TurnSeen::ModelAnswered {
                     turn: order.turn.clone(),
                     step: order.step,
                     attempt: order.attempt,
                     answer: told(&resolved.provider, &request, answer, misfit),
-                },
+                }),
                 Err(failure) => failed(failure),
             }
         }
@@ -183,7 +185,7 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     };
     if !text.is_empty() {
         let (turn, step, attempt) = (order.turn.clone(), order.step, order.attempt);
-        shell.tell(Seen::ModelText { turn, step, attempt, offset, text }).await;
+        shell.tell(Seen::Turn(TurnSeen::ModelText { turn, step, attempt, offset, text })).await;
     }
 }
 

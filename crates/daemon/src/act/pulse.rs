@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
 use super::runtime;
 use crate::shell;
-use lodge_engine::{Part, Seen};
+use lodge_engine::{AgentSeen, Part, Seen};
 
 /// So many moments of a pause are those at which looks are made.
 const MOMENTS: u32 = 10;
@@ -120,7 +120,7 @@ impl Actor {
         up.living.set_liveness(level);
         let (agent, run) = (self.agent.clone(), up.row.runs);
         tracing::warn!(event = "agent.liveness", %agent, level = level.word(), ?part);
-        self.shell.tell(Seen::Silent { agent, run, level, part }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
     }
 
     fn has_turns(&self) -> bool {
@@ -150,11 +150,11 @@ impl Actor {
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();
-                Seen::Died { agent, run, part: Part::Sandbox, detail }
+                Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })
             }
             Err(detail) => {
                 tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                Seen::NotDown { agent, run, detail }
+                Seen::Agent(AgentSeen::NotDown { agent, run, detail })
             }
         };
         self.shell.tell(seen).await;

@@ -15,7 +15,7 @@ use super::{result, root};
 use crate::chain;
 use crate::crash;
 use crate::limits;
-use lodge_engine::{ExecEnd, Part, Seen};
+use lodge_engine::{AgentSeen, ExecEnd, Part, Seen, TurnSeen};
 
 impl Actor {
     pub(super) async fn start_exec(
@@ -92,7 +92,10 @@ impl Actor {
         if exec == runtime_exec(up.row.runs) {
             let detail = "the runtime was lost with its sandbox".to_owned();
             let (agent, run) = (self.agent.clone(), up.row.runs);
-            return self.shell.tell(Seen::Died { agent, run, part: Part::Runtime, detail }).await;
+            return self
+                .shell
+                .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail }))
+                .await;
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
@@ -150,7 +153,7 @@ impl Actor {
         // A model does not need the key that it is called with, nor does who reads what it saw.
         let end = ExecEnd { text: self.shell.providers.redactor().redact(end.text), ..end };
         match exec.parse() {
-            Ok(exec) => self.shell.tell(Seen::ExecEnded { exec, end }).await,
+            Ok(exec) => self.shell.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end })).await,
             Err(error) => tracing::warn!(event = "exec.unknown", %error),
         }
     }

@@ -13,7 +13,7 @@ use crate::auth::Who;
 use crate::host_trees::HostTrees;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{Command, RequestKey, RunningJobs};
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.
@@ -34,28 +34,38 @@ pub(super) async fn call(
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::StartAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
         }
         "agent/restart" => {
             let given: AgentStopParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
         "agent/stop" => {
             let given: AgentStopParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::StopAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         "agent/kill" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::KillAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
         }
         "agent/remove" => {
             let given: AgentRemoveParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
+            shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
         }
         "agent/logs" => agent_logs(shell, &params(method, given)?),
         _other => Err(no_method(method)),

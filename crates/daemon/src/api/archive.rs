@@ -35,7 +35,7 @@ use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::carry;
 use crate::view::no_image;
-use lodge_engine::{Command, NewImage};
+use lodge_engine::{Command, ImageCommand, NewImage};
 
 /// Images of one archive.
 const EXPORT_MAX: usize = 64;
@@ -270,8 +270,8 @@ async fn recorded(shell: &Shell, taken: Taken, allowed: Allowed) -> Result<Image
     let Taken { agents, bins, pins, .. } = taken;
     let shape = |error: serde_json::Error| ErrorBody::new("daemon.internal", error.to_string());
     let add = |new: NewImage| match allowed.moves {
-        true => Prepared::of(Command::AddImage(Box::new(new))),
-        false => Prepared::of(Command::AddImageBesides(Box::new(new))),
+        true => Prepared::of(Command::Image(ImageCommand::Add(Box::new(new)))),
+        false => Prepared::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),
     };
     for new in bins {
         let command = add(new);

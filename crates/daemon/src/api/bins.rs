@@ -18,7 +18,7 @@ use super::params;
 use crate::shell::Shell;
 use crate::view;
 use crate::view::no_image;
-use lodge_engine::{Command, NewImage, RequestKey};
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -80,7 +80,7 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     shell.images.keep(&pins, &packed)?;
     let row =
         shell.images.found(&pins, &packed.digest.to_string(), tags.first().cloned().unwrap_or_default())?;
-    let command = Command::AddImage(Box::new(NewImage { row, with: Vec::new(), tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with: Vec::new(), tags })));
     Ok(Prepared { command, pins: vec![pins] })
 }
 

@@ -9,7 +9,7 @@ use super::methods::{Answer, internal, no_method};
 use super::{lineages, params, quarantine, reload};
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{Command, RequestKey, RunningJobs};
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
@@ -98,7 +98,12 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
         let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
             let shell = shell.clone();
             async move {
-                shell.ask(None, Command::StopAgent { id: found.row.id, jobs: RunningJobs::Cancel }).await
+                shell
+                    .ask(
+                        None,
+                        Command::Agent(AgentCommand::Stop { id: found.row.id, jobs: RunningJobs::Cancel }),
+                    )
+                    .await
             }
         });
         for stopped in futures_util::future::join_all(stops).await {

@@ -22,7 +22,7 @@ use crate::auth::{Who, rights};
 use crate::jobs::written;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{Command, RequestKey};
+use lodge_engine::{Command, JobCommand, RequestKey};
 
 const WAIT_DEFAULT_MS: u64 = 30_000;
 const WAIT_MAX_MS: u64 = 60_000;
@@ -40,7 +40,7 @@ pub(super) async fn call(
         "job/submit" => {
             let given: JobSubmitParams = params(method, given)?;
             let new = submit::read(shell, who, given)?;
-            shell.ask(key, Command::SubmitJob(Box::new(new))).await
+            shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
         }
         "job/list" => list(shell, &params(method, given)?),
         "job/get" => {
@@ -51,7 +51,7 @@ pub(super) async fn call(
         "job/cancel" => {
             let given: JobCancelParams = params(method, given)?;
             let id = find(shell, &given.job, None)?;
-            let answer = shell.ask(key, Command::CancelJob { id }).await?;
+            let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
         "job/output" => output::output(shell, who, params(method, given)?).await,

@@ -211,7 +211,7 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
     let mut tries = 0;
     loop {
         let answer = match planned(shell, &id, &change)? {
-            Some(planned) => shell.ask(key.clone(), Command::ChangeSession(Box::new(planned))).await,
+            Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
             None => match change {
                 // One that is not there is as deleted as it can be.
                 Change::Delete => {

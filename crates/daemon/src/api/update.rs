@@ -15,7 +15,7 @@ use super::create::{
 use super::methods::{Answer, Prepared, ask_prepared, internal, one_agent};
 use crate::images::record::limits_record;
 use crate::shell::Shell;
-use lodge_engine::{Change, Command, ImageChange, RequestKey, Update};
+use lodge_engine::{AgentCommand, Change, Command, ImageChange, RequestKey, Update};
 
 pub(super) async fn update(
     shell: &Arc<Shell>,
@@ -62,7 +62,7 @@ fn prepare(shell: &Shell, given: &AgentUpdateParams, watch: Arc<dyn Watch>) -> R
     let after = chosen.as_ref().map_or(&record, |chosen| &chosen.record);
     check_configs((&record, after), &spec, &given.configs)?;
     let (image, pins) = chosen.map_or((None, None), |chosen| (Some(chosen.image), chosen.pins));
-    let command = Command::UpdateAgent(Box::new(Update { agent: row.id, change, image }));
+    let command = Command::Agent(AgentCommand::Update(Box::new(Update { agent: row.id, change, image })));
     Ok(Prepared { command, pins: pins.into_iter().collect() })
 }
 

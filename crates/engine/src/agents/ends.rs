@@ -7,7 +7,7 @@ use lodge_core::{AgentId, TurnId};
 
 use super::refusal::AgentRefusal;
 use super::waiting::refuse;
-use crate::{Effect, Engine};
+use crate::{Engine, SandboxEffect};
 
 /// What becomes of the open turns of an agent whose process is gone.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Engine {
     pub(crate) fn down(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get(id) else { return };
         let (sandbox, run) = (agent.row.sandbox.clone(), agent.row.runs);
-        self.step.act(Effect::Down { agent: id.clone(), sandbox, run });
+        self.step.in_sandbox(id, SandboxEffect::Down { sandbox, run });
     }
 
     /// Ends every live turn of an agent that is going away, or lets them wait.

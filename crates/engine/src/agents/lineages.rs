@@ -6,7 +6,7 @@ use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::limits::LIVED_WELL_MS;
 use lodge_core::lineage::{EndReason, LineageEvent, LineageState, Policy};
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{LineageRow, Write};
+use lodge_core::record::{AgentWrite, LineageRow};
 use lodge_core::retry::{self, Again};
 use lodge_core::{AgentId, EventData, EventKind, LineageId, Timestamp};
 
@@ -14,7 +14,7 @@ use super::ends::BreakOff;
 use super::refusal::LineageRefusal;
 use crate::answer::LineageAnswer;
 use crate::jobs::Which;
-use crate::{Answer, Caller, Effect, Engine, Part, Refusal, Settlement, failure};
+use crate::{Answer, Caller, Effect, Engine, Part, Refusal, SandboxEffect, Settlement, Timer, failure};
 
 impl Engine {
     /// The runtime ended, or the whole sandbox, and nobody asked for that: the lineage's policy decides.
@@ -102,7 +102,7 @@ impl Engine {
         if delay_ms == 0 {
             self.revive(id);
         } else {
-            self.step.act(Effect::ReviveLater { agent: id.clone(), run, delay_ms });
+            self.step.act(Effect::Timer(Timer::Revival { agent: id.clone(), run, delay_ms }));
         }
     }
 
@@ -112,7 +112,11 @@ impl Engine {
         let Some(agent) = self.agents.get(id) else { return };
         match retry::revival(agent.lineage.deaths, backoff) {
             Again::After { delay_ms } if delay_ms > 0 => {
-                self.step.act(Effect::ReviveLater { agent: id.clone(), run: agent.row.runs, delay_ms });
+                self.step.act(Effect::Timer(Timer::Revival {
+                    agent: id.clone(),
+                    run: agent.row.runs,
+                    delay_ms,
+                }));
             }
             Again::After { .. } | Again::GiveUp => self.revive(id),
         }
@@ -156,10 +160,10 @@ impl Engine {
         match (level, part) {
             (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => {}
             (Liveness::Crashed, Part::Runtime) => {
-                self.step.act(Effect::KillRuntime { agent: id.clone(), run })
+                self.step.in_sandbox(id, SandboxEffect::KillRuntime { run })
             }
             (Liveness::Crashed, Part::Sandbox) => {
-                self.step.act(Effect::KillSandbox { agent: id.clone(), sandbox, run });
+                self.step.in_sandbox(id, SandboxEffect::Kill { sandbox, run });
             }
         }
     }
@@ -220,7 +224,7 @@ impl Engine {
             return;
         }
         agent.lineage.deaths = 0;
-        self.step.write(Write::Lineage(agent.lineage.clone()));
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
     }
 
     /// A turn was finished: whatever killed earlier processes does not any more. A lineage that is over stays as it is:
@@ -229,7 +233,7 @@ impl Engine {
         let counts = |lineage: &LineageRow| lineage.deaths > 0 && !lineage.state.is_over();
         let Some(agent) = self.agents.get_mut(id).filter(|agent| counts(&agent.lineage)) else { return };
         agent.lineage.deaths = 0;
-        self.step.write(Write::Lineage(agent.lineage.clone()));
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
     }
 
     /// Moves a lineage, records it and says so. What the table refuses changes nothing.
@@ -243,7 +247,7 @@ impl Engine {
             return;
         }
         let (attempt, detail) = (agent.lineage.deaths, agent.lineage.detail.clone());
-        self.step.write(Write::Lineage(agent.lineage.clone()));
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
         let data = EventData { lineage: Some(agent.lineage.id.as_str().to_owned()), ..EventData::default() };
         let (kind, data) = match next {
             LineageState::Active if event == LineageEvent::Stopped => return,

@@ -2,6 +2,7 @@
 
 pub(crate) mod ends;
 pub(crate) mod lineages;
+pub mod messages;
 mod naming;
 pub mod refusal;
 mod retries;
@@ -19,13 +20,53 @@ pub(crate) use self::state::{Agent, Waiting};
 pub use self::updates::InForce;
 use crate::answer::AgentAnswer;
 use crate::jobs::Which;
-use crate::{Again, Answer, Caller, Effect, Engine, NewAgent, Refusal, RunningJobs};
+use crate::{
+    Again, AgentCommand, AgentSeen, Answer, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
+    RunningJobs, SandboxEffect, Timer,
+};
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::lineage::{LineageEvent, LineageState};
-use lodge_core::record::{AgentRow, Retry, Write};
+use lodge_core::record::{AgentRow, AgentWrite, Retry};
 use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp};
 
 impl Engine {
+    pub(crate) fn agent_command(&mut self, caller: Caller, command: AgentCommand) -> Result<(), Refusal> {
+        match command {
+            AgentCommand::Create(new) => self.create_agent(caller, *new),
+            AgentCommand::Start { id } => self.start_agent(caller, &id),
+            AgentCommand::Restart { id, jobs } => self.restart_agent(caller, &id, jobs),
+            AgentCommand::Update(update) => self.update_agent(caller, *update),
+            AgentCommand::Stop { id, jobs } => self.stop_agent(caller, &id, jobs),
+            AgentCommand::Kill { id } => self.kill_agent(caller, &id),
+            AgentCommand::Remove { id, force } => self.remove_agent(caller, &id, force),
+            AgentCommand::SettleLineage(settlement) => self.settle_lineage(caller, *settlement),
+        }
+    }
+
+    pub(crate) fn agent_seen(&mut self, seen: AgentSeen) {
+        match seen {
+            AgentSeen::RuntimeReady { agent, run, adopted, running } => {
+                self.runtime_ready(&agent, run, adopted, &running);
+            }
+            AgentSeen::SpawnFailed { agent, run, detail } => self.agent_not_started(&agent, run, detail),
+            AgentSeen::Lacks { agent, run, lack, detail } => self.agent_lacks(&agent, run, lack, detail),
+            AgentSeen::RetryDue { agent, run } => self.retry_due(&agent, run),
+            AgentSeen::ProbeTimedOut { agent, run } => {
+                let detail = "the runtime did not answer its readiness probe in time".to_owned();
+                self.agent_failed(&agent, run, AgentEvent::ProbeTimedOut, detail);
+            }
+            AgentSeen::Exited { agent, run, code, detail } => self.agent_exited(&agent, run, code, detail),
+            AgentSeen::Died { agent, run, part, detail } => self.agent_died(&agent, run, part, detail),
+            AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
+            AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
+            AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
+            AgentSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
+            AgentSeen::Down { agent, run } => self.agent_down(&agent, run),
+            AgentSeen::Cleared { agent } => self.agent_cleared(&agent),
+            AgentSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
+        }
+    }
+
     pub(crate) fn create_agent(&mut self, caller: Caller, new: NewAgent) -> Result<(), Refusal> {
         let name = self.choose_name(new.name)?;
         self.check_refs(new.image.row.contents.kind(), &new.image.tags)?;
@@ -51,8 +92,8 @@ impl Engine {
         let id = row.id.clone();
         let put = self.put_image(new.image);
         let lineage = new_lineage(row.lineage.clone(), id.clone(), self.step.now);
-        self.step.write(Write::Agent(row.clone()));
-        self.step.write(Write::Lineage(lineage.clone()));
+        self.step.write(AgentWrite::New(row.clone()));
+        self.step.write(AgentWrite::Lineage(lineage.clone()));
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
         self.name_put(put);
@@ -184,10 +225,10 @@ impl Engine {
         agent.row.state = next;
         agent.row.failure_detail.clone_from(&detail);
         if next != AgentState::Pulling && agent.pull.take().is_some() {
-            self.step.act(Effect::DropPull { agent: id.clone() });
+            self.step.act(Effect::Pull(PullEffect::Drop { agent: id.clone() }));
         }
         let (retry, run) = (agent.row.retry, agent.row.runs);
-        self.step.write(Write::AgentState {
+        self.step.write(AgentWrite::State {
             id: id.clone(),
             state: next,
             detail: detail.clone(),
@@ -215,7 +256,7 @@ impl Engine {
         self.agent_event(id, kind, data);
         if let Some(at) = retry.at {
             let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0);
-            self.step.act(Effect::RetryLater { agent: id.clone(), run, delay_ms });
+            self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run, delay_ms }));
         }
     }
 
@@ -224,7 +265,7 @@ impl Engine {
         let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let now = self.step.now;
         let line = format!("[{now}] failed: {}: {detail}", reason.word());
-        self.step.act(Effect::NoteFailure { agent: id.clone(), line });
+        self.step.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
     pub(crate) fn agent_event(&mut self, id: &AgentId, kind: EventKind, mut data: EventData) {

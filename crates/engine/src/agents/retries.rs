@@ -6,7 +6,7 @@ use lodge_core::retry::{self, Backoff};
 use lodge_core::{AgentId, Timestamp};
 
 use super::Pauses;
-use crate::{Effect, Engine};
+use crate::{Effect, Engine, Timer};
 
 impl Engine {
     /// The pause is over, unless somebody decided otherwise meanwhile.
@@ -50,7 +50,7 @@ impl Engine {
             Pauses::Keep => {
                 // The clock may have been set meanwhile.
                 let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0).min(cap_ms);
-                self.step.act(Effect::RetryLater { agent: id.clone(), run: row.runs, delay_ms });
+                self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run: row.runs, delay_ms }));
             }
         }
     }

@@ -7,7 +7,7 @@ use lodge_core::{AgentId, EventData, EventKind, TurnId};
 
 use super::ends::BreakOff;
 use crate::jobs::Which;
-use crate::{Again, Effect, Engine, Lack, Part, Up};
+use crate::{Again, Engine, Lack, Part, SandboxEffect, Up};
 
 /// What becomes of pauses before a start when memory is rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,8 @@ impl Engine {
                 },
                 AgentState::Pulling => self.fetch(&id),
                 AgentState::Starting | AgentState::Ready => {
-                    self.step.act(Effect::Up { row: Box::new(agent.row.clone()), how: Up::Adopt })
+                    let row = Box::new(agent.row.clone());
+                    self.step.in_sandbox(&id, SandboxEffect::Up { row, how: Up::Adopt });
                 }
                 AgentState::Removing => {
                     self.down(&id);
@@ -55,7 +56,7 @@ impl Engine {
         agent.row.runs += 1;
         self.set_state(id, next, None);
         if let Some(agent) = self.agents.get(id) {
-            self.step.act(Effect::Up { row: Box::new(agent.row.clone()), how: Up::Start });
+            self.step.in_sandbox(id, SandboxEffect::Up { row: Box::new(agent.row.clone()), how: Up::Start });
         }
     }
 

@@ -9,7 +9,7 @@ use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
 use lodge_core::record::{
-    AgentRow, AgentSpec, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord, Write,
+    AgentRow, AgentSpec, AgentWrite, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord,
 };
 use lodge_core::{AgentId, EventData, EventKind, JobId};
 
@@ -166,7 +166,7 @@ impl Engine {
         let Some(agent) = self.agents.get(id) else { return };
         let AgentRow { image, image_digest, spec, next, .. } = agent.row.clone();
         let (spec, next) = (Box::new(spec), next.map(Box::new));
-        self.step.write(Write::AgentSpec { id: id.clone(), image, image_digest, spec, next });
+        self.step.write(AgentWrite::Spec { id: id.clone(), image, image_digest, spec, next });
     }
 
     fn running_turns(&self, id: &AgentId) -> Vec<lodge_core::TurnId> {

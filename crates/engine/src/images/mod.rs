@@ -1,16 +1,20 @@
 //! Images: named, and gone when neither a name, an agent nor another image has them any more.
 
+pub mod messages;
 mod pulls;
 pub mod refusal;
 
 use lodge_core::limits::IMAGE_REFS_MAX;
-use lodge_core::record::{ImageContents, ImageHeld, ImageKind, ImageRefRow, ImageRow, ImageState, Write};
+use lodge_core::record::{
+    ImageContents, ImageHeld, ImageKind, ImageRefRow, ImageRow, ImageState, ImageWrite,
+};
 
-pub(crate) use self::pulls::PulledImages;
+pub use self::messages::{ImageCommand, ImageGiven, NewImage, PullSeen};
+use self::pulls::PulledImages;
 pub use self::refusal::{ImageOrigin, ImageRefusal};
 use crate::agents::Agent;
 use crate::answer::{BinAnswer, ImageAnswer, ImageRemoval};
-use crate::{Answer, Caller, Engine, ImageGiven, NewImage, Refusal};
+use crate::{Answer, Caller, Engine, Refusal};
 
 /// An image that is recorded, before it has its names.
 #[derive(Debug)]
@@ -22,6 +26,24 @@ pub(crate) struct Put {
 }
 
 impl Engine {
+    pub(crate) fn image_command(&mut self, caller: Caller, command: ImageCommand) -> Result<(), Refusal> {
+        match command {
+            ImageCommand::Add(new) => self.add_image(caller, *new),
+            ImageCommand::AddNew(new) => self.add_image_besides(caller, *new),
+            ImageCommand::Tag { digest, tags } => self.tag_image(caller, &digest, tags),
+            ImageCommand::Remove(given) => self.remove_image(caller, given),
+        }
+    }
+
+    pub(crate) fn pull_seen(&mut self, seen: PullSeen) {
+        match seen {
+            PullSeen::Pulled { agent, ask, rows, tools, runtime } => {
+                self.pulled(&agent, ask, PulledImages { rows, tools, runtime });
+            }
+            PullSeen::Failed { agent, ask, detail, again } => self.pull_failed(&agent, ask, detail, again),
+        }
+    }
+
     /// Records an image and gives it names.
     pub(crate) fn add_image(&mut self, caller: Caller, new: NewImage) -> Result<(), Refusal> {
         self.check_refs(new.row.contents.kind(), &new.tags)?;
@@ -111,7 +133,7 @@ impl Engine {
         };
         if !known {
             self.images.insert(digest, row.held());
-            self.step.write(Write::Image(Box::new(row)));
+            self.step.write(ImageWrite::Here(Box::new(row)));
         }
     }
 
@@ -137,7 +159,7 @@ impl Engine {
         }
         for reference in &refs {
             self.image_refs.remove(reference);
-            self.step.write(Write::ImageRefGone { reference: reference.clone() });
+            self.step.write(ImageWrite::Unnamed { reference: reference.clone() });
         }
         self.images_left(vec![digest.clone()]);
         self.reply(caller, Answer::ImageRemoved(ImageRemoval { digest, untagged: refs, removed: last }));
@@ -149,7 +171,7 @@ impl Engine {
         for reference in references {
             let row =
                 ImageRefRow { reference: reference.clone(), digest: digest.to_owned(), at: self.step.now };
-            self.step.write(Write::ImageRef(row.clone()));
+            self.step.write(ImageWrite::Named(row.clone()));
             let before = self.image_refs.insert(reference, row);
             if let Some(before) = before.filter(|before| before.digest != digest) {
                 self.images_left(vec![before.digest]);
@@ -164,7 +186,7 @@ impl Engine {
                 continue;
             }
             if let Some(held) = self.images.remove(&digest) {
-                self.step.write(Write::ImageGone { digest });
+                self.step.write(ImageWrite::Gone { digest });
                 digests.extend(held.needs);
             }
         }

@@ -1,13 +1,13 @@
 //! What an agent needs from images before it can be started: here already, or brought.
 //!
-//! Every [`Effect::Pull`] is followed by another one for the same agent, or by one [`Effect::DropPull`] when its end is
+//! Every [`Effect::Pull(PullEffect::Begin)`] is followed by another one for the same agent, or by one [`Effect::Pull(PullEffect::Drop)`] when its end is
 //! recorded: until then whoever pulls holds what it brought.
 
 use lodge_core::AgentId;
 use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::record::{AgentRow, ImageRow, ImageState, RuntimeRecord, ToolRecord};
 
-use crate::{Again, Effect, Engine};
+use crate::{Again, Effect, Engine, PullEffect};
 
 /// What a pull found or brought.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Engine {
         let ask = self.asks;
         if let Some(agent) = self.agents.get_mut(id) {
             agent.pull = Some(ask);
-            self.step.act(Effect::Pull { row: Box::new(agent.row.clone()), ask });
+            self.step.act(Effect::Pull(PullEffect::Begin { row: Box::new(agent.row.clone()), ask }));
         }
     }
 

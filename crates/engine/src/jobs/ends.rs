@@ -3,14 +3,13 @@
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobStream, JobWrite};
 use lodge_core::limits::JOBS_UNTOLD_MAX;
-use lodge_core::record::Write;
 use lodge_core::{AgentId, Cause, EventData, EventKind, JobId, Timestamp};
 
 use super::refusal::JobRefusal;
 use super::{Expiry, JobEffect, JobEnd};
 use crate::agents::refusal::AgentRefusal;
 use crate::answer::JobAnswer;
-use crate::{Answer, Caller, Effect, Engine, ExecHow, Refusal, RunningJobs};
+use crate::{Answer, Caller, Effect, Engine, ExecHow, Refusal, RunningJobs, SandboxEffect};
 
 /// Which jobs of an agent are cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +155,7 @@ impl Engine {
 
     /// Its output is in the archive and nowhere else. Nobody waits for that to be recorded: it can be found out again.
     fn archived(&mut self, id: &JobId) {
-        self.step.ride(Write::Job(JobWrite::Archived { id: id.clone() }));
+        self.step.ride(JobWrite::Archived { id: id.clone() });
         self.jobs.change(id, |row| row.archived = true);
     }
 
@@ -167,7 +166,7 @@ impl Engine {
         };
         if !self.jobs.has_files(id) {
             let sandbox = agent.row.sandbox.clone();
-            self.step.act(Effect::Clear { agent: id.clone(), sandbox });
+            self.step.in_sandbox(id, SandboxEffect::Clear { sandbox });
             self.step.hurry();
         }
     }
@@ -179,11 +178,11 @@ impl Engine {
         for id in &jobs {
             match what {
                 Expiry::Output => {
-                    self.step.ride(Write::Job(JobWrite::OutputRemoved { id: id.clone() }));
+                    self.step.ride(JobWrite::OutputRemoved { id: id.clone() });
                     self.jobs.change(id, |row| row.output_removed = true);
                 }
                 Expiry::All => {
-                    self.step.ride(Write::Job(JobWrite::Gone { id: id.clone() }));
+                    self.step.ride(JobWrite::Gone { id: id.clone() });
                     self.jobs.forget(id);
                 }
             }

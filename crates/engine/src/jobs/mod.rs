@@ -22,6 +22,12 @@ pub(crate) use self::held::Jobs;
 pub use self::refusal::JobRefusal;
 use crate::{Engine, ExecHow};
 
+#[derive(Debug)]
+pub enum JobCommand {
+    Submit(Box<NewJob>),
+    Cancel { id: JobId },
+}
+
 /// A job that somebody wants, as the edge read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewJob {

@@ -2,7 +2,7 @@
 
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::NOTE_JOBS_MAX;
-use lodge_core::record::{MessageBody, Write};
+use lodge_core::record::{MessageBody, TurnWrite};
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
 use crate::Engine;
@@ -19,7 +19,7 @@ impl Engine {
             |note: &Option<String>| MessageBody { note: note.clone(), ..MessageBody::default() }.weight();
         let before = weight(&told);
         let note = told.into_iter().chain([news]).collect::<Vec<_>>().join("\n");
-        self.step.write(Write::Note { turn: id.clone(), note: note.clone() });
+        self.step.write(TurnWrite::Note { turn: id.clone(), note: note.clone() });
         if let Some(session) = self.sessions.get_mut(&session) {
             session.epoch.add(number, weight(&Some(note)) - before);
         }
@@ -50,7 +50,7 @@ impl Engine {
     pub(crate) fn tell_job(&mut self, id: &JobId) {
         let is_news = |row: &JobRow| !row.progress.state.is_open() && !row.told && row.session.is_some();
         if self.jobs.get(id).is_some_and(is_news) {
-            self.step.ride(Write::Job(JobWrite::Told { id: id.clone() }));
+            self.step.ride(JobWrite::Told { id: id.clone() });
             self.jobs.change(id, |row| row.told = true);
         }
     }
@@ -71,7 +71,7 @@ impl Engine {
 
     fn leave_untold(&mut self, jobs: Vec<JobId>) {
         for id in jobs {
-            self.step.ride(Write::Job(JobWrite::Told { id: id.clone() }));
+            self.step.ride(JobWrite::Told { id: id.clone() });
             self.jobs.change(&id, |row| row.told = true);
         }
     }

@@ -7,7 +7,7 @@ use lodge_core::limits::{
     AGENT_JOBS_PENDING_MAX, AGENT_JOBS_PENDING_OWN, JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN,
     JOB_OUTPUT_DISK_SHARE, JOB_OUTPUT_EVERY_MS, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
 };
-use lodge_core::record::{AgentRow, Write};
+use lodge_core::record::AgentRow;
 use lodge_core::{AgentId, EventData, EventKind, JobId, SessionId, TurnId};
 
 use super::refusal::JobRefusal;
@@ -93,7 +93,7 @@ impl Engine {
             output_removed: false,
         };
         let id = row.id.clone();
-        self.step.write(Write::Job(JobWrite::New { row: Box::new(row.clone()), stdin }));
+        self.step.write(JobWrite::New { row: Box::new(row.clone()), stdin });
         self.jobs.insert(row, self.seq);
         self.job_event(&id, EventKind::JobSubmitted, EventData::default());
         self.hand_out_jobs();
@@ -161,8 +161,7 @@ impl Engine {
 
     /// Moves a job, and records it whole.
     pub(crate) fn set_progress(&mut self, id: &JobId, progress: JobProgress) {
-        self.step
-            .write(Write::Job(JobWrite::Progress { id: id.clone(), progress: Box::new(progress.clone()) }));
+        self.step.write(JobWrite::Progress { id: id.clone(), progress: Box::new(progress.clone()) });
         self.jobs.change(id, |row| row.progress = progress);
     }
 

@@ -3,7 +3,7 @@
 //! A call that waits has an intent like that of any tool, and no program: whichever daemon sees the end answers it.
 
 use lodge_core::job::{JobRow, SESSION_LABEL};
-use lodge_core::record::{ExecRequest, StepRow, Write};
+use lodge_core::record::{ExecRequest, StepRow, TurnWrite};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use super::{Asked, JobEffect, JobWish, JobWork, Read};
 use crate::batch::Step;
 use crate::turns::execs::{Started, call_step, digest, open_call, result_of};
 use crate::turns::{Call, Phase, Turn};
-use crate::{Effect, Engine, failure};
+use crate::{Effect, Engine, SandboxEffect, failure};
 
 /// Which tool waits for the end of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,11 +72,11 @@ impl Engine {
         let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", asked.call));
-            self.step.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         if let Some(result) = &call.result {
-            self.step.act(Effect::Answer { agent, id, answer: Ok(result.clone()) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
             return;
         }
         call.waiter = Some(id);
@@ -148,7 +148,7 @@ impl Engine {
             call_step(ids, (&asked.turn, asked.step, ordinal), call, StepState::Intent, self.step.now);
         let row = StepRow { request: Some(request), ended_at: None, ..intent };
         call.step = Some(row.clone());
-        self.step.write(Write::Step(row));
+        self.step.write(TurnWrite::Step(row));
         let Asked { turn, step, call } = asked;
         self.tool_started(&Started { turn, step: *step, call, name });
     }
@@ -255,7 +255,7 @@ impl Engine {
         let row = match call.step.take() {
             Some(intent) => {
                 let row = StepRow { state, ended_at: Some(self.step.now), ..intent };
-                self.step.write(Write::StepState {
+                self.step.write(TurnWrite::StepState {
                     turn: row.turn.clone(),
                     step: row.step,
                     ordinal: row.ordinal,
@@ -270,7 +270,7 @@ impl Engine {
             }
             None => {
                 let row = call_step(ids, (&asked.turn, asked.step, ordinal), call, state, self.step.now);
-                self.step.write(Write::Step(row.clone()));
+                self.step.write(TurnWrite::Step(row.clone()));
                 row
             }
         };
@@ -281,7 +281,9 @@ impl Engine {
         let bytes = text.len() as u64;
         self.tool_result(&asked.turn, &row, &asked.call, bytes, text);
         match waiter {
-            Some(id) => self.step.act(Effect::Answer { agent, id, answer: Ok(result) }),
+            Some(id) => self
+                .step
+                .act(Effect::Sandbox { agent, what: SandboxEffect::Answer { id, answer: Ok(result) } }),
             // One that gave its slot away may have one again.
             None => self.hand_out_slots(),
         }

@@ -5,7 +5,7 @@
 
 use lodge_core::agent::AgentEvent;
 use lodge_core::quarantine::{QUARANTINED_MAX, QuarantineRow, Suspect, Work, WorkKind};
-use lodge_core::record::{AgentRow, FailureRecord, Write};
+use lodge_core::record::{AgentRow, FailureRecord, WorkWrite};
 use lodge_core::{AgentId, EventData, EventKind, TurnId, WorkId};
 
 use crate::answer::ReleasedWork;
@@ -64,7 +64,7 @@ impl Engine {
             };
             let id = WorkId::new(&mut self.ids, self.step.now);
             let row = QuarantineRow { id, work, agent, detail, deaths, since: self.step.now };
-            self.step.write(Write::Quarantined(row.clone()));
+            self.step.write(WorkWrite::Quarantined(row.clone()));
             self.work_event(&row, EventKind::WorkQuarantined, "quarantined");
             self.step.act(effect);
             self.quarantine_seqs.insert(row.id.clone(), self.seq);
@@ -195,7 +195,7 @@ impl Engine {
     fn forget_work(&mut self, id: &WorkId) {
         self.quarantine_seqs.remove(id);
         let Some(row) = self.quarantine.remove(id) else { return };
-        self.step.write(Write::Released { id: id.clone() });
+        self.step.write(WorkWrite::Released { id: id.clone() });
         self.step.act(Effect::Quarantine { work: row.work, is_aside: false });
     }
 

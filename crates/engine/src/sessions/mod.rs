@@ -2,11 +2,12 @@
 //!
 //! Each is decided on what the store had at one moment; if the session moved on since, that is refused and read again.
 
+pub mod messages;
 pub mod refusal;
 mod state;
 
 use lodge_core::limits::FORK_BYTES_MAX;
-use lodge_core::record::{SessionFact, SessionRow, Write};
+use lodge_core::record::{SessionFact, SessionRow, SessionWrite};
 use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::{EventData, EventKind, SessionId, Timestamp, TurnId};
@@ -56,7 +57,7 @@ impl Engine {
             }
             SessionWhat::Delete => {
                 self.session_event(&id, EventKind::SessionDeleted, EventData::default());
-                self.step.write(Write::SessionDeleted { id: id.clone() });
+                self.step.write(SessionWrite::Deleted { id: id.clone() });
                 self.session_gone(&id);
                 if let Some(session) = self.sessions.get_mut(&id) {
                     session.gone = true;
@@ -99,7 +100,7 @@ impl Engine {
         }
         session.cuts += 1;
         (session.turns, session.tip, session.epoch) = (plan.turns, plan.tip, plan.epoch);
-        self.step.write(Write::SessionPath(PathChange {
+        self.step.write(SessionWrite::Path(PathChange {
             session: id.clone(),
             cut: session.cuts,
             from: plan.from,
@@ -139,7 +140,7 @@ impl Engine {
             epoch: plan.epoch,
         };
         self.sessions.insert(id.clone(), Session::from_fact(&fact));
-        self.step.write(Write::SessionFork(Box::new(Fork { row, turns: copies })));
+        self.step.write(SessionWrite::Fork(Box::new(Fork { row, turns: copies })));
         let data =
             EventData { origin: Some(from.id.to_string()), number: Some(turn), ..EventData::default() };
         self.session_event(id, EventKind::SessionForked, data);

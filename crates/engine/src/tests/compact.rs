@@ -1,9 +1,10 @@
 //! Compaction: an epoch is recorded once, a summary before it is used, and a failed summary is no failed turn.
 
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
-use lodge_core::record::Role;
+use lodge_core::record::{Role, SessionWrite, TurnWrite};
 
 use super::*;
+use crate::{ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
 
 /// A world with a session of two finished turns, whose third runs.
 fn talk() -> (World, AgentId, TurnId) {
@@ -21,33 +22,33 @@ fn talk() -> (World, AgentId, TurnId) {
 impl World {
     fn compact(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32, strategy: Strategy) -> Batch {
         let ask = Ask::Compact { turn: turn.clone(), from_turn, strategy };
-        self.see(Seen::Asked { agent: agent.clone(), id: json!("e"), ask })
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("e"), ask }))
     }
 
     fn fail_model(&mut self, turn: &TurnId, attempt: u32, retryable: bool) -> Batch {
         let record = FailureRecord { code: "model.status".into(), message: "no".into(), hint: None };
         let failure = ModelFailure { record, retryable, after_ms: None };
-        self.see(Seen::ModelFailed { turn: turn.clone(), step: 0, attempt, failure })
+        self.see(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step: 0, attempt, failure }))
     }
 
     /// Asks for the first step, and tells whose summary the model reads.
     fn summary_read(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32) -> Option<u32> {
         let ask = Ask::Model { turn: turn.clone(), step: 1, context: "c".into(), from_turn };
-        let batch = self.see(Seen::Asked { agent: agent.clone(), id: json!("m1"), ask });
+        let batch = self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("m1"), ask }));
         order(&batch).summary
     }
 }
 
 fn order(batch: &Batch) -> &ModelOrder {
     match &batch.early[..] {
-        [Effect::CallModel(order)] => order,
+        [Effect::Model(ModelEffect::Call(order))] => order,
         other => panic!("no model call: {other:?}"),
     }
 }
 
 fn epochs(batch: &Batch) -> Vec<EpochRow> {
     let rows = batch.writes.iter().filter_map(|write| match write {
-        Write::Epoch(row) => Some(row.clone()),
+        Write::Session(SessionWrite::Epoch(row)) => Some(row.clone()),
         _ => None,
     });
     rows.collect()
@@ -55,7 +56,9 @@ fn epochs(batch: &Batch) -> Vec<EpochRow> {
 
 fn told(batch: &Batch) -> Result<Value, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Answer { answer, .. } => Some(answer.clone().map_err(|failure| failure.code)),
+        Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
+            Some(answer.clone().map_err(|failure| failure.code))
+        }
         _ => None,
     });
     answers.next_back().expect("the runtime is answered")
@@ -68,7 +71,10 @@ fn a_window_that_slides_is_recorded_with_the_answer_that_was_read_by_it_and_wait
     assert!(!batch.urgent && batch.after.is_empty(), "it rides");
     let [epoch] = &epochs(&batch)[..] else { panic!("one epoch") };
     assert_eq!((epoch.number, epoch.turn, epoch.from_turn, &epoch.summary), (2, 3, 3, &Summary::Nothing));
-    let [Effect::Answer { answer: Ok(answer), .. }] = &batch.early[..] else { panic!("{:?}", batch.early) };
+    let [Effect::Sandbox { what: SandboxEffect::Answer { answer: Ok(answer), .. }, .. }] = &batch.early[..]
+    else {
+        panic!("{:?}", batch.early)
+    };
     assert_eq!(*answer, json!({"from_turn": 3}));
     assert_eq!(kinds(&batch), [EventKind::SessionCompacted]);
     let again = world.compact(&agent, &turn, 3, Strategy::Sliding);
@@ -86,25 +92,26 @@ fn a_summary_is_a_model_step_of_the_turn_and_is_paid_for_by_it() {
     assert_eq!((wanted.step, wanted.from_turn, wanted.summary), (0, 1, None));
     assert_eq!(wanted.purpose, Purpose::Summary { upto: 2, strategy: Strategy::Summarize });
     assert!(world.compact(&agent, &turn, 3, Strategy::Summarize).early.is_empty(), "one call, one answer");
-    let text = world.see(Seen::ModelText {
+    let text = world.see(Seen::Turn(TurnSeen::ModelText {
         turn: turn.clone(),
         step: 0,
         attempt: 1,
         offset: 0,
         text: "they".into(),
-    });
+    }));
     assert!(text.writes.is_empty(), "the text of a summary is nobody's answer");
     let answered = world.answer(&turn, 0, 1, "  they said yes twice\n", &[]);
     let [epoch] = &epochs(&answered)[..] else { panic!("one epoch") };
     assert_eq!(epoch.summary, Summary::Text("they said yes twice".into()));
     assert_eq!(told(&answered), Ok(json!({"from_turn": 3})));
     assert!(answered.urgent);
-    let messages = answered.writes.iter().filter(|write| matches!(write, Write::Message(_))).count();
+    let messages =
+        answered.writes.iter().filter(|write| matches!(write, Write::Turn(TurnWrite::Message(_)))).count();
     assert_eq!(messages, 0, "history is not changed");
     assert_eq!(world.summary_read(&agent, &turn, 3), Some(2));
     world.answer(&turn, 1, 1, "yes", &[]);
     let usage = world.written.iter().rev().find_map(|write| match write {
-        Write::TurnState { id, usage, .. } if *id == turn => Some(*usage),
+        Write::Turn(TurnWrite::State { id, usage, .. }) if *id == turn => Some(*usage),
         _ => None,
     });
     assert_eq!(usage.map(|usage| (usage.input_tokens, usage.output_tokens)), Some((6, 4)));
@@ -170,12 +177,11 @@ fn a_conversation_is_not_compacted_in_the_middle_of_a_turn_nor_beyond_it() {
 fn an_interrupt_ends_the_summary_and_the_conversation_stays_as_it_was() {
     let (mut world, agent, turn) = talk();
     world.compact(&agent, &turn, 3, Strategy::Summarize);
-    let batch = world.ask(None, Command::InterruptTurn { id: turn.clone() });
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::CancelModel { .. })));
-    let ended = batch
-        .writes
-        .iter()
-        .any(|write| matches!(write, Write::StepState { step: 0, state: StepState::Interrupted, .. }));
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }));
+    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Model(ModelEffect::Cancel { .. }))));
+    let ended = batch.writes.iter().any(|write| {
+        matches!(write, Write::Turn(TurnWrite::StepState { step: 0, state: StepState::Interrupted, .. }))
+    });
     assert!(ended && epochs(&batch).is_empty());
     let late = world.answer(&turn, 0, 1, "too late", &[]);
     assert!(late.writes.is_empty());
@@ -188,10 +194,10 @@ fn what_was_seen_of_an_answer_that_was_broken_off_stays_in_the_conversation() {
     let (mut world, agent, turn) = talk();
     world.ask_model(&agent, &turn, 1);
     let (offset, text) = (0, "half an ans".to_owned());
-    world.see(Seen::ModelText { turn: turn.clone(), step: 1, attempt: 1, offset, text });
-    let batch = world.ask(None, Command::InterruptTurn { id: turn });
+    world.see(Seen::Turn(TurnSeen::ModelText { turn: turn.clone(), step: 1, attempt: 1, offset, text }));
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     let kept = batch.writes.iter().find_map(|write| match write {
-        Write::Message(row) => Some(row.clone()),
+        Write::Turn(TurnWrite::Message(row)) => Some(row.clone()),
         _ => None,
     });
     let kept = kept.expect("a message");
@@ -242,7 +248,9 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let mut world = World { engine, written: old.written, tickets: 0 };
         let handed = world.ready(&agent);
         let run = acts(&handed).into_iter().find_map(|effect| match effect {
-            Effect::RunTurn { step, epoch, .. } => Some((*step, epoch.from_turn)),
+            Effect::Sandbox { what: SandboxEffect::RunTurn { step, epoch, .. }, .. } => {
+                Some((*step, epoch.from_turn))
+            }
             _ => None,
         });
         assert_eq!(run, Some((1, if stored { 3 } else { 1 })));

@@ -1,19 +1,20 @@
 //! Names of images, and when an image goes.
 
-use lodge_core::record::RuntimeRecord;
+use lodge_core::record::{AgentWrite, ImageWrite, RuntimeRecord};
 
 use super::pulls::{bin, rg, with_rg};
 use super::*;
+use crate::{AgentCommand, AgentSeen, ImageCommand, PullEffect, PullSeen};
 
 impl World {
     fn build(&mut self, digest: &str, tags: &[&str]) -> Batch {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
         let new = new_image(digest, tags);
-        self.ask(None, Command::AddImage(Box::new(new)))
+        self.ask(None, Command::Image(ImageCommand::Add(Box::new(new))))
     }
 
     fn remove_image(&mut self, given: ImageGiven) -> Batch {
-        self.ask(None, Command::RemoveImage(given))
+        self.ask(None, Command::Image(ImageCommand::Remove(given)))
     }
 
     fn agent_of(&mut self, digest: &str, tags: &[&str]) -> AgentId {
@@ -23,13 +24,13 @@ impl World {
             image: new_image(digest, tags.iter().map(|tag| (*tag).to_owned()).collect()),
             spec: AgentSpec::default(),
         };
-        let batch = self.ask(None, Command::CreateAgent(Box::new(new)));
+        let batch = self.ask(None, Command::Agent(AgentCommand::Create(Box::new(new))));
         reply(&batch)["id"].as_str().unwrap().parse().unwrap()
     }
 
     fn remove_agent(&mut self, id: &AgentId) -> Batch {
-        self.ask(None, Command::RemoveAgent { id: id.clone(), force: true });
-        self.see(Seen::Cleared { agent: id.clone() })
+        self.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: true }));
+        self.see(Seen::Agent(AgentSeen::Cleared { agent: id.clone() }))
     }
 }
 
@@ -40,7 +41,7 @@ fn named(reference: &str) -> ImageGiven {
 /// The images that a batch lets go.
 fn gone(batch: &Batch) -> Vec<&str> {
     let gone = batch.writes.iter().filter_map(|write| match write {
-        Write::ImageGone { digest } => Some(digest.as_str()),
+        Write::Image(ImageWrite::Gone { digest }) => Some(digest.as_str()),
         _ => None,
     });
     gone.collect()
@@ -113,12 +114,15 @@ fn an_image_that_a_waiting_update_had_goes_once_and_after_its_agent_has_another(
         let image = ImageChange { name: digest.into(), digest: digest.into(), old, new };
         let change = Change { image: Some(image), ..Change::default() };
         let image = Some(new_image(digest, vec!["x:latest".to_owned()]));
-        world.ask(None, Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image })))
+        world.ask(
+            None,
+            Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image }))),
+        )
     };
     assert_eq!(reply(&update(&mut world, "sha256:1"))["in_force"], "after_turns");
     let batch = update(&mut world, "sha256:2");
-    let named = batch.writes.iter().position(|write| matches!(write, Write::AgentSpec { .. }));
-    let left = batch.writes.iter().position(|write| matches!(write, Write::ImageGone { .. }));
+    let named = batch.writes.iter().position(|write| matches!(write, Write::Agent(AgentWrite::Spec { .. })));
+    let left = batch.writes.iter().position(|write| matches!(write, Write::Image(ImageWrite::Gone { .. })));
     assert!(named.is_some() && named < left, "{:?}", batch.writes);
     assert_eq!(gone(&batch), ["sha256:1"]);
 }
@@ -136,12 +140,12 @@ fn an_image_that_went_while_somebody_named_it_by_its_digest_is_not_there() {
 impl World {
     fn add(&mut self, row: ImageRow, with: Vec<ImageRow>, tags: &[&str]) -> Batch {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
-        self.ask(None, Command::AddImage(Box::new(NewImage { row, with, tags })))
+        self.ask(None, Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags }))))
     }
 
     fn tag(&mut self, digest: &str, tags: &[&str]) -> Batch {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
-        self.ask(None, Command::TagImage { digest: digest.into(), tags })
+        self.ask(None, Command::Image(ImageCommand::Tag { digest: digest.into(), tags }))
     }
 
     fn has(&self, digest: &str) -> bool {
@@ -151,7 +155,7 @@ impl World {
 
 /// How often contents are to be collected.
 fn collections(batch: &Batch) -> usize {
-    acts(batch).iter().filter(|effect| matches!(effect, Effect::CollectImages)).count()
+    acts(batch).iter().filter(|effect| matches!(effect, Effect::Pull(PullEffect::Collect))).count()
 }
 
 #[test]
@@ -196,7 +200,7 @@ fn the_last_name_of_a_tool_is_not_taken_from_those_who_need_it() {
     let spec = AgentSpec { tools: vec![rg()], ..AgentSpec::default() };
     let image = new_image("sha256:0", Vec::new());
     let (name, called) = (NameChoice::Like("a".into()), "a".into());
-    world.ask(None, Command::CreateAgent(Box::new(NewAgent { name, called, image, spec })));
+    world.ask(None, Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec }))));
     let refused = world.remove_image(ImageGiven::Digest("sha256:rg".into()));
     let both = "the image `rg:latest` is in use by `a`, and needed by `x:latest`";
     assert_eq!(why(&refused).as_deref(), Some(both));
@@ -213,10 +217,12 @@ fn a_tool_that_came_for_an_agent_goes_with_it() {
     let spec = AgentSpec { tools: vec![rg()], ..AgentSpec::default() };
     let image = new_image("sha256:0", Vec::new());
     let (name, called) = (NameChoice::Like("a".into()), "a".into());
-    let batch = world.ask(None, Command::CreateAgent(Box::new(NewAgent { name, called, image, spec })));
+    let batch = world
+        .ask(None, Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec }))));
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     let rows = vec![bin("sha256:rg"), bin("sha256:unasked")];
-    let seen = Seen::Pulled { agent: agent.clone(), ask: 1, rows, tools: vec![rg()], runtime: None };
+    let seen =
+        Seen::Pull(PullSeen::Pulled { agent: agent.clone(), ask: 1, rows, tools: vec![rg()], runtime: None });
     assert_eq!(gone(&world.see(seen)), ["sha256:unasked"], "what nobody needs is not kept");
     let batch = world.remove_agent(&agent);
     assert_eq!((gone(&batch), collections(&batch)), (vec!["sha256:rg", "sha256:0"], 1));
@@ -233,7 +239,8 @@ fn a_runtime_that_an_agent_was_given_beside_its_image_stays_as_long_as_the_agent
     let with = vec![bin("sha256:loop")];
     let image = NewImage { with, ..new_image("sha256:0", Vec::new()) };
     let (name, called) = (NameChoice::Like("a".into()), "a".into());
-    let batch = world.ask(None, Command::CreateAgent(Box::new(NewAgent { name, called, image, spec })));
+    let batch = world
+        .ask(None, Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec }))));
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     assert!(gone(&batch).is_empty() && world.has("sha256:loop"), "{batch:?}");
     world.tag("sha256:loop", &["loop:1"]);
@@ -283,7 +290,7 @@ fn a_name_moves_neither_from_a_tool_to_an_agent_nor_back() {
         world.tag("sha256:1", &["rg:latest"]),
         world.add(bin("sha256:other"), Vec::new(), &["x:latest"]),
         world.tag("sha256:rg", &["x:latest"]),
-        world.ask(None, Command::CreateAgent(Box::new(agent))),
+        world.ask(None, Command::Agent(AgentCommand::Create(Box::new(agent)))),
     ] {
         assert_eq!((code(&refused), refused.writes.len()), ("image.name_taken".into(), 0));
     }
@@ -297,10 +304,16 @@ fn an_image_that_went_can_come_again() {
     let mut world = World::new();
     world.build("sha256:1", &["x:latest"]);
     let again = world.build("sha256:1", &["x:latest"]);
-    assert!(!again.writes.iter().any(|write| matches!(write, Write::Image(_))), "it is recorded");
+    assert!(
+        !again.writes.iter().any(|write| matches!(write, Write::Image(ImageWrite::Here(_)))),
+        "it is recorded"
+    );
     world.remove_image(named("x:latest"));
     let again = world.build("sha256:1", &["x:latest"]);
-    assert!(again.writes.iter().any(|write| matches!(write, Write::Image(_))), "it was not any more");
+    assert!(
+        again.writes.iter().any(|write| matches!(write, Write::Image(ImageWrite::Here(_)))),
+        "it was not any more"
+    );
 }
 
 #[test]
@@ -308,11 +321,14 @@ fn images_that_go_with_one_batch_are_collected_once_after_everything_else() {
     let mut world = World::new();
     world.build("sha256:1", &["x:latest"]);
     world.build("sha256:2", &["y:latest"]);
-    let remove =
-        |ticket, name| Input::Api { ticket, request: None, command: Command::RemoveImage(named(name)) };
+    let remove = |ticket, name| Input::Api {
+        ticket,
+        request: None,
+        command: Command::Image(ImageCommand::Remove(named(name))),
+    };
     let batch = world.engine.step([remove(8, "x:latest"), remove(9, "y:latest")], NOW);
     assert_eq!(gone(&batch), ["sha256:1", "sha256:2"]);
     assert_eq!(collections(&batch), 1);
-    assert!(matches!(batch.after.last(), Some(Out::Act(Effect::CollectImages))));
+    assert!(matches!(batch.after.last(), Some(Out::Act(Effect::Pull(PullEffect::Collect)))));
     assert_eq!(collections(&world.build("sha256:3", &["z:latest"])), 0);
 }

@@ -9,11 +9,12 @@ mod tools;
 use std::collections::BTreeMap;
 
 use lodge_core::job::{JobRow, JobState, JobStream, JobWrite};
-use lodge_core::record::{MessageRow, Role};
+use lodge_core::record::{MessageRow, Role, TurnWrite};
 use lodge_core::{JobId, SessionId};
 
 use super::*;
 use crate::jobs::{Asked, JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read};
+use crate::{JobCommand, TurnSeen};
 
 pub(super) fn work(bin: &str) -> JobWork {
     JobWork {
@@ -40,7 +41,7 @@ impl World {
     fn submit_job(&mut self, agent: &AgentId, session: Option<&str>, work: JobWork) -> Batch {
         let session = session.map(|session| session.parse().unwrap());
         let new = NewJob { agent: agent.clone(), session, work };
-        self.ask(None, Command::SubmitJob(Box::new(new)))
+        self.ask(None, Command::Job(JobCommand::Submit(Box::new(new))))
     }
 
     fn job(&mut self, agent: &AgentId) -> JobId {
@@ -52,7 +53,7 @@ impl World {
     }
 
     fn cancel_job(&mut self, job: &JobId) -> Batch {
-        self.ask(None, Command::CancelJob { id: job.clone() })
+        self.ask(None, Command::Job(JobCommand::Cancel { id: job.clone() }))
     }
 
     fn job_ends(&mut self, job: &JobId, end: JobEnd) -> Batch {
@@ -137,17 +138,19 @@ impl World {
         let (mut messages, mut note): (Vec<&MessageRow>, _) = (Vec::new(), None);
         for write in &self.written {
             match write {
-                Write::Step(step) if step.turn == row.id => {
+                Write::Turn(TurnWrite::Step(step)) if step.turn == row.id => {
                     steps.insert((step.step, step.ordinal), step.clone());
                 }
-                Write::StepState { turn, step, ordinal, state, .. } if *turn == row.id => {
+                Write::Turn(TurnWrite::StepState { turn, step, ordinal, state, .. }) if *turn == row.id => {
                     steps.get_mut(&(*step, *ordinal)).expect("it has an intent").state = *state;
                 }
-                Write::Message(message) if message.turn == row.id => {
+                Write::Turn(TurnWrite::Message(message)) if message.turn == row.id => {
                     note = note.or_else(|| message.body.note.clone());
                     messages.push(message);
                 }
-                Write::Note { turn, note: told } if *turn == row.id => note = Some(told.clone()),
+                Write::Turn(TurnWrite::Note { turn, note: told }) if *turn == row.id => {
+                    note = Some(told.clone())
+                }
                 _ => {}
             }
         }
@@ -183,7 +186,7 @@ impl World {
 
     fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobWish) -> Batch {
         let ask = Ask::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
-        self.see(Seen::Asked { agent: agent.clone(), id: json!("j1"), ask })
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("j1"), ask }))
     }
 
     fn read_answers(&mut self, asked: Asked, text: &str, told: &[&JobId]) -> Batch {
@@ -244,7 +247,7 @@ fn forget(job: &JobId) -> JobEffect {
 /// The texts of tool results.
 fn results(batch: &Batch) -> Vec<(String, bool)> {
     let told = batch.writes.iter().filter_map(|write| match write {
-        Write::Message(message) if message.role == Role::Tool => {
+        Write::Turn(TurnWrite::Message(message)) if message.role == Role::Tool => {
             Some((message.body.text.clone(), message.body.failed))
         }
         _ => None,

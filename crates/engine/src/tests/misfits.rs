@@ -1,9 +1,10 @@
 //! Answers that do not fit their schema.
 
 use lodge_core::limits::MISFITS_MAX;
-use lodge_core::record::Role;
+use lodge_core::record::{Role, TurnWrite};
 
 use super::*;
+use crate::{SandboxEffect, TurnSeen};
 
 impl World {
     fn misfit(&mut self, turn: &TurnId, step: u32) -> Batch {
@@ -18,12 +19,14 @@ impl World {
             reasoning: None,
             misfit: Some(Misfit { why: "it is not JSON".into(), again }),
         };
-        self.see(Seen::ModelAnswered { turn: turn.clone(), step, attempt: 1, answer })
+        self.see(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt: 1, answer }))
     }
 
     fn told(&self, turn: &TurnId) -> Vec<(Role, String)> {
         let messages = self.written.iter().filter_map(|write| match write {
-            Write::Message(row) if row.turn == *turn => Some((row.role, row.body.text.clone())),
+            Write::Turn(TurnWrite::Message(row)) if row.turn == *turn => {
+                Some((row.role, row.body.text.clone()))
+            }
             _ => None,
         });
         messages.collect()
@@ -32,7 +35,9 @@ impl World {
 
 fn runtime_hears(batch: &Batch) -> Result<Value, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Answer { answer, .. } => Some(answer.clone().map_err(|failure| failure.code)),
+        Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
+            Some(answer.clone().map_err(|failure| failure.code))
+        }
         _ => None,
     });
     answers.next_back().expect("the runtime is answered")
@@ -72,7 +77,7 @@ fn a_model_that_never_fits_fails_the_turn_with_the_reason() {
     }
     assert_eq!(world.state(&turn), TurnState::Failed);
     let failure = world.written.iter().rev().find_map(|write| match write {
-        Write::TurnState { failure, .. } => failure.clone(),
+        Write::Turn(TurnWrite::State { failure, .. }) => failure.clone(),
         _ => None,
     });
     let failure = failure.expect("a failure is recorded");
@@ -89,7 +94,7 @@ fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
     world.misfit(&turn, 1);
     let row = world.engine.turns[&turn].row.clone();
     let step = world.written.iter().find_map(|write| match write {
-        Write::Step(row) => Some(StepRow { state: StepState::Failed, ..row.clone() }),
+        Write::Turn(TurnWrite::Step(row)) => Some(StepRow { state: StepState::Failed, ..row.clone() }),
         _ => None,
     });
     let live =

@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 
 use lodge_core::agent::FailReason;
-use lodge_core::record::{AgentRow, BinImageRecord, BinRecord, ImageContents, ImageState, RuntimeRecord};
+use lodge_core::record::{
+    AgentRow, AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
+};
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, ImageCommand, PullEffect, PullSeen, SandboxEffect, Timer};
 
 const RG: &str = "rg:latest@sha256:rg";
 
@@ -47,22 +50,23 @@ fn spec(tools: Vec<ToolRecord>) -> AgentSpec {
 
 fn new_agent(image: NewImage, tools: Vec<ToolRecord>) -> Command {
     let (name, called) = (NameChoice::Like("a".into()), "a:latest".to_owned());
-    Command::CreateAgent(Box::new(NewAgent { name, called, image, spec: spec(tools) }))
+    Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec: spec(tools) })))
 }
 
 /// What was asked for, and what was given up.
 fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
     let asks = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Pull { ask, .. } => Some(*ask),
+        Effect::Pull(PullEffect::Begin { ask, .. }) => Some(*ask),
         _ => None,
     });
-    let dropped = acts(batch).iter().filter(|effect| matches!(effect, Effect::DropPull { .. })).count();
+    let dropped =
+        acts(batch).iter().filter(|effect| matches!(effect, Effect::Pull(PullEffect::Drop { .. }))).count();
     (asks.collect(), dropped)
 }
 
 fn ups(batch: &Batch) -> Vec<&AgentRow> {
     let ups = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Up { row, how: Up::Start } => Some(row.as_ref()),
+        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => Some(row.as_ref()),
         _ => None,
     });
     ups.collect()
@@ -92,12 +96,12 @@ impl World {
     }
 
     fn brought(&mut self, agent: &AgentId, ask: u64, rows: Vec<ImageRow>, tools: Vec<ToolRecord>) -> Batch {
-        self.see(Seen::Pulled { agent: agent.clone(), ask, rows, tools, runtime: None })
+        self.see(Seen::Pull(PullSeen::Pulled { agent: agent.clone(), ask, rows, tools, runtime: None }))
     }
 
     fn pull_fails(&mut self, agent: &AgentId, ask: u64) -> Batch {
         let (agent, detail, again) = (agent.clone(), "no such host".into(), Again::Later);
-        self.see(Seen::PullFailed { agent, ask, detail, again })
+        self.see(Seen::Pull(PullSeen::Failed { agent, ask, detail, again }))
     }
 
     fn pull_state(&self, agent: &AgentId) -> AgentState {
@@ -105,7 +109,7 @@ impl World {
     }
 
     fn stop(&mut self, agent: &AgentId) -> Batch {
-        self.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel })
+        self.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }))
     }
 
     fn as_stored(&self) -> Loaded {
@@ -141,7 +145,10 @@ fn an_agent_of_an_announced_image_starts_when_all_of_it_is_here_and_recorded() {
     let batch = world.brought(&agent, 1, vec![row()], Vec::new());
     let images: Vec<ImageState> = batch.writes.iter().filter_map(state_of).collect();
     assert_eq!((images, ups(&batch).len()), (vec![ImageState::Complete], 1));
-    assert!(!batch.writes.iter().any(|write| matches!(write, Write::AgentSpec { .. })), "it is what it was");
+    assert!(
+        !batch.writes.iter().any(|write| matches!(write, Write::Agent(AgentWrite::Spec { .. }))),
+        "it is what it was"
+    );
     let again = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&again), ups(&again).len()), ((vec![], 0), 1), "what is whole is not announced again");
     assert!(again.writes.iter().all(|write| state_of(write).is_none()));
@@ -149,7 +156,7 @@ fn an_agent_of_an_announced_image_starts_when_all_of_it_is_here_and_recorded() {
 
 fn state_of(write: &Write) -> Option<ImageState> {
     match write {
-        Write::Image(row) => Some(row.state),
+        Write::Image(ImageWrite::Here(row)) => Some(row.state),
         _ => None,
     }
 }
@@ -160,10 +167,16 @@ fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
     let (agent, ask) = world.pulling();
     let batch = world.pulled(&agent, ask);
     let place = |wanted: fn(&Write) -> bool| batch.writes.iter().position(wanted).expect("it is written");
-    let image = place(|write| matches!(write, Write::Image(_)));
-    let spec = place(|write| matches!(write, Write::AgentSpec { .. }));
-    assert!(image < spec && spec < place(|write| matches!(write, Write::AgentState { .. })));
-    assert!(matches!(acts(&batch)[..], [Effect::DropPull { .. }, Effect::Up { how: Up::Start, .. }]));
+    let image = place(|write| matches!(write, Write::Image(ImageWrite::Here(_))));
+    let spec = place(|write| matches!(write, Write::Agent(AgentWrite::Spec { .. })));
+    assert!(image < spec && spec < place(|write| matches!(write, Write::Agent(AgentWrite::State { .. }))));
+    assert!(matches!(
+        acts(&batch)[..],
+        [
+            Effect::Pull(PullEffect::Drop { .. }),
+            Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+        ]
+    ));
     assert_eq!(ups(&batch)[0].spec.tools, [found_rg()], "it starts with what was found");
     world.ready(&agent);
     assert_eq!(world.pull_state(&agent), AgentState::Ready);
@@ -173,15 +186,17 @@ fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
 fn an_agent_that_is_started_again_is_asked_for_again_and_what_is_the_same_is_not_written() {
     let mut world = World::new();
     let agent = world.pulled_agent();
-    let restart = Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel };
+    let restart = Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel });
     let batch = world.ask(None, restart);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
     let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
-    let changed = |write: &Write| matches!(write, Write::AgentSpec { .. } | Write::Image(_));
+    let changed = |write: &Write| {
+        matches!(write, Write::Agent(AgentWrite::Spec { .. }) | Write::Image(ImageWrite::Here(_)))
+    };
     assert!(!batch.writes.iter().any(changed));
     assert_eq!(ups(&batch).len(), 1);
     world.stop(&agent);
-    assert_eq!(pulls(&world.ask(None, Command::StartAgent { id: agent.clone() })).0, [3]);
+    assert_eq!(pulls(&world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }))).0, [3]);
 }
 
 #[test]
@@ -195,18 +210,18 @@ fn a_runtime_from_an_image_is_pulled_too() {
         image: new_image("sha256:0", Vec::new()),
         spec: AgentSpec { runtime: Some(loops.clone()), ..spec(Vec::new()) },
     };
-    let batch = world.ask(None, Command::CreateAgent(Box::new(new)));
+    let batch = world.ask(None, Command::Agent(AgentCommand::Create(Box::new(new))));
     assert_eq!(pulls(&batch).0, [1]);
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     let runtime = Some(RuntimeRecord { path: "programs/loop".into(), ..loops });
     let rows = vec![bin("sha256:loop")];
-    world.see(Seen::Pulled {
+    world.see(Seen::Pull(PullSeen::Pulled {
         agent: agent.clone(),
         ask: 1,
         rows,
         tools: Vec::new(),
         runtime: runtime.clone(),
-    });
+    }));
     assert_eq!(world.engine.agents[&agent].row.spec.runtime, runtime);
     assert!(world.engine.images.contains_key("sha256:loop"));
 }
@@ -216,9 +231,12 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
     type End = fn(&mut World, &AgentId) -> Batch;
     let ends: [(End, AgentState); 3] = [
         (World::stop, AgentState::Stopped),
-        (|world, id| world.ask(None, Command::KillAgent { id: id.clone() }), AgentState::Stopped),
         (
-            |world, id| world.ask(None, Command::RemoveAgent { id: id.clone(), force: true }),
+            |world, id| world.ask(None, Command::Agent(AgentCommand::Kill { id: id.clone() })),
+            AgentState::Stopped,
+        ),
+        (
+            |world, id| world.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: true })),
             AgentState::Removing,
         ),
     ];
@@ -228,7 +246,7 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
         let batch = end(&mut world, &agent);
         assert_eq!((pulls(&batch), world.pull_state(&agent)), ((vec![], 1), state));
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Down { agent: agent.clone(), run });
+        world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
         let late = world.pulled(&agent, ask);
         assert!(late.writes.is_empty() && late.after.is_empty(), "{late:?}");
         let late = world.pull_fails(&agent, ask);
@@ -242,8 +260,12 @@ fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
     let mut world = World::new();
     let (agent, _) = world.pulling();
     let batch = world.stop(&agent);
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Down { .. })));
-    let down = world.see(Seen::Down { agent, run: 0 });
+    assert!(
+        acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
+    );
+    let down = world.see(Seen::Agent(AgentSeen::Down { agent, run: 0 }));
     assert_eq!(reply(&down)["status"], "stopped");
 }
 
@@ -251,7 +273,8 @@ fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
 fn the_answer_to_an_earlier_order_or_a_second_one_changes_nothing() {
     let mut world = World::new();
     let (agent, first) = world.pulling();
-    let batch = world.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    let batch = world
+        .ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }));
     let (asks, dropped) = pulls(&batch);
     assert_eq!((asks.len(), dropped), (1, 0), "the newer order takes the place of the older one");
     assert!(world.pulled(&agent, first).writes.is_empty());
@@ -273,12 +296,12 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
         assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
         assert_eq!(world.engine.agents[&agent].row.failure_detail.as_deref(), Some("no such host"));
         let later = acts(&batch).iter().find_map(|effect| match effect {
-            Effect::RetryLater { run, delay_ms, .. } => Some((*run, *delay_ms)),
+            Effect::Timer(Timer::Retry { run, delay_ms, .. }) => Some((*run, *delay_ms)),
             _ => None,
         });
         let (run, delay_ms) = later.expect("it is tried again");
         pauses.push(delay_ms);
-        let again = world.see(Seen::RetryDue { agent: agent.clone(), run });
+        let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }));
         ask = pulls(&again).0[0];
         assert_eq!(world.pull_state(&agent), AgentState::Pulling);
     }
@@ -286,9 +309,9 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
     world.pull_fails(&agent, ask);
     world.stop(&agent);
     let run = world.engine.agents[&agent].row.runs;
-    let due = world.see(Seen::RetryDue { agent: agent.clone(), run });
+    let due = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }));
     assert!(due.writes.is_empty() && pulls(&due).0.is_empty());
-    let start = world.ask(None, Command::StartAgent { id: agent.clone() });
+    let start = world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let ask = pulls(&start).0[0];
     world.pulled(&agent, ask);
     world.ready(&agent);
@@ -300,20 +323,20 @@ fn what_can_never_be_pulled_is_not_tried_again_until_somebody_starts_it() {
     let mut world = World::new();
     let (agent, ask) = world.pulling();
     world.pull_fails(&agent, ask);
-    let again = world.see(Seen::RetryDue { agent: agent.clone(), run: 0 });
+    let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
     let (ask, detail, again) = (pulls(&again).0[0], "no program for this host".to_owned(), Again::Never);
-    let batch = world.see(Seen::PullFailed { agent: agent.clone(), ask, detail, again });
+    let batch = world.see(Seen::Pull(PullSeen::Failed { agent: agent.clone(), ask, detail, again }));
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
     assert_eq!(pulls(&batch).1, 1, "whoever pulled lets go");
-    assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::RetryLater { .. })));
+    assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::Timer(Timer::Retry { .. }))));
     let row = &world.engine.agents[&agent].row;
     assert_eq!((row.retry.at, row.retry.failures), (None, 0));
     assert_eq!(row.failure_detail.as_deref(), Some("no program for this host"));
-    let due = world.see(Seen::RetryDue { agent: agent.clone(), run: 0 });
+    let due = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
     assert!(due.writes.is_empty() && pulls(&due).0.is_empty(), "a timer of before changes nothing");
     let (_, boot) = Engine::boot(world.as_stored(), host(), IdSource::new(2), "0", NOW);
     assert!(pulls(&boot).0.is_empty(), "nor does a new daemon");
-    let start = world.ask(None, Command::StartAgent { id: agent.clone() });
+    let start = world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     world.pulled(&agent, pulls(&start).0[0]);
     world.ready(&agent);
     assert_eq!(world.pull_state(&agent), AgentState::Ready);
@@ -327,7 +350,7 @@ fn turns_wait_while_their_agent_is_pulled_and_while_it_waits_for_its_next_try() 
     assert_eq!(world.state(&turn), TurnState::Queued);
     let batch = world.pull_fails(&agent, ask);
     assert!(!kinds(&batch).contains(&EventKind::TurnFailed));
-    let again = world.see(Seen::RetryDue { agent: agent.clone(), run: 0 });
+    let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
     world.pulled(&agent, pulls(&again).0[0]);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
@@ -338,7 +361,12 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     let mut world = World::new();
     let agent = world.pulled_agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
-    let died = Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "signal 9".into() };
+    let died = Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run: 1,
+        part: Part::Sandbox,
+        detail: "signal 9".into(),
+    });
     let batch = world.see(died);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
     let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
@@ -381,7 +409,8 @@ fn an_update_to_another_image_pulls_it_when_the_turns_are_over() {
     let image = ImageChange { name: "b:1".into(), digest: "sha256:1".into(), old: Box::default(), new };
     let change = Change { image: Some(image), ..Change::default() };
     let image = Some(announced(with_rg("sha256:1")));
-    let update = Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image }));
+    let update =
+        Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image })));
     let batch = world.ask(None, update);
     assert_eq!((pulls(&batch), reply(&batch)["in_force"].as_str()), ((vec![], 0), Some("after_turns")));
     world.ask_model(&agent, &turn, 1);
@@ -401,8 +430,10 @@ fn an_update_that_needs_nothing_from_images_ends_a_pull() {
     let image = ImageChange { name: "b:1".into(), digest: "sha256:2".into(), old, new };
     let change = Change { image: Some(image), ..Change::default() };
     let image = Some(new_image("sha256:2", Vec::new()));
-    let batch =
-        world.ask(None, Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image })));
+    let batch = world.ask(
+        None,
+        Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image }))),
+    );
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![], 1), 1));
     assert!(world.pulled(&agent, ask).writes.is_empty());
 }
@@ -415,8 +446,10 @@ fn an_update_to_the_image_that_it_has_needs_no_other_runtime() {
     let (old, new) = (Box::new(spec(vec![rg()])), Box::new(spec(vec![rg()])));
     let image = ImageChange { name: "a:latest".into(), digest: "sha256:1".into(), old, new };
     let change = Change { image: Some(image), ..Change::default() };
-    let batch =
-        world.ask(None, Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image: None })));
+    let batch = world.ask(
+        None,
+        Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image: None }))),
+    );
     assert_eq!((pulls(&batch), world.pull_state(&agent)), ((vec![], 0), AgentState::Ready));
     assert_eq!(world.engine.agents[&agent].row.spec.tools, [found_rg()]);
 }
@@ -427,8 +460,10 @@ fn a_change_of_labels_meanwhile_is_not_lost_when_the_pull_ends() {
     let (agent, ask) = world.pulling();
     let labels = std::collections::BTreeMap::from([("k".to_owned(), Some("v".to_owned()))]);
     let change = Change { labels, ..Change::default() };
-    let batch =
-        world.ask(None, Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image: None })));
+    let batch = world.ask(
+        None,
+        Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image: None }))),
+    );
     assert_eq!(pulls(&batch), (vec![], 0), "it is the same pull");
     world.pulled(&agent, ask);
     let spec = &world.engine.agents[&agent].row.spec;
@@ -440,13 +475,13 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     let mut world = World::new();
     let row = || ImageRow::agent("sha256:1".into(), "a:latest".into(), 7, ImageRecord::default());
     let new = NewImage { row: row(), with: Vec::new(), tags: vec!["x:latest".to_owned()] };
-    world.ask(None, Command::AddImage(Box::new(new)));
+    world.ask(None, Command::Image(ImageCommand::Add(Box::new(new))));
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (0, 1), "it is whole");
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
-    world.ask(None, Command::RemoveAgent { id: agent.clone(), force: true });
-    world.see(Seen::Cleared { agent });
-    world.ask(None, Command::RemoveImage(ImageGiven::Ref("x:latest".into())));
+    world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
+    world.see(Seen::Agent(AgentSeen::Cleared { agent }));
+    world.ask(None, Command::Image(ImageCommand::Remove(ImageGiven::Ref("x:latest".into()))));
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (1, 0), "it went");
 }
@@ -479,7 +514,7 @@ fn a_pull_that_is_set_aside_is_not_tried_again_until_an_operator_says_so() {
     assert!(
         row.retry.at.is_none() && row.failure_detail.as_ref().unwrap().contains("lodge quarantine retry")
     );
-    let start = world.ask(None, Command::StartAgent { id: agent.clone() });
+    let start = world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     assert!(pulls(&start).0.is_empty(), "nor when somebody starts it");
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
     let id = world.engine.quarantine.keys().next().unwrap().clone();

@@ -4,6 +4,8 @@ use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, Suspect, Work, WorkKind};
 
 use super::*;
+use crate::{AgentSeen, SandboxEffect, TurnCommand};
+use lodge_core::record::WorkWrite;
 
 fn suspect(kind: WorkKind, subject: &str) -> Suspect {
     Suspect { work: Work { kind, subject: subject.into() }, detail: "agent/list".into(), deaths: 3 }
@@ -54,7 +56,7 @@ impl World {
 }
 
 fn runs(batch: &Batch, turn: &TurnId) -> bool {
-    acts(batch).iter().any(|effect| matches!(effect, Effect::RunTurn { turn: run, .. } if run == turn))
+    acts(batch).iter().any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { turn: run, .. }, .. } if run == turn))
 }
 
 /// A daemon that set the model call of a turn aside, which had another one behind it and one beside it.
@@ -79,8 +81,9 @@ fn a_turn_whose_model_call_is_set_aside_waits_and_others_of_its_agent_go_on() {
     let run = world.engine.agents[&agent].row.runs;
     // The runtime, which lived on, has both turns in hand.
     let running = vec![pill.clone(), beside.clone()];
-    let ready = world.see(Seen::RuntimeReady { agent: agent.clone(), run, adopted: true, running });
-    let dropped = |effect: &&Effect| matches!(effect, Effect::DropTurn { turn, .. } if *turn == pill);
+    let ready =
+        world.see(Seen::Agent(AgentSeen::RuntimeReady { agent: agent.clone(), run, adopted: true, running }));
+    let dropped = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::DropTurn { turn, .. }, .. } if *turn == pill);
     assert_eq!(acts(&ready).into_iter().filter(|effect| dropped(effect)).count(), 1);
     assert!(!runs(&ready, &pill) && !runs(&ready, &behind));
     let asked = world.ask_model(&agent, &pill, 1);
@@ -143,10 +146,10 @@ fn a_retry_hands_the_turn_out_again_and_a_drop_fails_it_and_lets_the_next_begin(
 #[test]
 fn interrupting_the_turn_is_a_decision_too() {
     let (mut world, _, [pill, ..]) = with_a_pill();
-    let batch = world.ask(None, Command::InterruptTurn { id: pill.clone() });
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: pill.clone() }));
     assert_eq!(world.state(&pill), TurnState::Interrupted);
     assert!(world.aside().is_empty());
-    assert!(batch.writes.iter().any(|write| matches!(write, Write::Released { .. })));
+    assert!(batch.writes.iter().any(|write| matches!(write, Write::Work(WorkWrite::Released { .. }))));
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn what_was_set_aside_without_room_on_the_disk_is_set_aside_again() {
         engine.quarantine.values().map(|row| row.work.subject.as_str()).collect::<Vec<_>>(),
         [pill.as_str()]
     );
-    assert!(batch.writes.iter().any(|write| matches!(write, Write::Quarantined(_))));
+    assert!(batch.writes.iter().any(|write| matches!(write, Write::Work(WorkWrite::Quarantined(_)))));
     // Recorded and released since, it is not.
     let released = Loaded { seq: u64::MAX / 2, ..before };
     let (engine, _) = engine.rebuild(released, &std::collections::HashSet::new(), NOW);

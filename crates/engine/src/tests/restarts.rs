@@ -4,17 +4,20 @@ use lodge_core::agent::FailReason;
 use lodge_core::lineage::{EndReason, LineageState};
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Up { row, how: Up::Start } => Some((row.incarnation, row.runs)),
+        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
+            Some((row.incarnation, row.runs))
+        }
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()
 }
 
 fn restart(world: &mut World, agent: &AgentId) -> Batch {
-    world.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel })
+    world.ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }))
 }
 
 #[test]
@@ -47,7 +50,9 @@ fn whoever_dies_in_the_middle_of_a_restart_the_next_daemon_brings_it_up() {
     };
     let (_, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     let up = acts(&batch).into_iter().find_map(|effect| match effect {
-        Effect::Up { row, how: Up::Adopt } => Some((row.state, row.incarnation)),
+        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Adopt }, .. } => {
+            Some((row.state, row.incarnation))
+        }
         _ => None,
     });
     assert_eq!(up, Some((AgentState::Starting, 2)), "an older incarnation is not what is adopted");
@@ -59,9 +64,19 @@ fn what_the_old_process_does_after_a_restart_means_nothing() {
     let agent = world.agent();
     restart(&mut world, &agent);
     for seen in [
-        Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "x".into() },
-        Seen::Exited { agent: agent.clone(), run: 1, code: 0, detail: "x".into() },
-        Seen::RuntimeReady { agent: agent.clone(), run: 1, adopted: false, running: Vec::new() },
+        Seen::Agent(AgentSeen::Died {
+            agent: agent.clone(),
+            run: 1,
+            part: Part::Sandbox,
+            detail: "x".into(),
+        }),
+        Seen::Agent(AgentSeen::Exited { agent: agent.clone(), run: 1, code: 0, detail: "x".into() }),
+        Seen::Agent(AgentSeen::RuntimeReady {
+            agent: agent.clone(),
+            run: 1,
+            adopted: false,
+            running: Vec::new(),
+        }),
     ] {
         assert!(world.see(seen).writes.is_empty());
     }
@@ -73,30 +88,35 @@ fn what_the_old_process_does_after_a_restart_means_nothing() {
 fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::ProbeTimedOut { agent: agent.clone(), run });
+    world.see(Seen::Agent(AgentSeen::ProbeTimedOut { agent: agent.clone(), run }));
     assert_eq!(world.engine.agents[&agent].row.state, AgentState::Failed(FailReason::ReadinessTimeout));
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     for _ in 0..2 {
         world.ready(&agent);
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Died { agent: agent.clone(), run, part: Part::Runtime, detail: "x".into() });
+        world.see(Seen::Agent(AgentSeen::Died {
+            agent: agent.clone(),
+            run,
+            part: Part::Runtime,
+            detail: "x".into(),
+        }));
     }
     assert_eq!(world.engine.agents[&agent].lineage.state, LineageState::Orphaned);
     let run = world.engine.agents[&agent].row.runs;
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     let lineage = &world.engine.agents[&agent].lineage;
     assert_eq!((lineage.state, lineage.deaths), (LineageState::Active, 0));
-    assert!(ups(&world.see(Seen::RevivalDue { agent: agent.clone(), run })).is_empty());
+    assert!(ups(&world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }))).is_empty());
 }
 
 #[test]
 fn a_killed_lineage_stays_dead_and_a_restart_begins_another() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::KillAgent { id: agent.clone() });
+    world.ask(None, Command::Agent(AgentCommand::Kill { id: agent.clone() }));
     let old = world.engine.agents[&agent].lineage.clone();
     assert_eq!(old.state, LineageState::Ended(EndReason::Killed));
     restart(&mut world, &agent);
@@ -110,9 +130,14 @@ fn a_restart_is_refused_while_somebody_has_to_decide_and_when_the_agent_is_going
     if let Some(agent) = world.engine.agents.get_mut(&agent) {
         agent.row.spec.revival_policy = Some(Policy::Ask.code());
     }
-    world.see(Seen::Died { agent: agent.clone(), run: 1, part: Part::Sandbox, detail: "x".into() });
+    world.see(Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run: 1,
+        part: Part::Sandbox,
+        detail: "x".into(),
+    }));
     assert_eq!(refusal(&restart(&mut world, &agent)), "lineage.ask_pending");
-    world.ask(None, Command::RemoveAgent { id: agent.clone(), force: true });
+    world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
     assert_eq!(refusal(&restart(&mut world, &agent)), "agent.wrong_state");
 }
 
@@ -139,7 +164,7 @@ fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_
     world.ready(&agent);
     let again = world.ask_model(&agent, &turn, 1);
     assert!(
-        matches!(&again.early[..], [Effect::CallModel(order)] if order.attempt == 2),
+        matches!(&again.early[..], [Effect::Model(ModelEffect::Call(order))] if order.attempt == 2),
         "{:?}",
         again.early
     );

@@ -4,12 +4,13 @@ use lodge_core::agent::FailReason;
 use lodge_core::record::Retry;
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, SandboxEffect, Timer};
 
 impl World {
     fn new_agent(&mut self) -> AgentId {
         let agent = self.agent();
-        self.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
-        self.ask(None, Command::StartAgent { id: agent.clone() });
+        self.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
+        self.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
         agent
     }
 
@@ -19,7 +20,7 @@ impl World {
     }
 
     fn due(&mut self, agent: &AgentId, run: u32) -> Batch {
-        self.see(Seen::RetryDue { agent: agent.clone(), run })
+        self.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }))
     }
 
     fn row(&self, agent: &AgentId) -> &lodge_core::record::AgentRow {
@@ -28,35 +29,45 @@ impl World {
 }
 
 fn no_model(agent: AgentId, run: u32) -> Seen {
-    Seen::Lacks { agent, run, lack: Lack::Model, detail: "no provider `x`".into() }
+    Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Model, detail: "no provider `x`".into() })
 }
 
 fn no_image(agent: AgentId, run: u32) -> Seen {
-    Seen::Lacks { agent, run, lack: Lack::Image, detail: "its image is not in the store".into() }
+    Seen::Agent(AgentSeen::Lacks {
+        agent,
+        run,
+        lack: Lack::Image,
+        detail: "its image is not in the store".into(),
+    })
 }
 
 fn no_config(agent: AgentId, run: u32) -> Seen {
-    Seen::Lacks { agent, run, lack: Lack::Config, detail: "CONFIG k has no value".into() }
+    Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Config, detail: "CONFIG k has no value".into() })
 }
 
 fn no_spawn(agent: AgentId, run: u32) -> Seen {
-    Seen::SpawnFailed { agent, run, detail: "it cannot\nbe spawned".into() }
+    Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail: "it cannot\nbe spawned".into() })
 }
 
 fn no_probe(agent: AgentId, run: u32) -> Seen {
-    Seen::ProbeTimedOut { agent, run }
+    Seen::Agent(AgentSeen::ProbeTimedOut { agent, run })
 }
 
 fn laters(batch: &Batch) -> Vec<(u32, u64)> {
     let later = |effect: &&Effect| match effect {
-        Effect::RetryLater { run, delay_ms, .. } => Some((*run, *delay_ms)),
+        Effect::Timer(Timer::Retry { run, delay_ms, .. }) => Some((*run, *delay_ms)),
         _ => None,
     };
     acts(batch).iter().filter_map(later).collect()
 }
 
 fn ups(batch: &Batch) -> usize {
-    acts(batch).iter().filter(|effect| matches!(effect, Effect::Up { how: Up::Start, .. })).count()
+    acts(batch)
+        .iter()
+        .filter(|effect| {
+            matches!(effect, Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. })
+        })
+        .count()
 }
 
 #[test]
@@ -113,7 +124,13 @@ fn a_failure_is_one_line_of_the_log_in_the_promised_form() {
     let batch = world.fail_start(&agent, no_spawn);
     let lines: Vec<&String> = acts(&batch)
         .into_iter()
-        .filter_map(|effect| if let Effect::NoteFailure { line, .. } = effect { Some(line) } else { None })
+        .filter_map(|effect| {
+            if let Effect::Sandbox { what: SandboxEffect::NoteFailure { line, .. }, .. } = effect {
+                Some(line)
+            } else {
+                None
+            }
+        })
         .collect();
     assert_eq!(lines, ["[1970-01-01T00:00:01.000Z] failed: init: it cannot be spawned"]);
 }
@@ -121,9 +138,9 @@ fn a_failure_is_one_line_of_the_log_in_the_promised_form() {
 #[test]
 fn a_stop_a_kill_and_a_removal_cancel_a_pending_retry_at_once() {
     for command in [
-        (|id| Command::StopAgent { id, jobs: RunningJobs::Cancel }) as fn(AgentId) -> Command,
-        |id| Command::KillAgent { id },
-        |id| Command::RemoveAgent { id, force: false },
+        (|id| Command::Agent(AgentCommand::Stop { id, jobs: RunningJobs::Cancel })) as fn(AgentId) -> Command,
+        |id| Command::Agent(AgentCommand::Kill { id }),
+        |id| Command::Agent(AgentCommand::Remove { id, force: false }),
     ] {
         let mut world = World::new();
         let agent = world.new_agent();
@@ -144,7 +161,7 @@ fn a_manual_start_begins_the_count_anew_and_an_old_timer_means_nothing() {
         world.due(&agent, run);
     }
     let (run, _) = laters(&world.fail_start(&agent, no_spawn))[0];
-    assert_eq!(ups(&world.ask(None, Command::StartAgent { id: agent.clone() })), 1);
+    assert_eq!(ups(&world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }))), 1);
     assert_eq!(world.row(&agent).retry, Retry::default());
     assert_eq!(ups(&world.due(&agent, run)), 0);
     let again = world.fail_start(&agent, no_spawn);
@@ -204,12 +221,21 @@ fn turns_of_one_that_cannot_be_started_again_wait_and_go_on_when_it_can() {
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let run = world.row(&agent).runs;
-    world.see(Seen::Died { agent: agent.clone(), run, part: Part::Sandbox, detail: "x".into() });
+    world.see(Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run,
+        part: Part::Sandbox,
+        detail: "x".into(),
+    }));
     assert_eq!(world.state(&turn), TurnState::Running, "its revival is under way");
     let (run, _) = laters(&world.fail_start(&agent, no_model))[0];
     assert_eq!(world.state(&turn), TurnState::Waiting);
     world.due(&agent, run);
     let batch = world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::RunTurn { .. })));
+    assert!(
+        acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { .. }, .. }))
+    );
 }

@@ -4,6 +4,8 @@ use lodge_core::SessionId;
 use lodge_core::session::{ForkPlan, PathPlan};
 
 use super::*;
+use crate::{AgentCommand, TurnCommand};
+use lodge_core::record::{SessionWrite, TurnWrite};
 
 impl World {
     fn fact(&self, session: &str) -> SessionFact {
@@ -20,7 +22,7 @@ impl World {
 
     fn change(&mut self, fact: SessionFact, what: SessionWhat) -> Batch {
         let change = SessionChange { fact, agent_name: "a".into(), agent_removed: false, what };
-        self.ask(None, Command::ChangeSession(Box::new(change)))
+        self.ask(None, Command::Session(Box::new(change)))
     }
 
     fn say(&mut self, agent: &AgentId, session: &str, text: &str) -> TurnRow {
@@ -38,7 +40,7 @@ fn id(session: &str) -> SessionId {
 
 fn accepted(batch: &Batch) -> TurnRow {
     let turn = batch.writes.iter().find_map(|write| match write {
-        Write::Turn(row) => Some(row.clone()),
+        Write::Turn(TurnWrite::New(row)) => Some(row.clone()),
         _ => None,
     });
     turn.unwrap()
@@ -103,8 +105,11 @@ fn a_request_that_read_of_a_session_before_it_was_deleted_begins_it_anew() {
     assert_eq!(refusal(&refused), "session.not_found");
     let session = SessionChoice::Named { id: id("s"), fact: Some(before) };
     let new = NewTurn { agent, session, sender: None, text: "hi".into(), schema: None };
-    let batch = world.ask(None, Command::SendTurn(Box::new(new)));
-    assert!(batch.writes.iter().any(|write| matches!(write, Write::Session(_))), "it is made again");
+    let batch = world.ask(None, Command::Turn(TurnCommand::Send(Box::new(new))));
+    assert!(
+        batch.writes.iter().any(|write| matches!(write, Write::Session(SessionWrite::New(_)))),
+        "it is made again"
+    );
     let row = accepted(&batch);
     assert_eq!((row.number, row.first_message, row.place.parent), (1, 1, None));
 }
@@ -146,8 +151,8 @@ fn a_fork_goes_on_behind_its_copies_and_takes_no_name_that_is_taken() {
     let fact = world.fact("s");
     let batch = world.change(fact, SessionWhat::Fork { to: Some(id("f")), plan: plan() });
     assert_eq!(reply(&batch)["forked_from"], json!({"session": "s", "turn": 2}));
-    let Some(Write::SessionFork(fork)) =
-        batch.writes.iter().find(|write| matches!(write, Write::SessionFork(_)))
+    let Some(Write::Session(SessionWrite::Fork(fork))) =
+        batch.writes.iter().find(|write| matches!(write, Write::Session(SessionWrite::Fork(_))))
     else {
         panic!("no fork: {batch:?}")
     };
@@ -185,7 +190,7 @@ fn a_refusal_leaves_a_session_that_the_store_knew_no_longer_in_memory_than_one_a
     let other: AgentId = "agt_00000000000000009".parse().unwrap();
     let session = SessionChoice::Named { id: id("theirs"), fact: Some(stored("theirs", &other)) };
     let new = NewTurn { agent, session, sender: None, text: "hi".into(), schema: None };
-    let refused = world.ask(None, Command::SendTurn(Box::new(new)));
+    let refused = world.ask(None, Command::Turn(TurnCommand::Send(Box::new(new))));
     assert_eq!(refusal(&refused), "session.other_agent");
     assert_eq!(world.engine.idle_sessions, [id("s"), id("forked"), id("theirs")]);
 }
@@ -202,12 +207,12 @@ fn a_turn_that_is_done_again_takes_the_place_of_the_old_one_in_one_batch() {
     let row = accepted(&batch);
     assert_eq!((row.number, row.place.replaces.as_ref()), (2, Some(&rows[1].id)));
     assert_eq!(row.place.parent.as_ref(), Some(&rows[0].id));
-    assert!(batch.writes.iter().any(|write| matches!(write, Write::SessionPath(_))));
+    assert!(batch.writes.iter().any(|write| matches!(write, Write::Session(SessionWrite::Path(_)))));
     assert_eq!(reply(&batch)["replaces"], json!(rows[1].id.as_str()));
     // Refused, the path is as it was.
     world.ask_model(&agent, &row.id, 1);
     world.answer(&row.id, 1, 1, "ok", &[]);
-    world.ask(None, Command::StopAgent { id: agent, jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent, jobs: RunningJobs::Cancel }));
     let (fact, plan) = (world.fact("s"), cut(1, Some(&rows[0])));
     let refused = world.change(fact.clone(), SessionWhat::Regenerate(Box::new(again(plan))));
     assert_eq!((refusal(&refused), refused.writes.len()), ("agent.not_running", 0));

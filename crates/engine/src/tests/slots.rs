@@ -3,6 +3,7 @@
 use lodge_core::agent::FailReason;
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, TurnCommand, TurnSeen};
 
 impl World {
     fn with_slots(max_concurrent: usize) -> World {
@@ -24,34 +25,43 @@ impl World {
     fn end_by(&mut self, agent: &AgentId, turn: &TurnId, how: &str) {
         match how {
             "finish" => drop(self.finish(agent, turn)),
-            "interrupt" => drop(self.ask(None, Command::InterruptTurn { id: turn.clone() })),
+            "interrupt" => drop(self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }))),
             "fail" => {
                 let ask = Ask::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
-                self.see(Seen::Asked { agent: agent.clone(), id: json!(1), ask });
+                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
             }
-            "stop" => {
-                drop(self.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel }))
+            "stop" => drop(self.ask(
+                None,
+                Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }),
+            )),
+            "kill" => drop(self.ask(None, Command::Agent(AgentCommand::Kill { id: agent.clone() }))),
+            "remove" => {
+                drop(self.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true })))
             }
-            "kill" => drop(self.ask(None, Command::KillAgent { id: agent.clone() })),
-            "remove" => drop(self.ask(None, Command::RemoveAgent { id: agent.clone(), force: true })),
-            "restart" => {
-                drop(self.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel }))
-            }
+            "restart" => drop(self.ask(
+                None,
+                Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }),
+            )),
             "death" => {
                 if let Some(agent) = self.engine.agents.get_mut(agent) {
                     agent.row.spec.revival_policy = Some(Policy::Ask.code());
                 }
                 let run = self.engine.agents[agent].row.runs;
                 let (agent, part, detail) = (agent.clone(), Part::Sandbox, "x".to_owned());
-                self.see(Seen::Died { agent, run, part, detail });
+                self.see(Seen::Agent(AgentSeen::Died { agent, run, part, detail }));
             }
             "exit" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::Exited { agent: agent.clone(), run, code: 0, detail: "x".into() });
+                self.see(Seen::Agent(AgentSeen::Exited {
+                    agent: agent.clone(),
+                    run,
+                    code: 0,
+                    detail: "x".into(),
+                }));
             }
             "not down" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::NotDown { agent: agent.clone(), run, detail: "x".into() });
+                self.see(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail: "x".into() }));
             }
             other => panic!("nothing ends a turn by {other}"),
         }
@@ -125,7 +135,7 @@ fn a_turn_that_waited_in_the_ledger_needs_a_slot_to_go_on() {
     assert_eq!([&turn, &other].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
     let lineage = world.engine.agents[&one].lineage.id.clone();
     let settlement = Settlement { agent: one.clone(), lineage, policy: Policy::Revive, last_turn: None };
-    world.ask(None, Command::SettleLineage(Box::new(settlement)));
+    world.ask(None, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement))));
     world.ready(&one);
     assert_eq!(world.state(&turn), TurnState::Waiting, "the slot is taken");
     world.finish(&two, &other);
@@ -172,7 +182,7 @@ fn a_turn_says_what_it_waits_for() {
     assert_eq!(of(&world.send(&one, "s", "1")), None);
     assert_eq!(of(&world.send(&one, "s", "2")).as_deref(), Some("session"));
     assert_eq!(of(&world.send(&two, "t", "1")).as_deref(), Some("slot"));
-    world.ask(None, Command::RestartAgent { id: two.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Restart { id: two.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(of(&world.send(&two, "u", "1")).as_deref(), Some("agent"));
 }
 

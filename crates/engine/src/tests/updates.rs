@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use lodge_core::record::{LimitsRecord, RuntimeRecord};
+use lodge_core::record::{ImageWrite, LimitsRecord, RuntimeRecord};
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Up { row, how: Up::Start } => Some((row.incarnation, row.spec.model.clone())),
+        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
+            Some((row.incarnation, row.spec.model.clone()))
+        }
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()
@@ -25,7 +28,7 @@ fn to_model(model: &str) -> Change {
 impl World {
     fn update(&mut self, agent: &AgentId, change: Change) -> Batch {
         let update = Update { agent: agent.clone(), change, image: None };
-        self.ask(None, Command::UpdateAgent(Box::new(update)))
+        self.ask(None, Command::Agent(AgentCommand::Update(Box::new(update))))
     }
 
     fn spec(&self, agent: &AgentId) -> &AgentSpec {
@@ -35,7 +38,7 @@ impl World {
     fn calls_model(&mut self, agent: &AgentId, turn: &TurnId) -> String {
         let batch = self.ask_model(agent, turn, 1);
         let model = batch.early.iter().find_map(|effect| match effect {
-            Effect::CallModel(order) => Some(order.model.clone()),
+            Effect::Model(ModelEffect::Call(order)) => Some(order.model.clone()),
             _ => None,
         });
         model.expect("a call")
@@ -78,20 +81,24 @@ fn running_turns_finish_on_the_old_settings_and_then_the_runtime_is_replaced() {
 fn a_stopped_agent_gets_it_at_its_next_start() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!(reply(&batch)["in_force"], "next_start");
     assert!(ups(&batch).is_empty());
     assert_eq!(world.engine.agents[&agent].row.state, AgentState::Stopped);
-    assert_eq!(ups(&world.ask(None, Command::StartAgent { id: agent.clone() })), [(2, "p/new".to_owned())]);
+    assert_eq!(
+        ups(&world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }))),
+        [(2, "p/new".to_owned())]
+    );
 }
 
 #[test]
 fn one_that_waits_for_its_retry_is_tried_at_once_with_what_is_new() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
-    let lacks = Seen::Lacks { agent: agent.clone(), run: 2, lack: Lack::Model, detail: "x".into() };
+    world.ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }));
+    let lacks =
+        Seen::Agent(AgentSeen::Lacks { agent: agent.clone(), run: 2, lack: Lack::Model, detail: "x".into() });
     world.see(lacks);
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!(reply(&batch)["in_force"], "now");
@@ -106,14 +113,19 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
         let turn = turn_of(&world.send(&agent, "s", "1"));
         world.update(&agent, to_model("p/new"));
         let command = match how {
-            "stop" => Some(Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel }),
-            "restart" => Some(Command::RestartAgent { id: agent.clone(), jobs: RunningJobs::Cancel }),
+            "stop" => {
+                Some(Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }))
+            }
+            "restart" => {
+                Some(Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }))
+            }
             _ => None,
         };
         match command {
             Some(command) => drop(world.ask(None, command)),
             None => {
-                let seen = Seen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() };
+                let seen =
+                    Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
                 world.see(seen);
                 assert_eq!(world.state(&turn), TurnState::Waiting);
             }
@@ -129,7 +141,12 @@ fn a_runtime_that_dies_while_an_update_waits_is_revived_with_what_its_turns_bega
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "1"));
     world.update(&agent, to_model("p/new"));
-    let died = Seen::Died { agent: agent.clone(), run: 1, part: Part::Runtime, detail: "x".into() };
+    let died = Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run: 1,
+        part: Part::Runtime,
+        detail: "x".into(),
+    });
     assert_eq!(ups(&world.see(died)), [(1, "p/m".to_owned())]);
     world.ready(&agent);
     assert_eq!(world.calls_model(&agent, &turn), "p/m");
@@ -210,8 +227,13 @@ fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen()
         change: Change { image: Some(image), ..Change::default() },
         image: Some(new_image("sha256:1", vec!["b:latest".into()])),
     };
-    let batch = world.ask(None, Command::UpdateAgent(Box::new(update)));
-    assert!(batch.writes.iter().any(|write| matches!(write, Write::Image(row) if row.digest == "sha256:1")));
+    let batch = world.ask(None, Command::Agent(AgentCommand::Update(Box::new(update))));
+    assert!(
+        batch
+            .writes
+            .iter()
+            .any(|write| matches!(write, Write::Image(ImageWrite::Here(row)) if row.digest == "sha256:1"))
+    );
     let spec = world.spec(&agent);
     assert_eq!((spec.model.as_str(), spec.tools.len()), ("p/newer", 1));
     assert_eq!(spec.labels, labels(&[("both", "chosen"), ("mine", "1"), ("since", "new")]));
@@ -224,7 +246,7 @@ fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen()
 fn an_agent_that_is_going_is_not_updated() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::RemoveAgent { id: agent.clone(), force: true });
+    world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!(refusal(&batch), "agent.wrong_state");
     assert!(batch.writes.is_empty());

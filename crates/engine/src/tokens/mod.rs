@@ -1,8 +1,9 @@
 //! Tokens: issued and revoked like everything else, and over with the agent they are for.
 
+pub mod messages;
+
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{LIVE_TOKENS_MAX, TOKEN_NAME_BYTES_MAX};
-use lodge_core::record::Write;
 use lodge_core::token::{CREDENTIALS, Holder, Standing, TokenRow};
 use lodge_core::{AgentId, TokenId};
 
@@ -98,7 +99,7 @@ impl Engine {
 
 /// The doors hear of it before whoever asked does: what is answered is true already.
 fn record(step: &mut Step, row: TokenRow) {
-    step.write(Write::Token(row.clone()));
+    step.write(row.clone());
     step.act(Effect::Token(Box::new(row)));
 }
 
@@ -116,12 +117,12 @@ mod tests {
     use std::time::Duration;
 
     use lodge_core::lineage::Policy;
-    use lodge_core::record::Loaded;
+    use lodge_core::record::{Loaded, Write};
     use lodge_core::retry::Backoff;
     use lodge_core::{IdSource, Timestamp};
 
     use super::*;
-    use crate::{Batch, Command, Host, Input, Out, Settings};
+    use crate::{Batch, Command, Host, Input, Out, Settings, TokenCommand};
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
 
@@ -145,7 +146,7 @@ mod tests {
 
     fn issue(engine: &mut Engine, holder: TokenFor, now: Timestamp) -> Batch {
         let new = NewToken { holder, name: None, expires_at: NOW.plus_ms(100) };
-        ask(engine, Command::IssueToken(Box::new(new)), now)
+        ask(engine, Command::Token(TokenCommand::Issue(Box::new(new))), now)
     }
 
     fn written(batch: &Batch) -> Vec<TokenRow> {
@@ -168,7 +169,7 @@ mod tests {
         let mut engine = engine(Vec::new());
         let issued = issue(&mut engine, TokenFor::Operator, NOW);
         let row = written(&issued).remove(0);
-        let revoked = ask(&mut engine, Command::RevokeToken { row: Box::new(row) }, NOW);
+        let revoked = ask(&mut engine, Command::Token(TokenCommand::Revoke { row: Box::new(row) }), NOW);
         for batch in [issued, revoked] {
             assert!(matches!(batch.after[..], [Out::Act(Effect::Token(_)), Out::Reply { reply: Ok(_), .. }]));
         }
@@ -201,7 +202,8 @@ mod tests {
         let mut engine = engine(Vec::new());
         let mut row = written(&issue(&mut engine, TokenFor::Operator, NOW)).remove(0);
         row.revoked_at = Some(NOW);
-        let again = ask(&mut engine, Command::RevokeToken { row: Box::new(row) }, NOW.plus_ms(5));
+        let again =
+            ask(&mut engine, Command::Token(TokenCommand::Revoke { row: Box::new(row) }), NOW.plus_ms(5));
         assert!(written(&again).is_empty());
     }
 }

@@ -6,14 +6,16 @@
 //! to repeat until its text is stored, and never made again after that.
 
 use lodge_core::epoch::{Epoch, EpochRow, SUMMARY_BYTES_MAX, Strategy, Summary};
-use lodge_core::record::{FailureRecord, StepKind, Write};
+use lodge_core::record::{FailureRecord, SessionWrite, StepKind};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::StepState;
 use lodge_core::{EventData, EventKind, TurnId};
 use serde_json::{Value, json};
 
 use super::state::{Compaction, Phase, Turn};
-use crate::{Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, Purpose, failure};
+use crate::{
+    Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
+};
 
 /// The step under which a summary is written, before the first model call of its turn.
 pub(crate) const SUMMARY_STEP: u32 = 0;
@@ -61,7 +63,7 @@ impl Engine {
             Verdict::Settled => Ok(json!({"from_turn": from_turn})),
             Verdict::Refused(failure) => Err(failure),
         };
-        self.step.act(Effect::Answer { agent, id: waiter, answer });
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
         self.step.hurry();
     }
 
@@ -97,7 +99,7 @@ impl Engine {
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
         let strategy = compaction.strategy;
         let upto = first_read(compaction, turn.row.number) - 1;
-        self.step.act_early(Effect::CallModel(Box::new(ModelOrder {
+        self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
             model,
             session: turn.row.session.clone(),
@@ -111,7 +113,7 @@ impl Engine {
             bytes: session.epoch.read_bytes(session.epoch.from_turn, upto),
             purpose: Purpose::Summary { upto, strategy },
             delay_ms,
-        })));
+        }))));
     }
 
     pub(crate) fn summary_answered(&mut self, id: &TurnId, attempt: u32, answer: &ModelAnswer) {
@@ -210,7 +212,10 @@ impl Engine {
             message: why.map(|why| why.message),
             ..EventData::default()
         };
-        let answer = Effect::Answer { agent, id: waiter, answer: Ok(json!({"from_turn": from_turn})) };
+        let answer = Effect::Sandbox {
+            agent,
+            what: SandboxEffect::Answer { id: waiter, answer: Ok(json!({"from_turn": from_turn})) },
+        };
         // A window alone is chosen again at no cost. It rides, and is recorded no later than an answer that was read by it.
         if row.summary == Summary::Nothing {
             self.step.act_early(answer);
@@ -218,7 +223,7 @@ impl Engine {
             self.step.hurry();
             self.step.act(answer);
         }
-        self.step.ride(Write::Epoch(row));
+        self.step.ride(SessionWrite::Epoch(row));
         self.turn_event(id, EventKind::SessionCompacted, data);
     }
 }

@@ -1,14 +1,14 @@
 //! Tool calls: the intent is durable before the program starts, the outcome before anything depends on it.
 
 use lodge_core::limits::PREVIEW_BYTES_MAX;
-use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, TurnWrite};
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, StepId, Timestamp, TurnId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::state::{Call, Phase};
-use crate::{Effect, Engine, ExecEnd, ExecHow, failure};
+use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
 
 /// A program the runtime wants to be run.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Engine {
             .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
         let Some(safe) = tool.map(|tool| tool.safe) else {
             let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
-            self.step.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         let (ids, boot) = (&mut self.ids, self.host.boot.clone());
@@ -50,11 +50,11 @@ impl Engine {
         else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
-            self.step.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         if let Some(result) = &call.result {
-            self.step.act(Effect::Answer { agent, id, answer: Ok(result.clone()) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
             return;
         }
         call.waiter = Some(id);
@@ -79,10 +79,10 @@ impl Engine {
         };
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
-        self.step.write(Write::Step(row));
+        self.step.write(TurnWrite::Step(row));
         let Wanted { turn, step, call, bin, .. } = wanted;
         self.tool_started(&Started { turn, step: *step, call, name: bin });
-        self.step.act(Effect::StartExec { agent, exec, request, safe, resumed: false });
+        self.step.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
 
     pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
@@ -106,13 +106,15 @@ impl Engine {
             let Some(step) = &call.step else { continue };
             let (Some(exec), Some(request)) = (&step.exec, &step.request) else { continue };
             let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
-            self.step.act(Effect::StartExec {
-                agent: agent.row.id.clone(),
-                exec: exec.clone(),
-                request: request.clone(),
-                safe,
-                resumed: true,
-            });
+            self.step.in_sandbox(
+                &agent.row.id,
+                SandboxEffect::StartExec {
+                    exec: exec.clone(),
+                    request: request.clone(),
+                    safe,
+                    resumed: true,
+                },
+            );
         }
         self.resume_waits(id);
     }
@@ -122,10 +124,10 @@ impl Engine {
     pub(crate) fn execs_found(&mut self, agent: &AgentId, running: Vec<ExecId>, ended: Vec<ExecId>) {
         let over = |exec: &ExecId| !self.execs.contains_key(exec);
         for exec in running.into_iter().filter(over) {
-            self.step.act(Effect::KillExec { agent: agent.clone(), exec });
+            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec });
         }
         for exec in ended.into_iter().filter(over) {
-            self.step.act(Effect::ForgetExec { agent: agent.clone(), exec });
+            self.step.in_sandbox(agent, SandboxEffect::ForgetExec { exec });
         }
         self.step.hurry();
     }
@@ -154,7 +156,7 @@ impl Engine {
         result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
         (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
         call.result = Some(result.clone());
-        self.step.write(Write::StepState {
+        self.step.write(TurnWrite::StepState {
             turn: id.clone(),
             step: row.step,
             ordinal: row.ordinal,
@@ -168,9 +170,9 @@ impl Engine {
         let bytes = end.stdout_bytes + end.stderr_bytes;
         self.tool_result(&id, &row, &record.id, bytes, end.text);
         // First, so that what is kept of its output lies where the result says.
-        self.step.act(Effect::ForgetExec { agent: agent.clone(), exec: exec.clone() });
+        self.step.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
         if let Some(waiter) = waiter {
-            self.step.act(Effect::Answer { agent, id: waiter, answer: Ok(result) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
         }
     }
 
@@ -214,7 +216,7 @@ impl Engine {
         let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
             let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
-            self.step.act(Effect::Answer { agent, id, answer: Err(unknown) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         if open.result.is_none() && open.step.is_none() {
@@ -222,11 +224,11 @@ impl Engine {
             let row = call_step(ids, (turn, step, ordinal), open, state, self.step.now);
             open.step = Some(row.clone());
             open.result = Some(json!({}));
-            self.step.write(Write::Step(row.clone()));
+            self.step.write(TurnWrite::Step(row.clone()));
             let bytes = text.len() as u64;
             self.tool_result(turn, &row, call, bytes, text);
         }
-        self.step.act(Effect::Answer { agent, id, answer: Ok(json!({})) });
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(json!({})) });
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
@@ -237,12 +239,12 @@ impl Engine {
                 Some(mut row) => {
                     if let Some(exec) = &row.exec {
                         self.execs.remove(exec);
-                        self.step.act(Effect::KillExec { agent: agent.clone(), exec: exec.clone() });
+                        self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
                     } else if state == StepState::Interrupted {
                         self.wait_cut(&row);
                     }
                     row.state = state;
-                    self.step.write(Write::StepState {
+                    self.step.write(TurnWrite::StepState {
                         turn: id.clone(),
                         step: row.step,
                         ordinal: row.ordinal,

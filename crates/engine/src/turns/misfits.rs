@@ -7,7 +7,7 @@ use lodge_core::limits::MISFITS_MAX;
 use lodge_core::record::{MessageBody, Role};
 
 use super::{Phase, models};
-use crate::{Again, Effect, Engine, Misfit, failure};
+use crate::{Again, Engine, Misfit, SandboxEffect, failure};
 
 impl Engine {
     pub(crate) fn answer_misfits(&mut self, id: &TurnId, misfit: &Misfit) {
@@ -33,13 +33,14 @@ impl Engine {
             refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
             self.fail_turn(id, refused);
             let over = failure("turn.failed", "no answer fitted the schema");
-            return self.step.act(Effect::Answer { agent, id: wish.id, answer: Err(over) });
+            return self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
         }
         let text = format!(
             "Your answer does not fit the JSON schema: {why}\nAnswer again, with JSON that fits it and nothing else."
         );
         self.message(id, Role::User, MessageBody { text, ..MessageBody::default() });
         self.write_turn(id);
-        self.step.act(Effect::Answer { agent, id: wish.id, answer: Ok(models::unfinished(&[])) });
+        self.step
+            .in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(models::unfinished(&[])) });
     }
 }

@@ -1,7 +1,9 @@
 //! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
 
+mod asks;
 pub(crate) mod compact;
 pub(crate) mod execs;
+pub mod messages;
 mod misfits;
 pub(crate) mod models;
 pub mod refusal;
@@ -13,7 +15,8 @@ use lodge_core::limits::{
 };
 use lodge_core::lineage::LineageState;
 use lodge_core::record::{
-    FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, TurnRow, Usage, Write,
+    FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, SessionWrite, TurnRow, TurnWrite,
+    Usage,
 };
 use lodge_core::session::TurnPlace;
 use lodge_core::summary::{Around, TurnFull};
@@ -26,7 +29,7 @@ use crate::agents::refusal::{AgentRefusal, LineageRefusal};
 use crate::agents::{Agent, no_agent};
 use crate::sessions::Session;
 use crate::sessions::refusal::SessionRefusal;
-use crate::{Answer, Caller, Effect, Engine, NewTurn, Refusal, SessionChoice};
+use crate::{Answer, Caller, Engine, NewTurn, Refusal, SandboxEffect, SessionChoice};
 
 impl Engine {
     pub(crate) fn send_turn(&mut self, caller: Caller, new: NewTurn) -> Result<(), Refusal> {
@@ -109,7 +112,7 @@ impl Engine {
             created_at: self.step.now,
             forked: None,
         };
-        self.step.write(Write::Session(row.clone()));
+        self.step.write(SessionWrite::New(row.clone()));
         self.sessions.insert(id.clone(), Session::new(row));
         Ok(id)
     }
@@ -155,8 +158,8 @@ impl Engine {
             usage: Usage::default(),
             failure: None,
         };
-        self.step.write(Write::Turn(row.clone()));
-        self.step.write(Write::Message(MessageRow {
+        self.step.write(TurnWrite::New(row.clone()));
+        self.step.write(TurnWrite::Message(MessageRow {
             session: id.clone(),
             seq: first_message,
             turn: turn.clone(),
@@ -235,7 +238,7 @@ impl Engine {
         let unwanted = |id: &&TurnId| !self.turns.contains_key(id) || self.is_quarantined(id);
         let unwanted: Vec<&TurnId> = has.iter().filter(unwanted).collect();
         for id in unwanted {
-            self.step.act(Effect::DropTurn { agent: agent.clone(), turn: id.clone() });
+            self.step.in_sandbox(agent, SandboxEffect::DropTurn { turn: id.clone() });
         }
     }
 
@@ -244,15 +247,17 @@ impl Engine {
         let Some(turn) = self.turns.get(id) else { return };
         let (step, calls) = turn.resume_point();
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
-        self.step.act(Effect::RunTurn {
-            agent: turn.row.agent.clone(),
-            turn: id.clone(),
-            session: turn.row.session.clone(),
-            number: turn.row.number,
-            step,
-            calls,
-            epoch: session.epoch.weight(turn.row.number),
-        });
+        self.step.in_sandbox(
+            &turn.row.agent,
+            SandboxEffect::RunTurn {
+                turn: id.clone(),
+                session: turn.row.session.clone(),
+                number: turn.row.number,
+                step,
+                calls,
+                epoch: session.epoch.weight(turn.row.number),
+            },
+        );
     }
 
     /// Puts a turn that was live in an earlier daemon back where it stood.
@@ -285,7 +290,7 @@ impl Engine {
         let was_running = turn.is_running();
         self.interrupt(id);
         if was_running {
-            self.step.act(Effect::DropTurn { agent, turn: id.clone() });
+            self.step.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
         }
         row.state = TurnState::Interrupted;
         row.ended_at = Some(self.step.now);
@@ -367,7 +372,7 @@ impl Engine {
 
     pub(crate) fn write_turn(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
-        self.step.write(Write::TurnState {
+        self.step.write(TurnWrite::State {
             id: id.clone(),
             state: turn.row.state,
             ended_at: turn.row.ended_at,
@@ -391,7 +396,7 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
         session.messages += 1;
         session.epoch.add(turn.row.number, body.weight());
-        self.step.write(Write::Message(MessageRow {
+        self.step.write(TurnWrite::Message(MessageRow {
             session: turn.row.session.clone(),
             seq: session.messages,
             turn: id.clone(),

@@ -1,7 +1,7 @@
 //! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
 
 use lodge_core::epoch::Epoch;
-use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, Write};
+use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, TurnWrite};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
@@ -9,7 +9,9 @@ use serde_json::json;
 
 use super::compact::SUMMARY_STEP;
 use super::state::{Call, Phase, Wish};
-use crate::{Effect, Engine, ModelAnswer, ModelFailure, ModelOrder, Purpose, failure};
+use crate::{
+    Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
+};
 
 /// Bytes of text in one event.
 const TEXT_EVENT_BYTES_MAX: usize = 256 << 10;
@@ -39,19 +41,19 @@ impl Engine {
             }
             Phase::Tools { calls } if step == turn.step => {
                 let answer = unfinished(calls);
-                self.step.act(Effect::Answer { agent, id: wish.id, answer: Ok(answer) });
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
                 self.step.hurry();
                 return;
             }
             Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
                 let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
-                self.step.act(Effect::Answer { agent, id: wish.id, answer: Err(open) });
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
                 self.step.hurry();
                 return;
             }
             Phase::Summary(_) => {
                 let busy = failure("turn.wrong_step", "the conversation is being compacted");
-                self.step.act(Effect::Answer { agent, id: wish.id, answer: Err(busy) });
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
                 self.step.hurry();
                 return;
             }
@@ -65,7 +67,7 @@ impl Engine {
         if step != expected {
             let wrong =
                 failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
-            self.step.act(Effect::Answer { agent, id: wish.id, answer: Err(wrong) });
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
             self.step.hurry();
             return;
         }
@@ -103,7 +105,7 @@ impl Engine {
             started_at: self.step.now,
             ended_at: None,
         };
-        self.step.ride(Write::Step(row.clone()));
+        self.step.ride(TurnWrite::Step(row.clone()));
         let data = EventData {
             step: Some(step),
             kind: Some(StepKind::Model.word().to_owned()),
@@ -127,7 +129,7 @@ impl Engine {
         let Phase::Model { wish, .. } = &turn.phase else { return };
         let epoch = self.sessions.get(&turn.row.session).map(|session| &session.epoch);
         let read_from = epoch.filter(|epoch| epoch.from_turn == wish.from_turn);
-        self.step.act_early(Effect::CallModel(Box::new(ModelOrder {
+        self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
             model,
             session: turn.row.session.clone(),
@@ -141,7 +143,7 @@ impl Engine {
             bytes: epoch.and_then(|epoch| epoch.read_bytes(wish.from_turn, turn.row.number)),
             purpose: Purpose::Step,
             delay_ms,
-        })));
+        }))));
     }
 
     pub(crate) fn model_of(&self, id: &TurnId) -> String {
@@ -246,7 +248,7 @@ impl Engine {
         if over {
             self.end_turn(id, TurnEvent::Answered, None);
         }
-        self.step.act(Effect::Answer { agent, id: wish.id, answer: Ok(answer) });
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
         self.step.hurry();
     }
 
@@ -274,7 +276,7 @@ impl Engine {
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
                 self.fail_turn(id, failed.record);
                 let over = failure("turn.failed", "the model gave no answer");
-                self.step.act(Effect::Answer { agent, id: wish, answer: Err(over) });
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
             }
         }
     }
@@ -288,7 +290,7 @@ impl Engine {
     }
 
     pub(crate) fn step_state(&mut self, id: &TurnId, at: Try, state: StepState, ended: Option<Timestamp>) {
-        self.step.ride(Write::StepState {
+        self.step.ride(TurnWrite::StepState {
             turn: id.clone(),
             step: at.0,
             ordinal: 0,
@@ -326,9 +328,9 @@ impl Engine {
         }
         match phase {
             Phase::Thinking => {}
-            Phase::Summary(_) => self.step.act(Effect::CancelModel { turn: id.clone() }),
+            Phase::Summary(_) => self.step.act(Effect::Model(ModelEffect::Cancel { turn: id.clone() })),
             Phase::Model { attempt, shown, .. } => {
-                self.step.act(Effect::CancelModel { turn: id.clone() });
+                self.step.act(Effect::Model(ModelEffect::Cancel { turn: id.clone() }));
                 self.keep_partial(id, shown);
                 self.step_state(id, (step, attempt), state, Some(self.step.now));
                 self.step_finished(id, step, StepKind::Model, state);

@@ -12,7 +12,7 @@ use lodge_core::{AgentId, EventData, EventKind, SessionId, TurnId};
 
 use super::Turn;
 use crate::agents::Agent;
-use crate::{Effect, Engine, Settings};
+use crate::{Engine, SandboxEffect, Settings};
 
 impl Engine {
     /// The settings of the daemon changed. What runs goes on, also when that is more than should from now on.
@@ -134,7 +134,7 @@ impl Engine {
             asleep.sort();
             for turn in asleep {
                 self.forget_waiters(&turn);
-                self.step.act(Effect::DropTurn { agent: agent.clone(), turn: turn.clone() });
+                self.step.in_sandbox(&agent, SandboxEffect::DropTurn { turn: turn.clone() });
                 self.park(&turn);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lodge_core::job::JobState;
 use lodge_core::{AgentId, JobId};
 use lodge_engine::jobs::{JobWork, NewJob};
-use lodge_engine::{Command, RunningJobs};
+use lodge_engine::{Command, JobCommand, RunningJobs};
 use serde_json::Value;
 
 use super::What;
@@ -37,7 +37,11 @@ impl World {
         let (args, stdin) = (vec![text.clone()], b"in".to_vec());
         let work =
             JobWork { bin: bin.to_owned(), args, stdin, timeout_ms, priority, output_bytes: 0, labels };
-        Ok(Command::SubmitJob(Box::new(NewJob { agent: agent.clone(), session: session.clone(), work })))
+        Ok(Command::Job(JobCommand::Submit(Box::new(NewJob {
+            agent: agent.clone(),
+            session: session.clone(),
+            work,
+        }))))
     }
 
     /// What is to become of jobs that run.

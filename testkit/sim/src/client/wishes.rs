@@ -8,8 +8,9 @@ use lodge_core::record::{AgentSpec, ToolRecord};
 use lodge_core::{AgentId, SessionId};
 use lodge_daemon::view;
 use lodge_engine::{
-    Change, Command, ImageChange, ImageGiven, NameChoice, NewAgent, NewImage, NewToken, NewTurn,
-    SessionChange, SessionChoice, SessionWhat, Settlement, TokenFor, TurnAgain, Update,
+    AgentCommand, Change, Command, ImageChange, ImageCommand, ImageGiven, JobCommand, NameChoice, NewAgent,
+    NewImage, NewToken, NewTurn, SessionChange, SessionChoice, SessionWhat, Settlement, TokenCommand,
+    TokenFor, TurnAgain, TurnCommand, Update,
 };
 use lodge_proto::{ErrorBody, SessionDeleted};
 
@@ -166,31 +167,35 @@ impl World {
                 let own = self.rng.chance(self.plan.own_policies);
                 let policy = self.rng.pick(&Policy::ALL).copied().filter(|_| own);
                 let image = self.some_arrival(new_image(text));
-                Command::CreateAgent(Box::new(new_agent(text, policy, image)))
+                Command::Agent(AgentCommand::Create(Box::new(new_agent(text, policy, image))))
             }
-            What::Start(id) => Command::StartAgent { id: id.clone() },
-            What::Restart(id) => Command::RestartAgent { id: id.clone(), jobs: self.some_fate() },
+            What::Start(id) => Command::Agent(AgentCommand::Start { id: id.clone() }),
+            What::Restart(id) => {
+                Command::Agent(AgentCommand::Restart { id: id.clone(), jobs: self.some_fate() })
+            }
             What::Update { agent, text } => {
                 let (change, image) = self.some_change(text);
-                Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image }))
+                Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image })))
             }
-            What::Stop(id) => Command::StopAgent { id: id.clone(), jobs: self.some_fate() },
-            What::Kill(id) => Command::KillAgent { id: id.clone() },
-            What::Settle { agent, lineage, policy } => Command::SettleLineage(Box::new(Settlement {
-                agent: agent.clone(),
-                lineage: lineage.clone(),
-                policy: *policy,
-                last_turn: None,
-            })),
-            What::Remove(id) => Command::RemoveAgent { id: id.clone(), force: false },
-            What::RemoveByForce(id) => Command::RemoveAgent { id: id.clone(), force: true },
-            What::Interrupt(id) => Command::InterruptTurn { id: id.clone() },
+            What::Stop(id) => Command::Agent(AgentCommand::Stop { id: id.clone(), jobs: self.some_fate() }),
+            What::Kill(id) => Command::Agent(AgentCommand::Kill { id: id.clone() }),
+            What::Settle { agent, lineage, policy } => {
+                Command::Agent(AgentCommand::SettleLineage(Box::new(Settlement {
+                    agent: agent.clone(),
+                    lineage: lineage.clone(),
+                    policy: *policy,
+                    last_turn: None,
+                })))
+            }
+            What::Remove(id) => Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }),
+            What::RemoveByForce(id) => Command::Agent(AgentCommand::Remove { id: id.clone(), force: true }),
+            What::Interrupt(id) => Command::Turn(TurnCommand::Interrupt { id: id.clone() }),
             What::Send { agent, session, text, fit } => {
                 let session = match session {
                     None => SessionChoice::Fresh,
                     Some(id) => SessionChoice::Named { id: id.clone(), fact: self.disk.session(id).cloned() },
                 };
-                Command::SendTurn(Box::new(NewTurn {
+                Command::Turn(TurnCommand::Send(Box::new(NewTurn {
                     agent: agent.clone(),
                     session,
                     sender: None,
@@ -199,20 +204,20 @@ impl World {
                         Fit::Anything => None,
                         Fit::Schema => Some("{}".to_owned()),
                     },
-                }))
+                })))
             }
             What::Submit { .. } => self.submission(what)?,
-            What::CancelJob(id) => Command::CancelJob { id: id.clone() },
+            What::CancelJob(id) => Command::Job(JobCommand::Cancel { id: id.clone() }),
             What::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
             What::Edit { session, edit } => self.edit(session, edit)?,
-            What::Issue { agent, text } => Command::IssueToken(Box::new(NewToken {
+            What::Issue { agent, text } => Command::Token(TokenCommand::Issue(Box::new(NewToken {
                 holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),
                 name: Some(text.clone()),
                 expires_at: self.wall().plus_ms(TOKEN_MS),
-            })),
+            }))),
             What::Revoke(token) => {
                 let row = self.disk.token(token).ok_or_else(|| refusal("token.not_found"))?;
-                Command::RevokeToken { row: Box::new(row.clone()) }
+                Command::Token(TokenCommand::Revoke { row: Box::new(row.clone()) })
             }
             What::Build { text } => {
                 let new = if self.rng.chance(300) {
@@ -220,19 +225,21 @@ impl World {
                 } else {
                     self.some_arrival(new_image(text))
                 };
-                Command::AddImage(Box::new(new))
+                Command::Image(ImageCommand::Add(Box::new(new)))
             }
             What::Tag { digest, .. } if !self.disk.has_image(digest) => {
                 return Err(refusal("image.not_found"));
             }
             What::Tag { digest, name } => {
-                Command::TagImage { digest: digest.clone(), tags: vec![name.clone()] }
+                Command::Image(ImageCommand::Tag { digest: digest.clone(), tags: vec![name.clone()] })
             }
             What::RemoveImage(given) => match given {
                 ImageGiven::Digest(digest) if !self.disk.has_image(digest) => {
                     return Err(refusal("image.not_found"));
                 }
-                ImageGiven::Digest(_) | ImageGiven::Ref(_) => Command::RemoveImage(given.clone()),
+                ImageGiven::Digest(_) | ImageGiven::Ref(_) => {
+                    Command::Image(ImageCommand::Remove(given.clone()))
+                }
             },
         })
     }
@@ -281,7 +288,7 @@ impl World {
             Edit::Delete => SessionWhat::Delete,
         };
         let owner = self.disk.agent(&fact.row.agent);
-        Ok(Command::ChangeSession(Box::new(SessionChange {
+        Ok(Command::Session(Box::new(SessionChange {
             fact: fact.clone(),
             agent_name: owner.map(|row| row.name.clone()).unwrap_or_default(),
             agent_removed: owner.is_none_or(|row| row.state == AgentState::Removed),

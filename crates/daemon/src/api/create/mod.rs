@@ -30,7 +30,7 @@ use super::methods::{Prepared, ask_prepared, internal};
 use crate::images::Arrived;
 use crate::shell::Shell;
 use crate::view::no_image;
-use lodge_engine::{Command, NameChoice, NewAgent, NewImage, RequestKey};
+use lodge_engine::{AgentCommand, Command, NameChoice, NewAgent, NewImage, RequestKey};
 
 /// The name of an image, and of an agent, that has none from anywhere.
 pub(in crate::api) const NAME_DEFAULT: &str = "agent";
@@ -187,7 +187,8 @@ fn prepare(shell: &Shell, given: AgentCreateParams, watch: Arc<dyn Watch>) -> Re
     }
     add_capabilities(&mut spec.capabilities, given.capabilities)?;
     let name = given.name.map_or(NameChoice::Like(name), NameChoice::Exactly);
-    let command = Command::CreateAgent(Box::new(NewAgent { name, called: named, image, spec }));
+    let command =
+        Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called: named, image, spec })));
     Ok(Prepared { command, pins: held.into_iter().flatten().collect() })
 }
 

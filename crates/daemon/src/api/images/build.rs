@@ -9,7 +9,7 @@ use super::find::{tagged, tags_of};
 use crate::api::create::{Built, Source, build};
 use crate::api::methods::{Answer, Prepared, ask_prepared};
 use crate::shell::Shell;
-use lodge_engine::{Command, NewImage, RequestKey};
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn build_image(
     shell: &Arc<Shell>,
@@ -42,6 +42,6 @@ fn prepare(shell: &Shell, given: &ImageBuildParams, watch: Arc<dyn Watch>) -> Re
     if let Some(first) = tags.first() {
         row.name.clone_from(first);
     }
-    let command = Command::AddImage(Box::new(NewImage { row, with, tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
     Ok(Prepared { command, pins: vec![pins] })
 }

@@ -32,7 +32,7 @@ use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
 use crate::view::no_image;
-use lodge_engine::{Command, ImageGiven, RequestKey};
+use lodge_engine::{Command, ImageCommand, ImageGiven, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -111,7 +111,7 @@ async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams)
     }
     let located = locate(shell, &given.image)?;
     free_for(located.kind, &tags)?;
-    shell.ask(key, Command::TagImage { digest: located.digest, tags }).await
+    shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await
 }
 
 /// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
@@ -127,7 +127,7 @@ pub(in crate::api) async fn remove(
         Some(reference) => ImageGiven::Ref(reference),
         None => ImageGiven::Digest(located.digest),
     };
-    shell.ask(key, Command::RemoveImage(wanted)).await
+    shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await
 }
 
 async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {

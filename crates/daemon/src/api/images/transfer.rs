@@ -12,7 +12,7 @@ use crate::api::methods::{Answer, Prepared, detached, record};
 use crate::images::{Arrived, errors};
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{Command, NewImage, RequestKey};
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 /// Brings an image with what it needs, and gives it the name that it was asked for by.
 pub(in crate::api) async fn pull(
@@ -67,7 +67,7 @@ async fn brought(
     }
     tags.sort();
     tags.dedup();
-    let command = Command::AddImage(Box::new(NewImage { row, with, tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
     record(shell, key, Prepared { command, pins: vec![pins] }).await
 }
 

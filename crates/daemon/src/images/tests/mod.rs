@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use lodge_core::agent::AgentState;
-use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, Retry, ToolRecord, Write};
+use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, ImageWrite, Retry, ToolRecord, Write};
 use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
 use lodge_image::agentfile::{Agentfile, Builder, load_inline};
 use lodge_image::oci::{Blob, Descriptor, NewBin, Platform, pack_agent, pack_bin};
@@ -47,13 +47,14 @@ impl World {
     }
 
     fn record(&mut self, rows: impl IntoIterator<Item = ImageRow>) {
-        let writes: Vec<Write> = rows.into_iter().map(|row| Write::Image(Box::new(row))).collect();
+        let writes: Vec<Write> =
+            rows.into_iter().map(|row| Write::Image(ImageWrite::Here(Box::new(row)))).collect();
         drop(self.writer.commit(&writes, ()).unwrap());
     }
 
     fn name(&mut self, reference: &str, digest: &str) {
         let row = ImageRefRow { reference: reference.into(), digest: digest.into(), at: NOW };
-        drop(self.writer.commit(&[Write::ImageRef(row)], ()).unwrap());
+        drop(self.writer.commit(&[Write::Image(ImageWrite::Named(row))], ()).unwrap());
     }
 
     fn blob_path(&self, digest: &Digest) -> PathBuf {

@@ -3,6 +3,7 @@
 use lodge_core::agent::{AgentState, FailReason};
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, SandboxEffect};
 
 /// An agent with a job that runs and one that waits.
 struct Two {
@@ -35,12 +36,12 @@ impl Two {
 
     fn down(&mut self) -> Batch {
         let (agent, run) = (self.agent.clone(), self.run());
-        self.world.see(Seen::Down { agent, run })
+        self.world.see(Seen::Agent(AgentSeen::Down { agent, run }))
     }
 
     fn dies(&mut self, part: Part) -> Batch {
         let (agent, run, detail) = (self.agent.clone(), self.run(), "boom".to_owned());
-        self.world.see(Seen::Died { agent, run, part, detail })
+        self.world.see(Seen::Agent(AgentSeen::Died { agent, run, part, detail }))
     }
 
     fn policy(&mut self, policy: Policy) {
@@ -71,9 +72,9 @@ fn place(batch: &Batch, is_it: impl Fn(&Effect) -> bool) -> usize {
 fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
     type Make = fn(AgentId) -> Command;
     let ways: [(Make, &str); 3] = [
-        (|id| Command::StopAgent { id, jobs: RunningJobs::Cancel }, "its agent was stopped"),
-        (|id| Command::KillAgent { id }, "its agent was killed"),
-        (|id| Command::RemoveAgent { id, force: true }, "its agent was removed"),
+        (|id| Command::Agent(AgentCommand::Stop { id, jobs: RunningJobs::Cancel }), "its agent was stopped"),
+        (|id| Command::Agent(AgentCommand::Kill { id }), "its agent was killed"),
+        (|id| Command::Agent(AgentCommand::Remove { id, force: true }), "its agent was removed"),
     ];
     for (way, why) in ways {
         let mut two = two();
@@ -81,7 +82,13 @@ fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
         assert_eq!(two.states(), ["running", "cancelled"]);
         let killed =
             place(&batch, |effect| matches!(effect, Effect::Job { what: JobEffect::Kill { .. }, .. }));
-        assert!(killed < place(&batch, |effect| matches!(effect, Effect::Down { .. })));
+        assert!(
+            killed
+                < place(&batch, |effect| matches!(
+                    effect,
+                    Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }
+                ))
+        );
         // Its end may not have been heard of before the sandbox went: then what it left tells.
         assert_eq!(job_acts(&two.down()), [kill(&two.runs)], "{why}");
         two.world.job_ends(&two.runs, exited(0));
@@ -97,8 +104,8 @@ fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
 fn a_stop_that_spares_jobs_is_refused_while_one_runs_and_changes_nothing() {
     type Make = fn(AgentId) -> Command;
     let ways: [Make; 2] = [
-        |id| Command::StopAgent { id, jobs: RunningJobs::Refuse },
-        |id| Command::RestartAgent { id, jobs: RunningJobs::Refuse },
+        |id| Command::Agent(AgentCommand::Stop { id, jobs: RunningJobs::Refuse }),
+        |id| Command::Agent(AgentCommand::Restart { id, jobs: RunningJobs::Refuse }),
     ];
     for way in ways {
         let mut two = two();
@@ -115,9 +122,13 @@ fn a_stop_that_spares_jobs_is_refused_while_one_runs_and_changes_nothing() {
 #[test]
 fn after_a_crash_jobs_of_an_agent_that_was_stopped_are_settled_when_it_is_down() {
     let mut two = two();
-    two.ask(Command::StopAgent { id: two.agent.clone(), jobs: RunningJobs::Cancel });
+    two.ask(Command::Agent(AgentCommand::Stop { id: two.agent.clone(), jobs: RunningJobs::Cancel }));
     let (mut two, batch) = two.reboot();
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Down { .. })));
+    assert!(
+        acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
+    );
     assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
     two.world.job_ends(&two.runs, silent(ExecHow::Lost));
     assert_eq!(two.states(), ["cancelled"; 2]);
@@ -127,12 +138,16 @@ fn after_a_crash_jobs_of_an_agent_that_was_stopped_are_settled_when_it_is_down()
 
 #[test]
 fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
-    let clears = |batch: &Batch| acts(batch).iter().any(|effect| matches!(effect, Effect::Clear { .. }));
+    let clears = |batch: &Batch| {
+        acts(batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear { .. }, .. }))
+    };
     let mut two = two();
     let earlier = two.runs.clone();
     two.world.job_ends(&earlier, exited(0));
     // That one is not archived, the other runs by now.
-    assert!(!clears(&two.ask(Command::RemoveAgent { id: two.agent.clone(), force: true })));
+    assert!(!clears(&two.ask(Command::Agent(AgentCommand::Remove { id: two.agent.clone(), force: true }))));
     let (mut two, batch) = two.reboot();
     assert!(!clears(&batch));
     assert_eq!(job_acts(&batch), [archive(&earlier)]);
@@ -141,7 +156,7 @@ fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
     assert!(!clears(&two.world.job_ends(&two.waits, exited(0))));
     let archived = two.world.job_archived(&two.waits);
     assert!(clears(&archived) && archived.urgent);
-    two.world.see(Seen::Cleared { agent: two.agent.clone() });
+    two.world.see(Seen::Agent(AgentSeen::Cleared { agent: two.agent.clone() }));
     assert_eq!(two.world.engine.sizes().jobs.held, 0, "its sessions have nobody to tell any more");
     assert_eq!(two.states(), ["done", "cancelled"], "rows stay");
     let (two, batch) = two.reboot();
@@ -155,15 +170,20 @@ fn a_removal_without_unarchived_output_clears_at_once_also_when_asked_again() {
     two.world.job_done(&two.runs);
     two.world.job_done(&two.waits);
     for _ in 0..2 {
-        let batch = two.ask(Command::RemoveAgent { id: two.agent.clone(), force: true });
-        assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Clear { .. })));
+        let batch = two.ask(Command::Agent(AgentCommand::Remove { id: two.agent.clone(), force: true }));
+        assert!(
+            acts(&batch)
+                .iter()
+                .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear { .. }, .. }))
+        );
     }
 }
 
 #[test]
 fn a_restart_cancels_what_runs_and_what_waits_goes_on_with_the_new_process() {
     let mut two = two();
-    let batch = two.ask(Command::RestartAgent { id: two.agent.clone(), jobs: RunningJobs::Cancel });
+    let batch =
+        two.ask(Command::Agent(AgentCommand::Restart { id: two.agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(job_acts(&batch), [kill(&two.runs)]);
     assert_eq!(two.states(), ["running", "pending"]);
     let batch = two.world.ready(&two.agent.clone());
@@ -185,15 +205,22 @@ fn an_update_waits_for_jobs_that_run_and_starts_none_meanwhile() {
     assert_eq!(two.states(), ["running"; 2]);
     let change = Change { model: Some("p/other".into()), ..Change::default() };
     let update = Update { agent: two.agent.clone(), change, image: None };
-    let batch = two.ask(Command::UpdateAgent(Box::new(update)));
-    assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { .. })));
+    let batch = two.ask(Command::Agent(AgentCommand::Update(Box::new(update))));
+    assert!(
+        !acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Up { .. }, .. }))
+    );
     let late = two.world.job(&two.agent);
     assert_eq!(two.world.job_state(&late), JobState::Pending);
     two.world.job_ends(&two.runs, exited(0));
     let (mut two, batch) = two.reboot();
     assert!(started(&batch).is_empty());
     let batch = two.world.job_ends(&two.waits, exited(0));
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { how: Up::Start, .. })));
+    assert!(acts(&batch).iter().any(|effect| matches!(
+        effect,
+        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+    )));
     assert!(started(&batch).is_empty());
     assert_eq!(two.world.engine.agents[&two.agent].row.spec.model, "p/other");
     assert_eq!(started(&two.world.ready(&two.agent.clone())), [late]);
@@ -204,17 +231,28 @@ fn turns_go_on_while_an_update_waits_for_a_job_and_wait_for_it_once_the_job_is_o
     let mut two = two();
     two.world.job_done(&two.waits.clone());
     let change = Change { model: Some("p/other".into()), ..Change::default() };
-    two.ask(Command::UpdateAgent(Box::new(Update { agent: two.agent.clone(), change, image: None })));
+    two.ask(Command::Agent(AgentCommand::Update(Box::new(Update {
+        agent: two.agent.clone(),
+        change,
+        image: None,
+    }))));
     let agent = two.agent.clone();
     let meanwhile = turn_of(&two.world.send(&agent, "t", "while it runs"));
     assert_eq!(two.world.state(&meanwhile), TurnState::Running);
     let batch = two.world.job_ends(&two.runs.clone(), exited(0));
-    assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { .. })));
+    assert!(
+        !acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Up { .. }, .. }))
+    );
     let late = turn_of(&two.world.send(&agent, "u", "when it is over"));
     assert_eq!(two.world.state(&late), TurnState::Queued);
     two.world.ask_model(&agent, &meanwhile, 1);
     let batch = two.world.answer(&meanwhile, 1, 1, "done", &[]);
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Up { how: Up::Start, .. })));
+    assert!(acts(&batch).iter().any(|effect| matches!(
+        effect,
+        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+    )));
     two.world.ready(&agent);
     assert_eq!(two.world.state(&late), TurnState::Running);
 }
@@ -226,7 +264,11 @@ fn a_job_that_a_running_turn_may_wait_for_starts_although_its_agent_is_to_become
     two.world.job_done(&two.waits);
     let turn = two.world.calling(&two.agent.clone(), "s", "job_submit");
     let change = Change { model: Some("p/other".into()), ..Change::default() };
-    two.ask(Command::UpdateAgent(Box::new(Update { agent: two.agent.clone(), change, image: None })));
+    two.ask(Command::Agent(AgentCommand::Update(Box::new(Update {
+        agent: two.agent.clone(),
+        change,
+        image: None,
+    }))));
     let other = two.world.job(&two.agent.clone());
     assert_eq!(two.world.job_state(&other), JobState::Pending);
     let batch = two.world.wish(&two.agent.clone(), &turn, JobWish::Submit(work("sh")));
@@ -240,7 +282,11 @@ fn a_job_that_waited_for_an_update_starts_when_a_turn_of_its_session_does() {
     two.world.see(Seen::Configured(Settings { max_jobs: 2, ..settings(10) }));
     two.world.job_done(&two.waits.clone());
     let change = Change { model: Some("p/other".into()), ..Change::default() };
-    two.ask(Command::UpdateAgent(Box::new(Update { agent: two.agent.clone(), change, image: None })));
+    two.ask(Command::Agent(AgentCommand::Update(Box::new(Update {
+        agent: two.agent.clone(),
+        change,
+        image: None,
+    }))));
     let agent = two.agent.clone();
     let waits = two.world.job_in(&agent, "t");
     assert_eq!(two.world.job_state(&waits), JobState::Pending);
@@ -314,7 +360,7 @@ fn work_that_an_operator_decides_about_waits_and_goes_on_or_is_dropped() {
         );
         let lineage = two.world.engine.agents[&two.agent].lineage.id.clone();
         let settlement = Settlement { agent: two.agent.clone(), lineage, policy, last_turn: None };
-        two.ask(Command::SettleLineage(Box::new(settlement)));
+        two.ask(Command::Agent(AgentCommand::SettleLineage(Box::new(settlement))));
         match policy {
             Policy::Reap => assert_eq!(two.states()[1], "cancelled"),
             Policy::Revive | Policy::Ask => {
@@ -330,13 +376,13 @@ fn a_lineage_that_is_exhausted_ends_what_runs_and_what_waits_goes_on_with_a_star
     while two.state() != AgentState::Failed(FailReason::Crashed) {
         two.dies(Part::Sandbox);
         let (agent, run) = (two.agent.clone(), two.run());
-        two.world.see(Seen::RevivalDue { agent, run });
+        two.world.see(Seen::Agent(AgentSeen::RevivalDue { agent, run }));
     }
     assert_eq!(two.states(), ["running", "pending"]);
     assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
     two.world.job_ends(&two.runs, silent(ExecHow::Lost));
     assert_eq!(two.states(), ["error", "pending"]);
-    two.ask(Command::StartAgent { id: two.agent.clone() });
+    two.ask(Command::Agent(AgentCommand::Start { id: two.agent.clone() }));
     assert_eq!(started(&two.world.ready(&two.agent.clone())), [two.waits.clone()]);
 }
 
@@ -344,27 +390,28 @@ fn a_lineage_that_is_exhausted_ends_what_runs_and_what_waits_goes_on_with_a_star
 fn an_agent_that_fails_ends_what_runs_and_what_waits_goes_on_when_it_is_back() {
     let mut two = two();
     let (agent, run) = (two.agent.clone(), two.run());
-    let batch = two.world.see(Seen::Exited { agent, run, code: 0, detail: "it left".into() });
+    let batch =
+        two.world.see(Seen::Agent(AgentSeen::Exited { agent, run, code: 0, detail: "it left".into() }));
     assert_eq!(job_acts(&batch), [kill(&two.runs)]);
     assert_eq!(two.states(), ["running", "pending"]);
     two.world.job_ends(&two.runs, exited(0));
     assert_eq!(two.why(&two.runs).as_deref(), Some("its agent ended: it left"));
-    two.ask(Command::StartAgent { id: two.agent.clone() });
+    two.ask(Command::Agent(AgentCommand::Start { id: two.agent.clone() }));
     assert_eq!(started(&two.world.ready(&two.agent.clone())), [two.waits.clone()]);
 }
 
 #[test]
 fn jobs_that_died_with_their_sandbox_are_lost_and_not_cancelled_also_when_the_next_one_fails() {
     for fails in [
-        |agent, run| Seen::ProbeTimedOut { agent, run },
-        |agent, run| Seen::Died { agent, run, part: Part::Runtime, detail: "boom".into() },
+        |agent, run| Seen::Agent(AgentSeen::ProbeTimedOut { agent, run }),
+        |agent, run| Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail: "boom".into() }),
     ] {
         let mut two = two();
         two.dies(Part::Sandbox);
         while !matches!(two.state(), AgentState::Failed(_)) {
             let (agent, run) = (two.agent.clone(), two.run());
             assert!(job_acts(&two.world.see(fails(agent.clone(), run))).is_empty());
-            two.world.see(Seen::RevivalDue { agent, run });
+            two.world.see(Seen::Agent(AgentSeen::RevivalDue { agent, run }));
         }
         assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
         two.world.job_ends(&two.runs, silent(ExecHow::Lost));
@@ -376,7 +423,7 @@ fn jobs_that_died_with_their_sandbox_are_lost_and_not_cancelled_also_when_the_ne
 fn an_agent_without_memory_ends_all_of_its_jobs() {
     let mut two = two();
     let (agent, run) = (two.agent.clone(), two.run());
-    two.world.see(Seen::OutOfMemory { agent, run, detail: "oom".into() });
+    two.world.see(Seen::Agent(AgentSeen::OutOfMemory { agent, run, detail: "oom".into() }));
     two.world.job_ends(&two.runs, exited(0));
     assert_eq!(two.states(), ["cancelled"; 2]);
 }

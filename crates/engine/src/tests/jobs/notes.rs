@@ -1,15 +1,16 @@
 //! What sessions are told of jobs that ended.
 
 use lodge_core::limits::{JOBS_UNTOLD_MAX, NOTE_JOBS_MAX};
-use lodge_core::record::MessageBody;
+use lodge_core::record::{MessageBody, TurnWrite};
 use lodge_core::session::PathPlan;
 
 use super::*;
+use crate::{JobCommand, TurnCommand};
 
 /// What the turn that begins with this batch is told.
 fn note(batch: &Batch) -> Option<String> {
     let mut notes = batch.writes.iter().filter_map(|write| match write {
-        Write::Note { note, .. } => Some(note.clone()),
+        Write::Turn(TurnWrite::Note { note, .. }) => Some(note.clone()),
         _ => None,
     });
     let begins = batch.events().any(|event| event.kind == EventKind::TurnStarted);
@@ -21,7 +22,7 @@ impl World {
     /// What a turn of a session at rest is told, which it is again afterwards.
     fn note_of_next(&mut self, agent: &AgentId, session: &str) -> Option<String> {
         let batch = self.send(agent, session, "hi");
-        self.ask(None, Command::InterruptTurn { id: turn_of(&batch) });
+        self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn_of(&batch) }));
         note(&batch)
     }
 }
@@ -77,7 +78,7 @@ fn what_a_tool_told_is_not_told_again() {
     world.job_done(&job);
     let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&job]);
-    world.ask(None, Command::InterruptTurn { id: turn });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
@@ -95,10 +96,10 @@ fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_i
     let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&told]);
     let (mut world, _) = world.reboot();
-    let begins = world.ask(None, Command::InterruptTurn { id: turn });
+    let begins = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     let next = note(&begins).expect("nobody told of one of them");
     assert!(next.contains(cut.as_str()) && !next.contains(told.as_str()), "{next}");
-    world.ask(None, Command::InterruptTurn { id: behind });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: behind }));
     assert_eq!(world.note_of_next(&agent, "s"), None);
 }
 
@@ -110,8 +111,8 @@ fn a_turn_that_never_began_was_told_nothing() {
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.job_done(&job);
     let behind = turn_of(&world.send(&agent, "s", "behind it"));
-    world.ask(None, Command::InterruptTurn { id: behind });
-    world.ask(None, Command::InterruptTurn { id: turn });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: behind }));
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     assert!(world.note_of_next(&agent, "s").unwrap().contains(job.as_str()));
 }
 
@@ -151,7 +152,7 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
     world.job_done(&job);
     let batch = world.send(&agent, "s", "hi");
     let (turn, told) = (turn_of(&batch), note(&batch));
-    world.ask(None, Command::InterruptTurn { id: turn.clone() });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }));
     let late = world.job_in(&agent, "s");
     world.job_done(&late);
     let fact = fact(&world.engine.sessions[&session("s")]);
@@ -163,7 +164,7 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
         agent_removed: false,
         what: SessionWhat::Regenerate(Box::new(again)),
     };
-    let told = note(&world.ask(None, Command::ChangeSession(Box::new(change)))).unwrap();
+    let told = note(&world.ask(None, Command::Session(Box::new(change)))).unwrap();
     assert!(told.contains(job.as_str()) && told.contains(late.as_str()), "{told}");
     let weighs = world.engine.sessions[&session("s")].epoch.weight(1).bytes;
     let body = MessageBody { text: "hi".into(), note: Some(told), ..MessageBody::default() };
@@ -175,13 +176,13 @@ fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
     let mut world = World::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
-    world.ask(None, Command::InterruptTurn { id: turn });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     let (ended, runs) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     world.job_done(&ended);
     let fact = fact(&world.engine.sessions[&session("s")]);
     let (agent_name, what) = ("a".to_owned(), SessionWhat::Delete);
     let change = SessionChange { fact, agent_name, agent_removed: false, what };
-    world.ask(None, Command::ChangeSession(Box::new(change)));
+    world.ask(None, Command::Session(Box::new(change)));
     assert_eq!(world.job_state(&runs), JobState::Running, "jobs stay");
     world.job_done(&runs);
     assert_eq!(world.engine.sizes().jobs.held, 0);
@@ -197,7 +198,7 @@ fn jobs_that_nobody_asks_about_cost_bounded_memory() {
         // Each is older than the next.
         let at = Timestamp::from_ms(1_000 + i64::try_from(number).unwrap());
         let new = NewJob { agent: agent.clone(), session: Some(session("s")), work: work("sh") };
-        let command = Command::SubmitJob(Box::new(new));
+        let command = Command::Job(JobCommand::Submit(Box::new(new)));
         let batch = world.engine.step([Input::Api { ticket: 1, request: None, command }], at);
         world.keep(&batch);
         let job = job_of(&batch);

@@ -7,6 +7,7 @@ use lodge_core::limits::{
 use lodge_core::record::LimitsRecord;
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, SandboxEffect, TurnCommand};
 
 impl World {
     fn with_places(max_jobs: usize) -> World {
@@ -50,11 +51,14 @@ fn an_agent_works_from_its_first_turn_or_job_in_flight_to_the_end_of_the_last() 
     let waits = world.submit_job(&agent, None, work("sh"));
     let sent = world.send(&agent, "s", "hi");
     let first_ended = world.job_ends(&job_of(&submitted), exited(0));
-    let interrupted = world.ask(None, Command::InterruptTurn { id: turn_of(&sent) });
+    let interrupted = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn_of(&sent) }));
     for batch in [&waits, &sent, &first_ended, &interrupted] {
         assert!(states(batch).is_empty(), "{:?}", kinds(batch));
     }
-    assert_eq!(reply(&world.ask(None, Command::StartAgent { id: agent.clone() }))["status"], "working");
+    assert_eq!(
+        reply(&world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() })))["status"],
+        "working"
+    );
     assert_eq!(states(&world.job_ends(&job_of(&waits), exited(0))), [EventKind::AgentReady]);
 }
 
@@ -214,7 +218,7 @@ fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_writt
     let forged = JobWork { labels: reserved, ..work("sh") };
     assert_eq!(refused(&mut world, &agent, forged), "job.label_reserved");
     assert_eq!(refused(&mut world, &agent, JobWork { priority: 101, ..work("sh") }), "params.invalid");
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refused(&mut world, &agent, work("rm")), "agent.not_running");
     assert_eq!(refused(&mut world, &agent, work("")), "params.invalid");
 }
@@ -304,14 +308,14 @@ fn nothing_starts_while_too_much_output_is_not_in_the_archive() {
 fn jobs_wait_for_an_agent_that_starts_and_for_one_that_is_revived() {
     let mut world = World::new();
     let agent = world.agent();
-    world.ask(None, Command::StopAgent { id: agent.clone(), jobs: RunningJobs::Cancel });
-    world.ask(None, Command::StartAgent { id: agent.clone() });
+    world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
+    world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let early = world.job(&agent);
     assert_eq!(world.job_state(&early), JobState::Pending);
     assert_eq!(started(&world.ready(&agent)), std::slice::from_ref(&early));
     let run = world.engine.agents[&agent].row.runs;
     let (part, detail) = (Part::Runtime, "x".to_owned());
-    world.see(Seen::Died { agent: agent.clone(), run, part, detail });
+    world.see(Seen::Agent(AgentSeen::Died { agent: agent.clone(), run, part, detail }));
     let late = world.job(&agent);
     assert_eq!(
         world.states(&[early.clone(), late.clone()]),
@@ -354,20 +358,21 @@ fn an_agent_that_waits_for_a_job_gives_its_slot_to_another_and_has_it_again_when
     assert_eq!(world.state(&turn), TurnState::Running, "nobody else wants its slot");
     let batch = world.send(&two, "t", "hi");
     let other = turn_of(&batch);
-    let drops =
-        |effect: &&Effect| matches!(effect, Effect::DropTurn { turn: dropped, .. } if *dropped == turn);
+    let drops = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::DropTurn { turn: dropped, .. }, .. } if *dropped == turn);
     assert_eq!(acts(&batch).iter().filter(|effect| drops(effect)).count(), 1);
     assert_eq!([&turn, &other].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
     world.job_done(&job);
     let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
     let batch = world.read_answers(asked, "it is done", &[&job]);
     assert!(
-        !acts(&batch).iter().any(|effect| matches!(effect, Effect::Answer { .. })),
+        !acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { .. }, .. })),
         "nobody waits for it"
     );
     assert_eq!(world.state(&turn), TurnState::Waiting, "the slot is taken");
-    let batch = world.ask(None, Command::InterruptTurn { id: other });
-    let goes_on = |effect: &&Effect| matches!(effect, Effect::RunTurn { turn: run, step: 2, calls, .. } if *run == turn && calls.is_empty());
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: other }));
+    let goes_on = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { turn: run, step: 2, calls, .. }, .. } if *run == turn && calls.is_empty());
     assert_eq!(acts(&batch).iter().filter(|effect| goes_on(effect)).count(), 1);
     assert_eq!((world.state(&turn), world.engine.sizes().working), (TurnState::Running, 1));
     assert_eq!(world.engine.agents[&one].running, 1);
@@ -377,9 +382,9 @@ fn an_agent_that_waits_for_a_job_gives_its_slot_to_another_and_has_it_again_when
 fn a_turn_that_gave_its_slot_away_has_a_free_one_back_before_its_job_ends() {
     let (mut world, [one, two], turn, job) = one_asleep();
     let other = turn_of(&world.send(&two, "t", "hi"));
-    let batch = world.ask(None, Command::InterruptTurn { id: other });
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: other }));
     assert_eq!(world.state(&turn), TurnState::Running);
-    let again = |effect: &&Effect| matches!(effect, Effect::RunTurn { turn: run, calls, .. } if *run == turn && calls.len() == 1);
+    let again = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { turn: run, calls, .. }, .. } if *run == turn && calls.len() == 1);
     assert_eq!(acts(&batch).iter().filter(|effect| again(effect)).count(), 1);
     // Its runtime asks again, and one wait is answered once.
     assert!(job_acts(&world.wish(&one, &turn, JobWish::Wait { job: job.clone() })).is_empty());
@@ -395,10 +400,10 @@ fn whoever_does_more_than_wait_keeps_its_slot_and_one_that_is_interrupted_withou
         [&turn, &busy, &waits].map(|turn| world.state(turn)),
         [TurnState::Running, TurnState::Running, TurnState::Queued]
     );
-    world.ask(None, Command::InterruptTurn { id: busy });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: busy }));
     assert_eq!([&turn, &waits].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
     let (mut world, _) = world.reboot();
-    world.ask(None, Command::InterruptTurn { id: turn });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     assert!(world.job_row(&job).progress.cancel.is_some(), "it is to be over");
 }
 
@@ -415,6 +420,6 @@ fn an_agent_with_as_many_sleepers_as_it_may_have_turns_gives_its_slot_to_its_own
     let own = turn_of(&world.send(&one, "own", "hi"));
     let other = turn_of(&world.send(&two, "t", "hi"));
     assert_eq!([&own, &other].map(|turn| world.state(turn)), [TurnState::Running, TurnState::Queued]);
-    world.ask(None, Command::InterruptTurn { id: own });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: own }));
     assert_eq!(world.state(&other), TurnState::Running);
 }

@@ -1,6 +1,7 @@
 //! What models ask of jobs.
 
 use super::*;
+use crate::{AgentCommand, AgentSeen, SandboxEffect, TurnCommand, TurnSeen};
 
 fn wait(job: &JobId) -> JobWish {
     JobWish::Wait { job: job.clone() }
@@ -28,7 +29,9 @@ fn reads(batch: &Batch) -> Vec<JobWish> {
 
 fn answers(batch: &Batch) -> Vec<Value> {
     let answers = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Answer { answer, .. } => Some(answer.clone().expect("it is answered")),
+        Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
+            Some(answer.clone().expect("it is answered"))
+        }
         _ => None,
     });
     answers.collect()
@@ -153,7 +156,12 @@ fn a_wait_survives_the_runtime() {
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::Died { agent: agent.clone(), run, part: Part::Runtime, detail: "x".into() });
+    world.see(Seen::Agent(AgentSeen::Died {
+        agent: agent.clone(),
+        run,
+        part: Part::Runtime,
+        detail: "x".into(),
+    }));
     world.job_ends(&job, exited(0));
     world.read_answers(asked(&turn), "done", &[&job]);
     world.ready(&agent);
@@ -177,7 +185,7 @@ fn interrupting_a_turn_cancels_the_job_that_it_waits_for_and_leaves_one_that_it_
                 assert!(!job_acts(&batch).contains(&kill(&job)));
                 world.ready(&agent);
             }
-            let batch = world.ask(None, Command::InterruptTurn { id: turn.clone() });
+            let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }));
             assert_eq!(job_acts(&batch).contains(&kill(&job)), expected);
             assert_eq!(world.job_row(&job).progress.cancel.is_some(), expected);
             assert!(world.job_row(&other).progress.cancel.is_none());
@@ -194,7 +202,7 @@ fn a_turn_that_fails_leaves_the_job_that_it_waited_for() {
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
     let ask = Ask::Finish { turn, code: "x".into(), message: "x".into() };
-    let batch = world.see(Seen::Asked { agent: agent.clone(), id: json!(1), ask });
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
     assert!(job_acts(&batch).is_empty() && world.job_row(&job).progress.cancel.is_none());
 }
 
@@ -273,7 +281,7 @@ fn what_was_read_for_a_turn_that_is_over_tells_nobody() {
     world.job_done(&job);
     let turn = world.calling(&agent, "s", "job_status");
     world.wish(&agent, &turn, JobWish::Status { job: job.clone() });
-    world.ask(None, Command::InterruptTurn { id: turn.clone() });
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }));
     let batch = world.read_answers(asked(&turn), "done", &[&job]);
     assert!(batch.writes.is_empty());
 }
@@ -288,10 +296,15 @@ fn what_was_read_for_a_turn_that_is_parked_begins_nothing_and_is_asked_for_again
     let status = JobWish::Status { job: job.clone() };
     world.wish(&agent, &turn, status.clone());
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::Exited { agent: agent.clone(), run, code: 0, detail: "it left".into() });
+    world.see(Seen::Agent(AgentSeen::Exited {
+        agent: agent.clone(),
+        run,
+        code: 0,
+        detail: "it left".into(),
+    }));
     let batch = world.read_answers(asked(&turn), "done", &[&job]);
     assert!(batch.writes.is_empty(), "{:?}", batch.writes);
-    world.ask(None, Command::StartAgent { id: agent.clone() });
+    world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     world.ready(&agent);
     assert_eq!(reads(&world.wish(&agent, &turn, status)).len(), 1);
     assert_eq!(results(&world.read_answers(asked(&turn), "done", &[&job])).len(), 1);
@@ -304,9 +317,9 @@ fn a_call_that_the_answer_does_not_have_is_refused() {
     let turn = world.calling(&agent, "s", "job_submit");
     let wish = JobWish::Submit(work("sh"));
     let ask = Ask::Job { turn, step: 1, call: "c9".into(), wish };
-    let batch = world.see(Seen::Asked { agent, id: json!("j1"), ask });
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: json!("j1"), ask }));
     let refused = acts(&batch).into_iter().any(|effect| {
-        matches!(effect, Effect::Answer { answer: Err(failure), .. } if failure.code == "turn.no_such_call")
+        matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { answer: Err(failure), .. }, .. } if failure.code == "turn.no_such_call")
     });
     assert!(refused && world.stored().is_empty());
 }
@@ -328,7 +341,7 @@ fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
         stdin: Vec::new(),
         timeout_ms: 0,
     };
-    world.see(Seen::Asked { agent: agent.clone(), id: json!(1), ask });
+    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
     for wish in [JobWish::Status { job: job.clone() }, wait(&job), cancel(&job), JobWish::Submit(work("sh"))]
     {
         let batch = world.wish(&agent, &turn, wish);
