@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use lodge_link::{
-    Assembler, Challenge, Hello, NONCE_LEN, Secret, TurnedAway, TurnedAwayWhy, VERSION, Welcome, daemon_proof,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, Secret, VERSION, Welcome,
+    daemon_proof,
 };
 use lodge_testkit::lodge::{Lodge, PATIENCE};
 use rusqlite::Connection;
@@ -53,7 +54,7 @@ fn knock(socket: &Path, secret: [u8; 32]) -> Heard {
     let mut input = Assembler::default();
     let challenge = loop {
         if let Some(frame) = input.next_frame(lodge_link::limits::FRAME_MAX).expect("frames") {
-            break Challenge::decode(frame).expect("a challenge").expect("a challenge");
+            break KeeperChallenge::decode(frame).expect("a challenge").expect("a challenge");
         }
         read(&mut stream, &mut input);
     };
@@ -67,10 +68,10 @@ fn knock(socket: &Path, secret: [u8; 32]) -> Heard {
             if Welcome::decode(frame).expect("a frame").is_some() {
                 return Heard::Welcome;
             }
-            match TurnedAway::decode(frame).expect("a frame").expect("an answer").why {
-                TurnedAwayWhy::BadProof => return Heard::BadProof,
-                TurnedAwayWhy::OldEpoch { .. } => return Heard::OldEpoch,
-                TurnedAwayWhy::TooManyWaiting => panic!("nobody else knocks"),
+            match ConnectionRefused::decode(frame).expect("a frame").expect("an answer").why {
+                RefusedWhy::BadProof => return Heard::BadProof,
+                RefusedWhy::OldEpoch { .. } => return Heard::OldEpoch,
+                RefusedWhy::TooManyWaiting => panic!("nobody else knocks"),
             }
         }
         read(&mut stream, &mut input);
