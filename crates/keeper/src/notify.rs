@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::confine::ExecUser;
 use crate::network::ConnectionPolicy;
-use crate::notify_address::CallAddress;
+use crate::notify_address::SyscallAddress;
 use crate::notify_epoll::EpollCache;
 use crate::notify_open::OpenConnections;
-use crate::notify_sys::{self, CallAnswer, SupervisedCall};
+use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
 use crate::stock::{AddressFamily, SocketStock};
 use crate::watchdog::Watchdog;
 
@@ -36,8 +36,8 @@ pub(crate) struct Supervisor {
     pub(crate) with: ConnectionPolicy,
     pub(crate) stock: Option<SocketStock>,
     pub(crate) user: ExecUser,
-    listeners: Vec<CallListener>,
-    pub(crate) waiting: Vec<PendingCall>,
+    listeners: Vec<SyscallListener>,
+    pub(crate) waiting: Vec<PendingSyscall>,
     pub(crate) epolls: EpollCache,
     pub(crate) open: OpenConnections,
     /// Sockets that were handed in and whose program was not told yet that they are connected.
@@ -51,29 +51,29 @@ pub(crate) struct Supervisor {
 
 /// The calls of one exec and all that it started.
 #[derive(Debug)]
-struct CallListener {
+struct SyscallListener {
     serial: u64,
     fd: OwnedFd,
 }
 
 /// A call that cannot be answered yet.
 #[derive(Debug)]
-pub(crate) struct PendingCall {
+pub(crate) struct PendingSyscall {
     serial: u64,
     pub(crate) listener: u64,
-    pub(crate) call: SupervisedCall,
-    pub(crate) stage: CallStage,
+    pub(crate) call: SupervisedSyscall,
+    pub(crate) stage: SyscallStage,
     pub(crate) until: Option<Instant>,
 }
 
 /// What a call waits for.
 #[derive(Debug)]
-pub(crate) enum CallStage {
+pub(crate) enum SyscallStage {
     /// A socket of the host's network, to take the place of the program's.
     Socket {
         theirs: OwnedFd,
         family: AddressFamily,
-        address: CallAddress,
+        address: SyscallAddress,
         /// When the program gives up.
         until: Option<Instant>,
     },
@@ -131,7 +131,7 @@ impl Supervisor {
     pub(crate) fn add(&mut self, fd: OwnedFd) {
         notify_sys::prefer_speed(&fd);
         self.serial += 1;
-        self.listeners.push(CallListener { serial: self.serial, fd });
+        self.listeners.push(SyscallListener { serial: self.serial, fd });
     }
 
     /// How many descriptors are held here.
@@ -142,7 +142,7 @@ impl Supervisor {
     /// Where calls are that wait for their program.
     fn hand_ins(&self) -> impl Iterator<Item = usize> {
         let waiting = self.waiting.iter().enumerate();
-        waiting.filter(|(_, waiting)| matches!(waiting.stage, CallStage::HandIn(_))).map(|(at, _)| at)
+        waiting.filter(|(_, waiting)| matches!(waiting.stage, SyscallStage::HandIn(_))).map(|(at, _)| at)
     }
 
     pub(crate) fn watch(&self, mut add: impl FnMut(RawFd, libc::c_short, WatchedDescriptor)) {
@@ -157,7 +157,7 @@ impl Supervisor {
             add(listener.fd.as_raw_fd(), events, WatchedDescriptor::Calls(listener.serial));
         }
         for waiting in &self.waiting {
-            if let CallStage::Connected(socket) = &waiting.stage {
+            if let SyscallStage::Connected(socket) = &waiting.stage {
                 add(socket.as_raw_fd(), libc::POLLOUT, WatchedDescriptor::Waits(waiting.serial));
             }
         }
@@ -202,7 +202,7 @@ impl Supervisor {
             return;
         }
         let _watchdog = Watchdog::start();
-        let is_due = |waiting: &PendingCall| waiting.until.is_some_and(|until| until <= now);
+        let is_due = |waiting: &PendingSyscall| waiting.until.is_some_and(|until| until <= now);
         while let Some(at) = self.waiting.iter().position(is_due) {
             let waiting = self.waiting.swap_remove(at);
             self.time_out(&waiting);
@@ -226,8 +226,8 @@ impl Supervisor {
     /// Hands in a socket whose program did not take it. The others have their turn after it.
     fn hand_in_again(&mut self) {
         let Some(at) = self.hand_ins().next() else { return };
-        let PendingCall { listener, call, stage, until, .. } = self.waiting.remove(at);
-        let CallStage::HandIn(pending) = stage else { return };
+        let PendingSyscall { listener, call, stage, until, .. } = self.waiting.remove(at);
+        let SyscallStage::HandIn(pending) = stage else { return };
         if self.still_waits(listener, &call) {
             let decided = pending.check_place(&call);
             let decided = decided.and_then(|()| self.hand_in((listener, call), pending, until));
@@ -239,8 +239,8 @@ impl Supervisor {
     /// Has a call wait, at most until `until`.
     pub(crate) fn wait(
         &mut self,
-        (listener, call): (u64, SupervisedCall),
-        stage: CallStage,
+        (listener, call): (u64, SupervisedSyscall),
+        stage: SyscallStage,
         until: Option<Instant>,
     ) {
         self.serial += 1;
@@ -249,17 +249,18 @@ impl Supervisor {
             self.looked_at = now;
         }
         let until = match &stage {
-            CallStage::Socket { until: own, .. } | CallStage::HandIn(PendingSocket { until: own, .. }) => {
+            SyscallStage::Socket { until: own, .. }
+            | SyscallStage::HandIn(PendingSocket { until: own, .. }) => {
                 let until = until.unwrap_or(now + SOCKET_WITHIN);
                 Some(own.map_or(until, |own| own.min(until)))
             }
-            CallStage::Connected(_) => until,
+            SyscallStage::Connected(_) => until,
         };
-        self.waiting.push(PendingCall { serial: self.serial, listener, call, stage, until });
+        self.waiting.push(PendingSyscall { serial: self.serial, listener, call, stage, until });
     }
 
     /// Whether whoever called still does. What was fetched from it before is its own then.
-    pub(crate) fn still_waits(&self, listener: u64, call: &SupervisedCall) -> bool {
+    pub(crate) fn still_waits(&self, listener: u64, call: &SupervisedSyscall) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::is_valid(fd, call.id))
     }
 
@@ -289,7 +290,7 @@ impl Supervisor {
     }
 
     /// Answers, unless nobody waits for it any more.
-    pub(crate) fn answer(&self, listener: u64, call: &SupervisedCall, answer: CallAnswer) -> bool {
+    pub(crate) fn answer(&self, listener: u64, call: &SupervisedSyscall, answer: SyscallAnswer) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::answer(fd, call.id, answer).is_ok())
     }
 }
@@ -327,23 +328,24 @@ mod tests {
         TcpListener::bind(("127.0.0.1", 0)).map(OwnedFd::from).unwrap()
     }
 
-    const CALL: SupervisedCall = SupervisedCall { id: 1, thread: 1, number: libc::SYS_connect, args: [0; 3] };
+    const CALL: SupervisedSyscall =
+        SupervisedSyscall { id: 1, thread: 1, number: libc::SYS_connect, args: [0; 3] };
 
     #[test]
     fn a_call_that_gets_no_socket_is_answered_in_the_end() {
         let (mut supervisor, _gate) = supervisor();
         let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
-        let stage = CallStage::Socket {
+        let stage = SyscallStage::Socket {
             theirs: stream(),
             family: AddressFamily::V4,
-            address: CallAddress::of(to.bytes()),
+            address: SyscallAddress::of(to.bytes()),
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);
         supervisor.keep_time(Instant::now() + SOCKET_WITHIN);
         assert_eq!(supervisor.waiting.len(), 0);
         // One that was dialled waits as long as the kernel does.
-        supervisor.wait((1, CALL), CallStage::Connected(stream()), None);
+        supervisor.wait((1, CALL), SyscallStage::Connected(stream()), None);
         assert_eq!(supervisor.waiting[0].until, None);
     }
 
@@ -355,15 +357,15 @@ mod tests {
     fn a_socket_that_its_program_does_not_take_is_handed_in_again_and_not_for_ever() {
         let (mut supervisor, _gate) = supervisor();
         let begun = Instant::now();
-        supervisor.wait((1, CALL), CallStage::HandIn(pending(None)), None);
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), None);
         let until = supervisor.waiting[0].until.unwrap();
         assert!(until >= begun + SOCKET_WITHIN);
         // Both sockets are held meanwhile, and the next attempt is soon.
         assert_eq!(supervisor.descriptors(), 2);
         assert!(supervisor.due().unwrap() <= Instant::now() + HAND_IN_EVERY);
         // What was given up before has no second time, and a program that gives up earlier is answered then.
-        supervisor.wait((1, CALL), CallStage::HandIn(pending(None)), Some(until));
-        supervisor.wait((1, CALL), CallStage::HandIn(pending(Some(begun))), Some(until));
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), Some(until));
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(Some(begun))), Some(until));
         let bounds: Vec<_> = supervisor.waiting[1..].iter().map(|waiting| waiting.until).collect();
         assert_eq!(bounds, [Some(until), Some(begun)]);
         supervisor.keep_time(until);
@@ -374,8 +376,8 @@ mod tests {
     fn a_socket_whose_caller_is_gone_is_closed_and_those_behind_it_stay() {
         let (mut supervisor, _gate) = supervisor();
         for thread in [7, 8] {
-            let call = SupervisedCall { thread, ..CALL };
-            supervisor.wait((1, call), CallStage::HandIn(pending(None)), None);
+            let call = SupervisedSyscall { thread, ..CALL };
+            supervisor.wait((1, call), SyscallStage::HandIn(pending(None)), None);
         }
         supervisor.hand_in_again();
         let left: Vec<i32> = supervisor.waiting.iter().map(|waiting| waiting.call.thread).collect();
@@ -390,10 +392,10 @@ mod tests {
         let to = sys::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
             [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
-        let stage = CallStage::Socket {
+        let stage = SyscallStage::Socket {
             theirs,
             family: AddressFamily::V4,
-            address: CallAddress::of(to.bytes()),
+            address: SyscallAddress::of(to.bytes()),
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);

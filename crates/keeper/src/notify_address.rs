@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::notify_sys::{self, SupervisedCall};
+use crate::notify_sys::{self, SupervisedSyscall};
 use crate::stock::AddressFamily;
 use crate::sys;
 
@@ -15,7 +15,7 @@ const V6_LEN: usize = 24;
 
 /// An address, copied once from the program that wrote it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CallAddress {
+pub(crate) struct SyscallAddress {
     bytes: [u8; ADDRESS_MAX],
     len: usize,
 }
@@ -39,11 +39,11 @@ pub(crate) enum SocketKind {
     Hosts(AddressFamily),
 }
 
-impl CallAddress {
+impl SyscallAddress {
     /// Copies the address that `connect` or `bind` was given.
-    pub(crate) fn fetch(call: &SupervisedCall) -> io::Result<CallAddress> {
+    pub(crate) fn fetch(call: &SupervisedSyscall) -> io::Result<SyscallAddress> {
         let len = usize::try_from(call.args[2] as u32).unwrap_or(usize::MAX);
-        let mut address = CallAddress { bytes: [0; ADDRESS_MAX], len };
+        let mut address = SyscallAddress { bytes: [0; ADDRESS_MAX], len };
         let bytes = address.bytes.get_mut(..len).filter(|bytes| bytes.len() >= size_of::<u16>());
         let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         notify_sys::read_memory(call.thread, call.args[1], bytes)?;
@@ -51,8 +51,8 @@ impl CallAddress {
     }
 
     /// The first bytes of one that is too long.
-    pub(crate) fn of(bytes: &[u8]) -> CallAddress {
-        let mut address = CallAddress { bytes: [0; ADDRESS_MAX], len: bytes.len().min(ADDRESS_MAX) };
+    pub(crate) fn of(bytes: &[u8]) -> SyscallAddress {
+        let mut address = SyscallAddress { bytes: [0; ADDRESS_MAX], len: bytes.len().min(ADDRESS_MAX) };
         address.bytes[..address.len].copy_from_slice(&bytes[..address.len]);
         address
     }
@@ -113,20 +113,20 @@ mod tests {
     fn an_address_leads_where_the_kernel_would_take_it() {
         let v4 = [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0, 80, 10, 1, 2, 3], &[0; 8]].concat();
         assert_eq!(
-            CallAddress::of(&v4).leads(AddressFamily::V4).unwrap(),
+            SyscallAddress::of(&v4).leads(AddressFamily::V4).unwrap(),
             AddressTarget::To("10.1.2.3".parse().unwrap(), 80)
         );
         let errno = |leads: io::Result<AddressTarget>| leads.unwrap_err().raw_os_error();
-        assert_eq!(errno(CallAddress::of(&v4).leads(AddressFamily::V6)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(CallAddress::of(&v4[..8]).leads(AddressFamily::V4)), Some(libc::EINVAL));
+        assert_eq!(errno(SyscallAddress::of(&v4).leads(AddressFamily::V6)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(SyscallAddress::of(&v4[..8]).leads(AddressFamily::V4)), Some(libc::EINVAL));
         let mapped = Ipv4Addr::new(127, 0, 0, 1).to_ipv6_mapped().octets();
         let v6 = [&(libc::AF_INET6 as u16).to_ne_bytes()[..], &[1, 0], &[0; 4], &mapped, &[0; 4]].concat();
         assert_eq!(
-            CallAddress::of(&v6).leads(AddressFamily::V6).unwrap(),
+            SyscallAddress::of(&v6).leads(AddressFamily::V6).unwrap(),
             AddressTarget::To("127.0.0.1".parse().unwrap(), 256)
         );
-        assert_eq!(errno(CallAddress::of(&v6).leads(AddressFamily::V4)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(CallAddress::of(&v6[..20]).leads(AddressFamily::V6)), Some(libc::EINVAL));
-        assert_eq!(CallAddress::of(&[0, 0, 0, 0]).leads(AddressFamily::V4).unwrap(), AddressTarget::Away);
+        assert_eq!(errno(SyscallAddress::of(&v6).leads(AddressFamily::V4)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(SyscallAddress::of(&v6[..20]).leads(AddressFamily::V6)), Some(libc::EINVAL));
+        assert_eq!(SyscallAddress::of(&[0, 0, 0, 0]).leads(AddressFamily::V4).unwrap(), AddressTarget::Away);
     }
 }

@@ -13,11 +13,11 @@ use crate::confine::{self, ExecUser};
 use crate::gate_rules::{AddressOwner, canonical};
 use crate::netlink;
 use crate::network::{self, ConnectionPolicy, SocketGuard};
-use crate::notify::{CallStage, PendingCall, PendingSocket, Supervisor};
-use crate::notify_address::{AddressTarget, CallAddress, SocketKind};
+use crate::notify::{PendingSocket, PendingSyscall, Supervisor, SyscallStage};
+use crate::notify_address::{AddressTarget, SocketKind, SyscallAddress};
 use crate::notify_epoll;
 use crate::notify_options;
-use crate::notify_sys::{self, CallAnswer, SupervisedCall};
+use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
 use crate::stock::{AddressFamily, SocketStock};
 use crate::sys;
 
@@ -43,7 +43,7 @@ enum ConnectRoute {
 enum SocketHistory {
     /// It is free to be connected anew.
     Nothing,
-    Answer(CallAnswer),
+    Answer(SyscallAnswer),
     /// It is on its way.
     Wait,
 }
@@ -58,7 +58,7 @@ enum SocketReplacement {
 impl PendingSocket {
     /// Refuses to replace anything but the socket that the call was made with: another thread may have closed it
     /// meanwhile, and opened something else in its place, or have connected it.
-    pub(crate) fn check_place(&self, call: &SupervisedCall) -> io::Result<()> {
+    pub(crate) fn check_place(&self, call: &SupervisedSyscall) -> io::Result<()> {
         let there = notify_sys::get_fd(&notify_sys::open_thread(call.thread)?, call.fd())?;
         let is_same =
             matches!((cookie(&there), cookie(&self.theirs)), (Ok(there), Ok(theirs)) if there == theirs);
@@ -72,12 +72,16 @@ impl PendingSocket {
 
 impl Supervisor {
     /// The answer, unless the call has to wait.
-    pub(crate) fn decide(&mut self, listener: u64, call: SupervisedCall) -> io::Result<Option<CallAnswer>> {
+    pub(crate) fn decide(
+        &mut self,
+        listener: u64,
+        call: SupervisedSyscall,
+    ) -> io::Result<Option<SyscallAnswer>> {
         let process = notify_sys::open_thread(call.thread)?;
         let theirs = notify_sys::get_fd(&process, call.fd())?;
         let kind = SocketKind::of(&theirs, self.with.cookie)?;
         match (call.number, kind) {
-            (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(CallAnswer::Continue)),
+            (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(SyscallAnswer::Continue)),
             (libc::SYS_bind, SocketKind::Own(_)) => {
                 let address = self.address(listener, &call)?;
                 Ok(Some(sys::bind(theirs.as_raw_fd(), address.bytes()).into()))
@@ -88,35 +92,35 @@ impl Supervisor {
             }
             // It has the port that it was connected from, and no other.
             (libc::SYS_bind | libc::SYS_listen, SocketKind::Hosts(_)) => {
-                Ok(Some(CallAnswer::Error(libc::EINVAL)))
+                Ok(Some(SyscallAnswer::Error(libc::EINVAL)))
             }
             (libc::SYS_connect, SocketKind::Own(family) | SocketKind::Hosts(family)) => {
                 let address = self.address(listener, &call)?;
                 self.connect((listener, call), theirs, (kind, family), address)
             }
-            (_, _) => Ok(Some(CallAnswer::Error(libc::ENOSYS))),
+            (_, _) => Ok(Some(SyscallAnswer::Error(libc::ENOSYS))),
         }
     }
 
     /// The address of a call, copied once, from a caller that is still the same.
-    fn address(&self, listener: u64, call: &SupervisedCall) -> io::Result<CallAddress> {
-        let address = CallAddress::fetch(call)?;
+    fn address(&self, listener: u64, call: &SupervisedSyscall) -> io::Result<SyscallAddress> {
+        let address = SyscallAddress::fetch(call)?;
         self.check_waits(listener, call)?;
         Ok(address)
     }
 
-    fn check_waits(&self, listener: u64, call: &SupervisedCall) -> io::Result<()> {
+    fn check_waits(&self, listener: u64, call: &SupervisedSyscall) -> io::Result<()> {
         let waits = self.still_waits(listener, call);
         if waits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOENT)) }
     }
 
     fn connect(
         &mut self,
-        caller: (u64, SupervisedCall),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
         (kind, family): (SocketKind, AddressFamily),
-        address: CallAddress,
-    ) -> io::Result<Option<CallAnswer>> {
+        address: SyscallAddress,
+    ) -> io::Result<Option<SyscallAnswer>> {
         let (to, port) = match address.leads(family)? {
             AddressTarget::To(to, port) => (to, port),
             AddressTarget::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
@@ -127,7 +131,7 @@ impl Supervisor {
                 SocketHistory::Nothing => {}
                 SocketHistory::Answer(answer) => return Ok(Some(answer)),
                 SocketHistory::Wait => {
-                    self.wait(caller, CallStage::Connected(theirs), until);
+                    self.wait(caller, SyscallStage::Connected(theirs), until);
                     return Ok(None);
                 }
             }
@@ -144,15 +148,15 @@ impl Supervisor {
             (ConnectRoute::Outside, _) => {
                 let waiting = self.waiting_for_sockets(family);
                 let Some(stock) = &mut self.stock else {
-                    return Ok(Some(CallAnswer::Error(libc::ENETUNREACH)));
+                    return Ok(Some(SyscallAnswer::Error(libc::ENETUNREACH)));
                 };
                 match stock.take(family, waiting) {
                     Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (&address, to, port), until),
                     Ok(None) => {
-                        self.wait(caller, CallStage::Socket { theirs, family, address, until }, None);
+                        self.wait(caller, SyscallStage::Socket { theirs, family, address, until }, None);
                         Ok(None)
                     }
-                    Err(errno) => Ok(Some(CallAnswer::Error(errno))),
+                    Err(errno) => Ok(Some(SyscallAnswer::Error(errno))),
                 }
             }
         }
@@ -188,7 +192,7 @@ impl Supervisor {
     }
 
     fn waiting_for_sockets(&self, wanted: AddressFamily) -> usize {
-        let waits = |waiting: &&PendingCall| matches!(waiting.stage, CallStage::Socket { family, .. } if family == wanted);
+        let waits = |waiting: &&PendingSyscall| matches!(waiting.stage, SyscallStage::Socket { family, .. } if family == wanted);
         self.waiting.iter().filter(waits).count()
     }
 
@@ -198,12 +202,12 @@ impl Supervisor {
         Ok(match state(theirs)? {
             CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
                 0 => SocketHistory::Nothing,
-                errno => SocketHistory::Answer(CallAnswer::Error(errno)),
+                errno => SocketHistory::Answer(SyscallAnswer::Error(errno)),
             },
             SYN_SENT if is_blocking(theirs)? => SocketHistory::Wait,
-            SYN_SENT => SocketHistory::Answer(CallAnswer::Error(libc::EALREADY)),
-            _ if self.is_told_now(theirs)? => SocketHistory::Answer(CallAnswer::Done),
-            _ => SocketHistory::Answer(CallAnswer::Error(libc::EISCONN)),
+            SYN_SENT => SocketHistory::Answer(SyscallAnswer::Error(libc::EALREADY)),
+            _ if self.is_told_now(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
+            _ => SocketHistory::Answer(SyscallAnswer::Error(libc::EISCONN)),
         })
     }
 
@@ -220,11 +224,11 @@ impl Supervisor {
     /// Connects the program's own socket, without waiting for it here.
     fn connect_inside(
         &mut self,
-        caller: (u64, SupervisedCall),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        address: &CallAddress,
+        address: &SyscallAddress,
         until: Option<Instant>,
-    ) -> io::Result<Option<CallAnswer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         let fd = theirs.as_raw_fd();
         if !is_blocking(&theirs)? {
             return Ok(Some(sys::connect(fd, address.bytes()).into()));
@@ -236,7 +240,7 @@ impl Supervisor {
         match connected.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
             Err(Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR)) => {
-                self.wait(caller, CallStage::Connected(theirs), until);
+                self.wait(caller, SyscallStage::Connected(theirs), until);
                 Ok(None)
             }
             Ok(()) | Err(_) => Ok(Some(connected.into())),
@@ -246,12 +250,12 @@ impl Supervisor {
     /// As [`Supervisor::dial`], by a socket of the host's network, which is of use for this peer alone.
     fn dial_outside(
         &mut self,
-        caller: (u64, SupervisedCall),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
         ours: OwnedFd,
-        (address, to, port): (&CallAddress, IpAddr, u16),
+        (address, to, port): (&SyscallAddress, IpAddr, u16),
         until: Option<Instant>,
-    ) -> io::Result<Option<CallAnswer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         self.open.add(&ours, Instant::now())?;
         let ConnectionPolicy { guard, routes, .. } = &mut self.with;
         let restricted = match guard {
@@ -259,7 +263,7 @@ impl Supervisor {
             SocketGuard::Filter(filter) => Some(filter.restrict(&ours, SocketAddr::new(to, port), routes)?),
         };
         // A bound socket that connects to no address would reach its own.
-        let to_peer = restricted.map(|peer| CallAddress::of(peer.bytes()));
+        let to_peer = restricted.map(|peer| SyscallAddress::of(peer.bytes()));
         self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
@@ -267,14 +271,14 @@ impl Supervisor {
     /// meanwhile finds it there.
     fn dial(
         &mut self,
-        (listener, call): (u64, SupervisedCall),
+        (listener, call): (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        (ours, address): (OwnedFd, &CallAddress),
+        (ours, address): (OwnedFd, &SyscallAddress),
         until: Option<Instant>,
-    ) -> io::Result<Option<CallAnswer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         // The program's own is closed below. To close one that is connected can wait for its peer (SO_LINGER).
         if state(&theirs)? != CLOSE {
-            return Ok(Some(CallAnswer::Error(libc::EISCONN)));
+            return Ok(Some(SyscallAnswer::Error(libc::EISCONN)));
         }
         notify_options::copy(&theirs, &ours);
         let connected = sys::connect(ours.as_raw_fd(), address.bytes());
@@ -290,27 +294,27 @@ impl Supervisor {
     /// a processor in time is tried again until `try_until`.
     pub(crate) fn hand_in(
         &mut self,
-        (listener, call): (u64, SupervisedCall),
+        (listener, call): (u64, SupervisedSyscall),
         pending: PendingSocket,
         try_until: Option<Instant>,
-    ) -> io::Result<Option<CallAnswer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         let PendingSocket { theirs, ours, is_under_way, until } = pending;
         let blocks = is_blocking(&theirs)?;
         match self.replace(listener, &call, theirs, &ours)? {
             SocketReplacement::Done => {}
             SocketReplacement::NotYet(theirs) => {
                 let pending = PendingSocket { theirs, ours, is_under_way, until };
-                self.wait((listener, call), CallStage::HandIn(pending), try_until);
+                self.wait((listener, call), SyscallStage::HandIn(pending), try_until);
                 return Ok(None);
             }
         }
         self.untold.truncate(UNTOLD_MAX - 1);
         self.untold.insert(0, cookie(&ours)?);
         if is_under_way && blocks {
-            self.wait((listener, call), CallStage::Connected(ours), until);
+            self.wait((listener, call), SyscallStage::Connected(ours), until);
             return Ok(None);
         }
-        let answer = if is_under_way { CallAnswer::Error(libc::EINPROGRESS) } else { CallAnswer::Done };
+        let answer = if is_under_way { SyscallAnswer::Error(libc::EINPROGRESS) } else { SyscallAnswer::Done };
         if self.answer(listener, &call, answer) && !is_under_way {
             self.is_told_now(&ours)?;
         }
@@ -321,7 +325,7 @@ impl Supervisor {
     fn replace(
         &mut self,
         listener: u64,
-        call: &SupervisedCall,
+        call: &SupervisedSyscall,
         theirs: OwnedFd,
         ours: &OwnedFd,
     ) -> io::Result<SocketReplacement> {
@@ -363,16 +367,16 @@ impl Supervisor {
 
     /// Gives what is there to those who wait for it, whoever heard of it.
     pub(crate) fn give_sockets(&mut self) {
-        let is_next = |waiting: &PendingCall, stock: &SocketStock| match waiting.stage {
-            CallStage::Socket { family, .. } => stock.has_news(family),
-            CallStage::HandIn(_) | CallStage::Connected(_) => false,
+        let is_next = |waiting: &PendingSyscall, stock: &SocketStock| match waiting.stage {
+            SyscallStage::Socket { family, .. } => stock.has_news(family),
+            SyscallStage::HandIn(_) | SyscallStage::Connected(_) => false,
         };
         while let Some(stock) = &self.stock
             && let Some(at) = self.waiting.iter().position(|waiting| is_next(waiting, stock))
         {
             // The order in which they came.
-            let PendingCall { listener, call, stage, .. } = self.waiting.remove(at);
-            let CallStage::Socket { theirs, family, address, until } = stage else { continue };
+            let PendingSyscall { listener, call, stage, .. } = self.waiting.remove(at);
+            let SyscallStage::Socket { theirs, family, address, until } = stage else { continue };
             let decided = self.give_socket((listener, call), theirs, (family, &address), until);
             self.finish(listener, &call, decided);
         }
@@ -382,23 +386,23 @@ impl Supervisor {
     /// address meanwhile.
     fn give_socket(
         &mut self,
-        caller: (u64, SupervisedCall),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        (family, address): (AddressFamily, &CallAddress),
+        (family, address): (AddressFamily, &SyscallAddress),
         until: Option<Instant>,
-    ) -> io::Result<Option<CallAnswer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         let AddressTarget::To(to, port) = address.leads(family)? else {
-            return Ok(Some(CallAnswer::Error(libc::EINVAL)));
+            return Ok(Some(SyscallAnswer::Error(libc::EINVAL)));
         };
         match self.way(to, port)? {
             ConnectRoute::Outside => {}
-            ConnectRoute::Inside => return Ok(Some(CallAnswer::Error(CLOSED))),
+            ConnectRoute::Inside => return Ok(Some(SyscallAnswer::Error(CLOSED))),
         }
-        let Some(stock) = &mut self.stock else { return Ok(Some(CallAnswer::Error(libc::ENETUNREACH))) };
+        let Some(stock) = &mut self.stock else { return Ok(Some(SyscallAnswer::Error(libc::ENETUNREACH))) };
         match stock.take(family, 0) {
             Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (address, to, port), until),
-            Ok(None) => Ok(Some(CallAnswer::Error(libc::EAGAIN))),
-            Err(errno) => Ok(Some(CallAnswer::Error(errno))),
+            Ok(None) => Ok(Some(SyscallAnswer::Error(libc::EAGAIN))),
+            Err(errno) => Ok(Some(SyscallAnswer::Error(errno))),
         }
     }
 
@@ -406,42 +410,42 @@ impl Supervisor {
     pub(crate) fn finish(
         &mut self,
         listener: u64,
-        call: &SupervisedCall,
-        decided: io::Result<Option<CallAnswer>>,
+        call: &SupervisedSyscall,
+        decided: io::Result<Option<SyscallAnswer>>,
     ) {
         let answer = match decided {
             Ok(Some(answer)) => answer,
             Ok(None) => return,
-            Err(error) => CallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => SyscallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
         };
         self.answer(listener, call, answer);
     }
 
     /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
-    pub(crate) fn go_on(&mut self, waiting: PendingCall) {
-        let PendingCall { listener, call, stage, .. } = waiting;
-        let CallStage::Connected(socket) = stage else { return };
+    pub(crate) fn go_on(&mut self, waiting: PendingSyscall) {
+        let PendingSyscall { listener, call, stage, .. } = waiting;
+        let SyscallStage::Connected(socket) = stage else { return };
         if !self.still_waits(listener, &call) {
             return;
         }
         match sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => {
-                if self.answer(listener, &call, CallAnswer::Done) {
+                if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
                     drop(self.is_told_now(&socket));
                 }
             }
-            other => self.finish(listener, &call, other.map(|errno| Some(CallAnswer::Error(errno)))),
+            other => self.finish(listener, &call, other.map(|errno| Some(SyscallAnswer::Error(errno)))),
         }
     }
 
     /// The bound for this call is over. A connection of a socket that the program has goes on without it.
-    pub(crate) fn time_out(&mut self, waiting: &PendingCall) {
+    pub(crate) fn time_out(&mut self, waiting: &PendingSyscall) {
         let errno = match waiting.stage {
-            CallStage::Socket { .. } | CallStage::HandIn(_) => libc::ETIMEDOUT,
-            CallStage::Connected(_) => libc::EINPROGRESS,
+            SyscallStage::Socket { .. } | SyscallStage::HandIn(_) => libc::ETIMEDOUT,
+            SyscallStage::Connected(_) => libc::EINPROGRESS,
         };
-        self.answer(waiting.listener, &waiting.call, CallAnswer::Error(errno));
+        self.answer(waiting.listener, &waiting.call, SyscallAnswer::Error(errno));
     }
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.

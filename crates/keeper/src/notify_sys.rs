@@ -27,7 +27,7 @@ const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// A call that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SupervisedCall {
+pub(crate) struct SupervisedSyscall {
     pub(crate) id: u64,
     /// The thread that made it.
     pub(crate) thread: i32,
@@ -35,7 +35,7 @@ pub(crate) struct SupervisedCall {
     pub(crate) args: [u64; 3],
 }
 
-impl SupervisedCall {
+impl SupervisedSyscall {
     /// The descriptor that it is about, which is the first argument of all calls here.
     pub(crate) fn fd(&self) -> RawFd {
         self.args[0] as RawFd
@@ -44,18 +44,18 @@ impl SupervisedCall {
 
 /// How a call is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallAnswer {
+pub(crate) enum SyscallAnswer {
     Done,
     Error(i32),
     /// The kernel carries it out, with whatever its arguments mean by then.
     Continue,
 }
 
-impl From<io::Result<()>> for CallAnswer {
-    fn from(done: io::Result<()>) -> CallAnswer {
+impl From<io::Result<()>> for SyscallAnswer {
+    fn from(done: io::Result<()>) -> SyscallAnswer {
         match done {
-            Ok(()) => CallAnswer::Done,
-            Err(error) => CallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Ok(()) => SyscallAnswer::Done,
+            Err(error) => SyscallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn prefer_speed(listener: &OwnedFd) {
 }
 
 /// Takes the next call. Only for a listener that is ready: without a call it would wait.
-pub(crate) fn receive(listener: &OwnedFd) -> io::Result<SupervisedCall> {
+pub(crate) fn receive(listener: &OwnedFd) -> io::Result<SupervisedSyscall> {
     #[repr(C, align(8))]
     struct NotificationBuffer([u8; ROOM]);
     let mut room = NotificationBuffer([0; ROOM]);
@@ -108,7 +108,7 @@ pub(crate) fn receive(listener: &OwnedFd) -> io::Result<SupervisedCall> {
         bytes.copy_from_slice(&room.0[at..at + 4]);
         i32::from_ne_bytes(bytes)
     };
-    Ok(SupervisedCall {
+    Ok(SupervisedSyscall {
         id: long(0),
         thread: int(8),
         number: int(16).into(),
@@ -138,7 +138,7 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<libc::c_int>) -> io::Resul
 }
 
 /// Answers a call. An error: nobody waits for it any more.
-pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: CallAnswer) -> io::Result<()> {
+pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: SyscallAnswer) -> io::Result<()> {
     #[repr(C)]
     struct NotificationResponse {
         id: u64,
@@ -147,9 +147,9 @@ pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: CallAnswer) -> io::Res
         flags: u32,
     }
     let (error, flags) = match answer {
-        CallAnswer::Done => (0, 0),
-        CallAnswer::Error(errno) => (-errno, 0),
-        CallAnswer::Continue => (0, CONTINUE),
+        SyscallAnswer::Done => (0, 0),
+        SyscallAnswer::Error(errno) => (-errno, 0),
+        SyscallAnswer::Continue => (0, CONTINUE),
     };
     let mut response = NotificationResponse { id, value: 0, error, flags };
     uninterrupted(|| {

@@ -3,7 +3,7 @@
 use lodge_core::Timestamp;
 use lodge_core::limits::IMAGE_REFS_MAX;
 use lodge_core::record::{ImageContents, ImageHeld, ImageKind, ImageRefRow, ImageRow, ImageState, Write};
-use lodge_image::Remote;
+use lodge_image::RemoteImage;
 use lodge_proto::{ErrorBody, ImageRemoved, ImageView};
 
 use super::state::Agent;
@@ -304,7 +304,7 @@ pub(crate) fn name_taken(had: ImageKind, reference: &str) -> ErrorBody {
 }
 
 pub(crate) fn no_image(given: &str) -> Refusal {
-    let hint = match Remote::read(given) {
+    let hint = match RemoteImage::read(given) {
         Ok(Some(_)) => {
             format!("bring it first: `lodge image pull {given}`; `lodge image ls` lists those that are here")
         }

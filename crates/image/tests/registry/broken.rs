@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_image::registry::Terms;
+use lodge_image::registry::RegistryTerms;
 use lodge_testkit::registry::{Fault, MockRegistry, Times};
 
 use crate::common::*;
@@ -19,7 +19,7 @@ async fn a_blob_that_breaks_off_goes_on_where_it_was_at_whatever_byte() {
     let mut offsets = vec![0, 1, 2, SIZE as u64 - 1, SIZE as u64 / 2];
     offsets.extend(bytes(7, 40).chunks(2).map(|pair| u64::from(pair[0]) << 10 | u64::from(pair[1])));
     for offset in offsets {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let before = (mock.served(&layers[0]), mock.seen().len());
         mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(offset));
         here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
@@ -39,7 +39,7 @@ async fn a_blob_that_breaks_off_goes_on_where_it_was_at_whatever_byte() {
 async fn a_pull_that_failed_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 1, ..quick() });
+    let here = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
     mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(200_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.unreachable", "{}", told(&error));
@@ -52,7 +52,7 @@ async fn a_pull_that_failed_goes_on_where_it_was_the_next_time() {
 async fn a_pull_that_was_dropped_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Arc::new(Here::new(quick()));
+    let here = Arc::new(LocalStore::new(quick()));
     mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(200_000));
     let (pulling, at) = (Arc::clone(&here), remote(&mock.host(), "thing:v1"));
     let pull = tokio::spawn(async move { pulling.pull(&at).await });
@@ -73,7 +73,7 @@ async fn a_pull_that_was_dropped_goes_on_where_it_was_the_next_time() {
 async fn a_registry_without_ranges_sends_it_all_again() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.fault("GET", &layers[0], Times::Always, Fault::NoRanges);
     mock.fault("GET", &layers[0], Times::Next(2), Fault::CutAt(1_000));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
     let unsatisfied = Fault::Answer { status: 416, headers: Vec::new(), body: Vec::new() };
-    let start = Here::new(Terms { tries: 1, ..quick() });
+    let start = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
     start.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     mock.fault("GET", &layers[0], Times::Next(1), unsatisfied);
     let again = mock.count("GET", &layers[0]);
@@ -98,7 +98,7 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
     let last = asked.iter().rfind(|seen| seen.path.contains(&layers[0])).unwrap();
     assert_eq!((mock.count("GET", &layers[0]) - again, last.header("range")), (2, None));
     for range in ["bytes 0-9/10", "bytes 999-299999/300000", "bytes 1000-299999/300001", "", "bytes x-y/z"] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         mock.forget_faults();
         mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
         mock.fault(
@@ -116,7 +116,7 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
 async fn a_registry_that_cuts_for_ever_is_given_up() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.fault("GET", &layers[0], Times::Always, Fault::CutAt(1));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(
@@ -131,7 +131,7 @@ async fn a_registry_that_cuts_for_ever_is_given_up() {
 async fn a_byte_now_and_then_is_a_stall() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 2, ..hasty() });
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
     mock.fault("GET", &layers[0], Times::Always, Fault::Trickle(Duration::from_millis(20)));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
@@ -141,7 +141,7 @@ async fn a_byte_now_and_then_is_a_stall() {
 async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 2, ..hasty() });
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
     mock.fault("GET", &layers[0], Times::Always, Fault::StallAt(1_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
@@ -150,7 +150,7 @@ async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     mock.forget_faults();
-    let patient = Here::new(hasty());
+    let patient = LocalStore::new(hasty());
     mock.fault("GET", "/manifests/", Times::Next(1), Fault::Silence);
     mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(1_000));
     patient.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
@@ -169,14 +169,14 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
     };
     for status in [429, 500, 502, 503, 504] {
         for after in ["0", "100000000", "Fri, 31 Dec 1999 23:59:59 GMT", "-1"] {
-            let here = Here::new(quick());
+            let here = LocalStore::new(quick());
             mock.forget_faults();
             mock.fault("GET", "/manifests/", Times::Next(4), answer(status, after));
             mock.fault("GET", &layers[0], Times::Next(4), answer(status, after));
             here.pull(&at).await.unwrap();
         }
     }
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.forget_faults();
     mock.fault("GET", "/manifests/", Times::Next(5), answer(503, "0"));
     let before = mock.count("GET", "/manifests/");
@@ -192,7 +192,7 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
 #[tokio::test]
 async fn what_is_not_there_is_not_found_and_who_is_not_there_is_unreachable() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.to_string(), format!("`{}/thing:v1` is not in its registry", mock.host()));
     assert_eq!(error.code(), "registry.not_found");
@@ -212,7 +212,7 @@ async fn what_is_not_there_is_not_found_and_who_is_not_there_is_unreachable() {
 #[tokio::test]
 async fn a_reason_is_shown_without_what_it_would_do_to_a_terminal() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let long = "x".repeat(10_000);
     let body = format!(r#"{{"errors":[{{"code":"X","message":"no \u001b[31mred\u202e {long}"}}]}}"#);
     let answer = Fault::Answer { status: 400, headers: Vec::new(), body: body.into_bytes() };
@@ -233,7 +233,7 @@ async fn two_pulls_of_one_layer_at_the_same_time_move_it_once() {
         &written(&manifest_of(CONFIG, &[bytes(1, SIZE), bytes(2, 10)])),
     );
     mock.put_blob(&bytes(2, 10));
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (one, other) = (remote(&mock.host(), "thing:v1"), remote(&mock.host(), "other:v1"));
     let (one, other) = tokio::join!(here.pull(&one), here.pull(&other));
     one.unwrap();
@@ -245,7 +245,7 @@ async fn two_pulls_of_one_layer_at_the_same_time_move_it_once() {
 async fn what_is_there_is_not_moved_again_but_what_is_damaged_is() {
     let mock = MockRegistry::start().unwrap();
     let (manifest, layers) = image(&mock, &[bytes(1, SIZE), bytes(2, 10)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("GET", "/blobs/"), 3);
@@ -271,7 +271,7 @@ fn a_registry_that_stalls_holds_no_thread_that_others_need() {
         let (slow, quick_one) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
         image(&slow, &[bytes(1, SIZE), bytes(2, SIZE), bytes(3, SIZE), bytes(4, SIZE)]);
         let (_, layers) = image(&quick_one, &[bytes(5, SIZE)]);
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         here.put(CONFIG);
         slow.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));
         let (stuck, other) = (remote(&slow.host(), "thing:v1"), remote(&quick_one.host(), "thing:v1"));
@@ -294,7 +294,7 @@ async fn four_blobs_are_moved_at_once_and_no_more() {
     let mock = MockRegistry::start().unwrap();
     let layers: Vec<_> = (1..20).map(|seed| bytes(seed, 1_000)).collect();
     image(&mock, &layers);
-    let here = Arc::new(Here::new(quick()));
+    let here = Arc::new(LocalStore::new(quick()));
     // It is shorter than the part that comes.
     here.put(CONFIG);
     mock.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));

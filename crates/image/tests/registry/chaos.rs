@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Terms;
+use lodge_image::registry::RegistryTerms;
 use lodge_testkit::registry::{Fault, MockRegistry, Times};
 
 use crate::common::*;
@@ -16,9 +16,9 @@ const REQUESTS_MAX: usize = 5 * 12 * 8;
 /// Some troubles can only be waited for.
 const SILENCE: Duration = Duration::from_millis(500);
 
-struct Chance(u64);
+struct ChaosChoices(u64);
 
-impl Chance {
+impl ChaosChoices {
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -65,7 +65,7 @@ impl Chance {
     }
 }
 
-fn right(here: &Here, seed: u64) {
+fn right(here: &LocalStore, seed: u64) {
     for digest in here.stored() {
         let parsed: Digest = digest.parse().unwrap();
         assert!(here.blobs.verify(&parsed).is_ok(), "{digest} of seed {seed}");
@@ -78,8 +78,8 @@ async fn a_pull_through_any_trouble_leaves_only_what_is_right_and_works_once_it_
         let mock = MockRegistry::start().unwrap();
         let layers: Vec<_> = (0..4).map(|number| bytes(seed * 10 + number, 4_000)).collect();
         let (_, digests) = image(&mock, &layers);
-        let here = Here::new(Terms { silence: SILENCE, ..quick() });
-        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let here = LocalStore::new(RegistryTerms { silence: SILENCE, ..quick() });
+        let mut chance = ChaosChoices(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for _ in 0..1 + chance.below(6) {
             let fault = chance.fault(&mock);
             let part = chance.pick(&["/manifests/", "/blobs/", &digests[0], "/v2/"]);
@@ -100,7 +100,8 @@ async fn a_pull_through_any_trouble_leaves_only_what_is_right_and_works_once_it_
 async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_once_it_is_over() {
     for seed in 1..=ROUNDS {
         let mock = MockRegistry::start().unwrap();
-        let here = Here::new(Terms { chunk: 1_500, silence: SILENCE, whole: SILENCE, ..quick() });
+        let here =
+            LocalStore::new(RegistryTerms { chunk: 1_500, silence: SILENCE, whole: SILENCE, ..quick() });
         let layers: Vec<_> = (0..3).map(|number| bytes(seed * 10 + number, 4_000)).collect();
         here.put(CONFIG);
         for layer in &layers {
@@ -108,7 +109,7 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
         }
         let manifest = written(&manifest_of(CONFIG, &layers));
         let image = Descriptor::new(MANIFEST, here.put(&manifest), manifest.len() as u64);
-        let mut chance = Chance(seed.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut chance = ChaosChoices(seed.wrapping_mul(0xd134_2543_de82_ef95));
         for _ in 0..1 + chance.below(6) {
             let method = chance.pick(&["HEAD", "POST", "PATCH", "PUT", "GET"]);
             let fault = chance.fault(&mock);
@@ -125,7 +126,7 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
         // A registry that says of a blob that it has it is believed, so what is named may be missing after a lie of
         // that kind alone: the next push mends it.
         here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
-        let there = Here::new(quick());
+        let there = LocalStore::new(quick());
         let pulled = there.pull(&remote(&mock.host(), "thing:v1")).await;
         assert_eq!(pulled.unwrap(), image, "seed {seed}, first {first:?}");
     }

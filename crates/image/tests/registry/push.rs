@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Terms;
+use lodge_image::registry::RegistryTerms;
 use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
 
 use crate::common::*;
@@ -11,7 +11,7 @@ use crate::common::*;
 const SIZE: usize = 200_000;
 
 /// An index of two platforms that share a layer, in the store.
-fn built(here: &Here) -> (Descriptor, Vec<Vec<u8>>) {
+fn built(here: &LocalStore) -> (Descriptor, Vec<Vec<u8>>) {
     here.put(CONFIG);
     let layers = vec![bytes(1, SIZE), bytes(2, 1), bytes(3, 70_000)];
     for layer in &layers {
@@ -26,7 +26,7 @@ fn built(here: &Here) -> (Descriptor, Vec<Vec<u8>>) {
     (Descriptor::new(INDEX, digest, index.len() as u64), layers)
 }
 
-fn built_one(here: &Here, layer: &[u8]) -> Descriptor {
+fn built_one(here: &LocalStore, layer: &[u8]) -> Descriptor {
     here.put(CONFIG);
     here.put(layer);
     let manifest = written(&manifest_of(CONFIG, &[layer.to_vec()]));
@@ -36,7 +36,7 @@ fn built_one(here: &Here, layer: &[u8]) -> Descriptor {
 #[tokio::test]
 async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (image, layers) = built(&here);
     let sent = here.push(&image, &remote(&mock.host(), "team/thing:v1")).await.unwrap();
     let seen = mock.seen();
@@ -56,7 +56,7 @@ async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
     let documents: usize = puts.iter().map(|(_, seen)| seen.body.len()).sum();
     assert_eq!(sent, (blobs + documents) as u64);
     assert_eq!(mock.count("PATCH", "/uploads/"), layers.len() + 1, "each blob with one request");
-    let there = Here::new(quick());
+    let there = LocalStore::new(quick());
     assert_eq!(there.pull(&remote(&mock.host(), "team/thing:v1")).await.unwrap(), image);
     assert_eq!(there.stored(), here.stored());
 }
@@ -64,7 +64,7 @@ async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
 #[tokio::test]
 async fn what_is_there_is_not_sent_again() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (image, _) = built(&here);
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     let before = mock.seen().len();
@@ -79,7 +79,7 @@ async fn what_is_there_is_not_sent_again() {
 async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
     let mock = MockRegistry::start().unwrap();
     for cut in [0, 1, 2, 1_000, 65_535, 65_536] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let layer = bytes(cut + 10, SIZE);
         let image = built_one(&here, &layer);
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
@@ -106,7 +106,7 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
     let chunk = quick().chunk as usize;
     let mock = MockRegistry::start().unwrap();
     for (seed, fault) in [(1, too_large.clone()), (2, Fault::TakeOnly(10))] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let layer = bytes(seed, SIZE);
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
         let image = built_one(&here, &layer);
@@ -123,7 +123,7 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
         assert!(lengths[1..].iter().all(|length| *length <= chunk), "{lengths:?}");
     }
     // Who takes no chunk, either, is not asked again.
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(3, chunk));
     mock.fault("PATCH", "/uploads/", Times::Always, too_large);
     let before = mock.count("PATCH", "/uploads/");
@@ -135,7 +135,7 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
 #[tokio::test]
 async fn an_upload_that_the_registry_lost_begins_anew() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let layer = bytes(1, SIZE);
     let image = built_one(&here, &layer);
     let lost = |status| Fault::Answer { status, headers: Vec::new(), body: Vec::new() };
@@ -149,7 +149,7 @@ async fn an_upload_that_the_registry_lost_begins_anew() {
 #[tokio::test]
 async fn an_upload_whose_last_answer_was_lost_is_not_sent_again() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(Terms { whole: Duration::from_secs(1), ..quick() });
+    let here = LocalStore::new(RegistryTerms { whole: Duration::from_secs(1), ..quick() });
     let layer = bytes(1, SIZE);
     let image = built_one(&here, &layer);
     let config = built_one(&here, b"small");
@@ -164,7 +164,7 @@ async fn an_upload_whose_last_answer_was_lost_is_not_sent_again() {
 #[tokio::test]
 async fn a_registry_that_takes_nothing_more_has_stalled() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(Terms { tries: 2, ..hasty() });
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
     let image = built_one(&here, &bytes(1, SIZE));
     mock.fault("PATCH", "/uploads/", Times::Always, Fault::Silence);
     // Nor does it say that it has taken all of it.
@@ -177,7 +177,7 @@ async fn a_registry_that_takes_nothing_more_has_stalled() {
 #[tokio::test]
 async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     mock.set_door(Door::Basic { login: LOGIN.to_owned() });
     let image = built_one(&here, &bytes(1, SIZE));
     let location = |url: String| Fault::Header("Location".to_owned(), url);
@@ -204,7 +204,7 @@ async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
 #[tokio::test]
 async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(1, SIZE));
     mock.fault("PATCH", "/uploads/", Times::Always, Fault::Header("Range".to_owned(), "0-200000".to_owned()));
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
@@ -220,7 +220,7 @@ async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
 async fn what_is_damaged_or_missing_here_is_not_named_there() {
     let mock = MockRegistry::start().unwrap();
     for damage in ["other bytes", "fewer bytes", "none"] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let layer = bytes(1, SIZE);
         let image = built_one(&here, &layer);
         let file = here.blob_file(&lodge_testkit::registry::digest(&layer));
@@ -241,11 +241,11 @@ async fn a_push_asks_for_the_right_to_push() {
     let mock = MockRegistry::start().unwrap();
     let realm = mock.url("/token");
     mock.set_door(Door::Token { realm, login: Some(LOGIN.to_owned()), token: "letmein".to_owned() });
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     let image = built_one(&here, &bytes(1, SIZE));
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert!(mock.count("GET", "/token?service=mock&scope=repository%3Athing%3Apull%2Cpush") > 0);
-    let stranger = Here::new(quick());
+    let stranger = LocalStore::new(quick());
     let image = built_one(&stranger, &bytes(1, 10));
     let error = stranger.push(&image, &remote(&mock.host(), "thing:v2")).await.unwrap_err();
     assert_eq!(error.code(), "registry.denied", "{}", told(&error));

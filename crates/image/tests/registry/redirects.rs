@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use lodge_image::registry::Terms;
+use lodge_image::registry::RegistryTerms;
 use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
 
 use crate::common::*;
@@ -20,7 +20,7 @@ async fn a_blob_may_come_from_elsewhere_which_sees_no_credentials() {
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     other.put_blob(&bytes(1, SIZE));
     mock.set_door(Door::Basic { login: LOGIN.to_owned() });
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     let elsewhere = other.url(&format!("/v2/any/blobs/{}?signature=hush", layers[0]));
     mock.fault("GET", &layers[0], Times::Always, to(elsewhere));
     other.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
@@ -40,7 +40,7 @@ async fn a_blob_may_come_from_elsewhere_which_sees_no_credentials() {
 async fn the_address_of_a_blob_elsewhere_is_never_told() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.fault("GET", &layers[0], Times::Always, to(other.url("/blob?signature=hush")));
     for (fault, code, requests) in [
         (Fault::CutAt(1), "registry.lies", 1),
@@ -63,7 +63,7 @@ async fn manifests_come_from_the_registry_itself() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     image(&mock, &[]);
     image(&other, &[]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.fault("GET", "/manifests/v1", Times::Always, to(other.url("/v2/thing/manifests/v1")));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
@@ -77,7 +77,7 @@ async fn manifests_come_from_the_registry_itself() {
 async fn redirects_without_end_are_followed_five_times() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.fault("GET", &layers[0], Times::Always, to(format!("/v2/thing/blobs/{}", layers[0])));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", &layers[0])), ("registry.lies", 6), "{}", told(&error));
@@ -90,7 +90,7 @@ async fn redirects_without_end_are_followed_five_times() {
 async fn nobody_is_led_to_where_nothing_is_encrypted_or_to_no_address() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     for location in [
         "http://10.0.0.1/x",
         "http://cdn.example/x",
@@ -116,7 +116,7 @@ async fn a_registry_outside_leads_nobody_inside_by_address_or_by_name() {
     let inside = MockRegistry::start().unwrap();
     let (_, layers) = image(&outside, &[bytes(1, SIZE)]);
     inside.put_blob(&bytes(1, SIZE));
-    let here = Here::new(Terms { inward: |address| address != SECOND, ..quick() });
+    let here = LocalStore::new(RegistryTerms { inward: |address| address != SECOND, ..quick() });
     let port = inside.host().split(':').next_back().unwrap().to_owned();
     for host in ["127.0.0.1", "localhost", "2130706433", "0x7f.1"] {
         outside.forget_faults();
@@ -139,7 +139,7 @@ async fn a_second_redirect_leads_nobody_inside_either() {
     let accomplice = MockRegistry::start_at(SECOND).unwrap();
     let inside = MockRegistry::start().unwrap();
     let (_, layers) = image(&outside, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { inward: |address| address != SECOND, ..quick() });
+    let here = LocalStore::new(RegistryTerms { inward: |address| address != SECOND, ..quick() });
     outside.fault("GET", &layers[0], Times::Always, to(accomplice.url("/blob")));
     accomplice.fault("GET", "/blob", Times::Always, to(inside.url("/blob")));
     let error = here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap_err();
@@ -152,7 +152,7 @@ async fn whoever_is_not_on_this_machine_is_spoken_to_in_secret() {
     // An address of every machine that is no loopback address, though it leads to this one.
     let mock = MockRegistry::start_at(IpAddr::V4(Ipv4Addr::UNSPECIFIED)).unwrap();
     image(&mock, &[]);
-    let here = Here::with(user(&mock.host()), Terms { tries: 1, ..quick() });
+    let here = LocalStore::with(user(&mock.host()), RegistryTerms { tries: 1, ..quick() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.unreachable", "{}", told(&error));
     assert!(mock.seen().iter().all(|seen| seen.path.is_empty() && seen.headers.is_empty()));
