@@ -48,23 +48,23 @@ Environment, beside the variables above:
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub global: Global,
+    pub global: GlobalArgs,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands of jobs alone: scripts call them often, and describing all others takes longer than most of these.
 #[derive(Debug, Parser)]
 #[command(name = "lodge")]
-struct JobsAlone {
+struct JobsCli {
     #[command(flatten)]
-    global: Global,
+    global: GlobalArgs,
     #[command(subcommand)]
-    command: JobsWord,
+    command: JobsOnlyCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum JobsWord {
+enum JobsOnlyCommand {
     #[command(alias = "job")]
     Jobs {
         #[command(subcommand)]
@@ -76,9 +76,9 @@ impl Cli {
     /// Reads the arguments, the program's name first. What the short way does not take is read, or refused, in the long one.
     pub(crate) fn read(words: &[OsString]) -> Result<Cli, clap::Error> {
         let jobs = words.get(1).is_some_and(|word| word == "jobs" || word == "job");
-        match jobs.then(|| JobsAlone::try_parse_from(words)) {
-            Some(Ok(JobsAlone { global, command: JobsWord::Jobs { command } })) => {
-                Ok(Cli { global, command: Command::Jobs { command } })
+        match jobs.then(|| JobsCli::try_parse_from(words)) {
+            Some(Ok(JobsCli { global, command: JobsOnlyCommand::Jobs { command } })) => {
+                Ok(Cli { global, command: CliCommand::Jobs { command } })
             }
             Some(Err(_)) | None => Cli::try_parse_from(words),
         }
@@ -86,7 +86,7 @@ impl Cli {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Global {
+pub(crate) struct GlobalArgs {
     /// Print JSON: an array for listings, an object for one thing, JSON Lines for streams
     #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Global {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Create an agent, start it, and with a prompt print its answer
     Run(RunArgs),
     /// List agents
@@ -122,9 +122,9 @@ pub(crate) enum Command {
         command: AgentCommand,
     },
     /// Show everything about agents
-    Inspect(Refs),
+    Inspect(AgentRefs),
     /// Start agents and wait until they are ready
-    Start(Refs),
+    Start(AgentRefs),
     /// Stop agents; turns in flight are broken off
     Stop(StopArgs),
     /// Start agents anew and wait until they are ready; turns in flight are broken off
@@ -132,7 +132,7 @@ pub(crate) enum Command {
     /// Change an agent in place; turns in flight finish on what they began with
     Update(UpdateArgs),
     /// Kill agents and end their work for good: nothing takes it up again
-    Kill(Refs),
+    Kill(AgentRefs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log

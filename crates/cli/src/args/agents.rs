@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{StopArgs, Voice};
+use super::{ConversationArgs, StopArgs};
 use crate::parse::{MountArg, key_value, mount};
 
 #[derive(Debug, Subcommand)]
@@ -10,9 +10,9 @@ pub(crate) enum AgentCommand {
     /// List agents
     Ls(ListArgs),
     /// Show everything about agents
-    Inspect(Refs),
+    Inspect(AgentRefs),
     /// Start agents and wait until they are ready
-    Start(Refs),
+    Start(AgentRefs),
     /// Stop agents; turns in flight are broken off
     Stop(StopArgs),
     /// Start agents anew and wait until they are ready; turns in flight are broken off
@@ -20,7 +20,7 @@ pub(crate) enum AgentCommand {
     /// Change an agent in place; turns in flight finish on what they began with
     Update(UpdateArgs),
     /// Kill agents and end their work for good: nothing takes it up again
-    Kill(Refs),
+    Kill(AgentRefs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log
@@ -73,7 +73,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long)]
     pub detach: bool,
     #[command(flatten)]
-    pub voice: Voice,
+    pub voice: ConversationArgs,
 }
 
 #[derive(Debug, Args)]
@@ -87,7 +87,7 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Refs {
+pub(crate) struct AgentRefs {
     /// Ids, names or unique beginnings of ids
     #[arg(required = true, value_name = "AGENT")]
     pub agents: Vec<String>,
@@ -154,7 +154,7 @@ impl UpdateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
-    pub refs: Refs,
+    pub refs: AgentRefs,
     /// Stop a running agent first
     #[arg(short, long)]
     pub force: bool,

@@ -127,7 +127,7 @@ pub(crate) enum JobsFate {
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     #[command(flatten)]
-    pub refs: super::Refs,
+    pub refs: super::AgentRefs,
     /// What becomes of its jobs; without it you are asked at a terminal, and elsewhere they are cancelled
     #[arg(long, value_name = "FATE")]
     pub jobs: Option<JobsFate>,

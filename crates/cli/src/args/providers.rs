@@ -4,7 +4,7 @@ use clap::{Subcommand, ValueEnum};
 
 /// The protocol that a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum ProviderKindArg {
     Openai,
     Anthropic,
     Gemini,
@@ -12,14 +12,14 @@ pub(crate) enum Kind {
     Script,
 }
 
-impl Kind {
+impl ProviderKindArg {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Openai => "openai",
-            Kind::Anthropic => "anthropic",
-            Kind::Gemini => "gemini",
-            Kind::Ollama => "ollama",
-            Kind::Script => "script",
+            ProviderKindArg::Openai => "openai",
+            ProviderKindArg::Anthropic => "anthropic",
+            ProviderKindArg::Gemini => "gemini",
+            ProviderKindArg::Ollama => "ollama",
+            ProviderKindArg::Script => "script",
         }
     }
 }
@@ -32,7 +32,7 @@ pub(crate) enum ProviderCommand {
         name: String,
         /// The protocol that it speaks
         #[arg(long)]
-        kind: Kind,
+        kind: ProviderKindArg,
         /// Where it is, when not at the usual place
         #[arg(long, value_name = "URL")]
         base_url: Option<String>,

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 /// Which conversation a prompt belongs to.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Voice {
+pub(crate) struct ConversationArgs {
     /// The session; a new id creates one
     #[arg(short, long)]
     pub session: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct PromptArgs {
     /// What to ask; - or nothing reads it from stdin
     pub text: Vec<String>,
     #[command(flatten)]
-    pub voice: Voice,
+    pub voice: ConversationArgs,
     /// A file with a JSON schema: the answer is JSON that fits it, or the turn fails and says why
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,

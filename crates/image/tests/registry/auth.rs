@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use lodge_image::registry::{RegistryLogin, RegistryLogins, RegistryTerms};
-use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryDoor, RegistryFault};
 
 use crate::common::*;
 
@@ -12,7 +12,7 @@ const TOKEN: &str = "letmein";
 
 fn token_door(mock: &MockRegistry, login: Option<&str>) {
     let (realm, login) = (mock.url("/token"), login.map(str::to_owned));
-    mock.set_door(Door::Token { realm, login, token: TOKEN.to_owned() });
+    mock.set_door(RegistryDoor::Token { realm, login, token: TOKEN.to_owned() });
 }
 
 #[tokio::test]
@@ -68,12 +68,16 @@ async fn a_token_that_is_good_no_more_is_asked_for_again_and_a_bad_one_is_not_tr
     let here = LocalStore::with(user(&mock.host()), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     let (realm, login) = (mock.url("/token"), Some(LOGIN.to_owned()));
-    mock.set_door(Door::Token { realm: realm.clone(), login: login.clone(), token: "another".to_owned() });
+    mock.set_door(RegistryDoor::Token {
+        realm: realm.clone(),
+        login: login.clone(),
+        token: "another".to_owned(),
+    });
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("GET", "/token"), 2);
     let useless = br#"{"token":"useless"}"#.to_vec();
-    mock.fault("GET", "/token", Times::Always, Fault::Body(useless));
-    mock.set_door(Door::Token { realm, login, token: "third".to_owned() });
+    mock.fault("GET", "/token", FaultCount::Always, RegistryFault::Body(useless));
+    mock.set_door(RegistryDoor::Token { realm, login, token: "third".to_owned() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/token")), ("registry.denied", 3), "{}", told(&error));
 }
@@ -87,7 +91,7 @@ async fn who_is_not_let_in_learns_how_to_log_in_and_no_secret_is_told() {
     let wrong: Arc<dyn RegistryLogins> = Arc::new(OneLogin { host: host.clone(), login: wrong });
     for door in ["basic", "token"] {
         match door {
-            "basic" => mock.set_door(Door::Basic { login: LOGIN.to_owned() }),
+            "basic" => mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() }),
             _token => token_door(&mock, Some(LOGIN)),
         }
         for logins in [Arc::new(NoLogin) as Arc<dyn RegistryLogins>, Arc::clone(&wrong)] {
@@ -115,7 +119,7 @@ async fn logins_are_looked_for_only_where_one_is_wanted() {
     image(&mock, &[]);
     let here = LocalStore::with(Arc::new(BrokenLogins), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.login");
     assert!(error.to_string().ends_with("the helper is not there"), "{error}");
@@ -135,7 +139,7 @@ async fn a_realm_is_somewhere_safe_or_gets_no_login() {
         "",
         "http://",
     ] {
-        mock.set_door(Door::Token { realm: realm.to_owned(), login: None, token: TOKEN.to_owned() });
+        mock.set_door(RegistryDoor::Token { realm: realm.to_owned(), login: None, token: TOKEN.to_owned() });
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{realm}: {}", told(&error));
     }
@@ -154,7 +158,7 @@ async fn a_realm_inside_is_not_asked_for_a_registry_outside() {
     let port = inside.host().split(':').next_back().unwrap().to_owned();
     for host in ["127.0.0.1", "localhost"] {
         let realm = format!("http://{host}:{port}/token");
-        outside.set_door(Door::Token { realm, login: None, token: TOKEN.to_owned() });
+        outside.set_door(RegistryDoor::Token { realm, login: None, token: TOKEN.to_owned() });
         let error = here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), inside.seen().len()), ("registry.lies", 0), "{host}: {}", told(&error));
     }
@@ -167,7 +171,12 @@ async fn a_realm_leads_nobody_with_a_login_elsewhere() {
     token_door(&mock, Some(LOGIN));
     let here = LocalStore::with(user(&mock.host()), quick());
     let headers = vec![("Location".to_owned(), other.url("/token"))];
-    mock.fault("GET", "/token", Times::Always, Fault::Answer { status: 302, headers, body: Vec::new() });
+    mock.fault(
+        "GET",
+        "/token",
+        FaultCount::Always,
+        RegistryFault::Answer { status: 302, headers, body: Vec::new() },
+    );
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
 }
@@ -180,20 +189,20 @@ async fn a_token_of_ten_megabytes_or_none_at_all_is_refused() {
     let here = LocalStore::new(quick());
     let long = format!(r#"{{"token":"{}"}}"#, "a".repeat(10 << 20));
     for fault in [
-        Fault::Body(long.into_bytes()),
-        Fault::Endless,
-        Fault::Body(b"{}".to_vec()),
-        Fault::Body(br#"{"token":"a\r\nX: y"}"#.to_vec()),
-        Fault::Body(b"\xff".to_vec()),
+        RegistryFault::Body(long.into_bytes()),
+        RegistryFault::Endless,
+        RegistryFault::Body(b"{}".to_vec()),
+        RegistryFault::Body(br#"{"token":"a\r\nX: y"}"#.to_vec()),
+        RegistryFault::Body(b"\xff".to_vec()),
     ] {
         mock.forget_faults();
-        mock.fault("GET", "/token", Times::Always, fault);
+        mock.fault("GET", "/token", FaultCount::Always, fault);
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{}", told(&error));
     }
     mock.forget_faults();
-    let busy = Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
-    mock.fault("GET", "/token", Times::Next(4), busy);
+    let busy = RegistryFault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
+    mock.fault("GET", "/token", FaultCount::Next(4), busy);
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
 }
 
@@ -207,8 +216,8 @@ async fn what_is_no_challenge_is_a_refusal() {
     {
         mock.forget_faults();
         let headers = vec![("WWW-Authenticate".to_owned(), challenge.to_owned())];
-        let answer = Fault::Answer { status: 401, headers, body: Vec::new() };
-        mock.fault("GET", "/manifests/", Times::Always, answer);
+        let answer = RegistryFault::Answer { status: 401, headers, body: Vec::new() };
+        mock.fault("GET", "/manifests/", FaultCount::Always, answer);
         let before = mock.seen().len();
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), mock.seen().len() - before), ("registry.denied", 1), "{challenge:.60}");
@@ -219,11 +228,16 @@ async fn what_is_no_challenge_is_a_refusal() {
 async fn a_blob_elsewhere_that_wants_a_login_gets_none() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let (_, layers) = image(&mock, &[bytes(1, 10)]);
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
-    other.set_door(Door::Basic { login: LOGIN.to_owned() });
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
+    other.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
     let here = LocalStore::with(user(&mock.host()), quick());
     let headers = vec![("Location".to_owned(), other.url("/blob"))];
-    mock.fault("GET", &layers[0], Times::Always, Fault::Answer { status: 307, headers, body: Vec::new() });
+    mock.fault(
+        "GET",
+        &layers[0],
+        FaultCount::Always,
+        RegistryFault::Answer { status: 307, headers, body: Vec::new() },
+    );
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "{}", told(&error));
     assert!(other.seen().iter().all(|seen| seen.header("authorization").is_none()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_image::registry::RegistryTerms;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 
 use crate::common::*;
 
@@ -21,7 +21,7 @@ async fn a_blob_that_breaks_off_goes_on_where_it_was_at_whatever_byte() {
     for offset in offsets {
         let here = LocalStore::new(quick());
         let before = (mock.served(&layers[0]), mock.seen().len());
-        mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(offset));
+        mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(offset));
         here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.served(&layers[0]) - before.0, SIZE as u64, "cut at {offset}");
         assert_eq!(here.read(&layers[0]), bytes(1, SIZE), "cut at {offset}");
@@ -40,7 +40,7 @@ async fn a_pull_that_failed_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(200_000));
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(200_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.unreachable", "{}", told(&error));
     assert!(!here.stored().contains(&layers[0]));
@@ -53,7 +53,7 @@ async fn a_pull_that_was_dropped_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = Arc::new(LocalStore::new(quick()));
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(200_000));
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::StallAt(200_000));
     let (pulling, at) = (Arc::clone(&here), remote(&mock.host(), "thing:v1"));
     let pull = tokio::spawn(async move { pulling.pull(&at).await });
     let digest = layers[0].parse().unwrap();
@@ -74,8 +74,8 @@ async fn a_registry_without_ranges_sends_it_all_again() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::NoRanges);
-    mock.fault("GET", &layers[0], Times::Next(2), Fault::CutAt(1_000));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::NoRanges);
+    mock.fault("GET", &layers[0], FaultCount::Next(2), RegistryFault::CutAt(1_000));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.served(&layers[0]), SIZE as u64 + 2_000);
     assert_eq!(here.read(&layers[0]), bytes(1, SIZE));
@@ -85,11 +85,11 @@ async fn a_registry_without_ranges_sends_it_all_again() {
 async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_lie() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
-    let unsatisfied = Fault::Answer { status: 416, headers: Vec::new(), body: Vec::new() };
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(1_000));
+    let unsatisfied = RegistryFault::Answer { status: 416, headers: Vec::new(), body: Vec::new() };
     let start = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
     start.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
-    mock.fault("GET", &layers[0], Times::Next(1), unsatisfied);
+    mock.fault("GET", &layers[0], FaultCount::Next(1), unsatisfied);
     let again = mock.count("GET", &layers[0]);
     let error = start.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "its only try");
@@ -100,12 +100,12 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
     for range in ["bytes 0-9/10", "bytes 999-299999/300000", "bytes 1000-299999/300001", "", "bytes x-y/z"] {
         let here = LocalStore::new(quick());
         mock.forget_faults();
-        mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
+        mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(1_000));
         mock.fault(
             "GET",
             &layers[0],
-            Times::Always,
-            Fault::Header("Content-Range".to_owned(), range.to_owned()),
+            FaultCount::Always,
+            RegistryFault::Header("Content-Range".to_owned(), range.to_owned()),
         );
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{range}: {}", told(&error));
@@ -117,7 +117,7 @@ async fn a_registry_that_cuts_for_ever_is_given_up() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::CutAt(1));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::CutAt(1));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(
         (error.code(), mock.count("GET", &layers[0])),
@@ -132,7 +132,7 @@ async fn a_byte_now_and_then_is_a_stall() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
-    mock.fault("GET", &layers[0], Times::Always, Fault::Trickle(Duration::from_millis(20)));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::Trickle(Duration::from_millis(20)));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
 }
@@ -142,17 +142,17 @@ async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
-    mock.fault("GET", &layers[0], Times::Always, Fault::StallAt(1_000));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::StallAt(1_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Always, Fault::Silence);
+    mock.fault("GET", "/manifests/", FaultCount::Always, RegistryFault::Silence);
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     mock.forget_faults();
     let patient = LocalStore::new(hasty());
-    mock.fault("GET", "/manifests/", Times::Next(1), Fault::Silence);
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(1_000));
+    mock.fault("GET", "/manifests/", FaultCount::Next(1), RegistryFault::Silence);
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::StallAt(1_000));
     patient.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(patient.read(&layers[0]), bytes(1, SIZE));
 }
@@ -162,7 +162,7 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 100)]);
     let at = remote(&mock.host(), "thing:v1");
-    let answer = |status, after: &str| Fault::Answer {
+    let answer = |status, after: &str| RegistryFault::Answer {
         status,
         headers: vec![("Retry-After".to_owned(), after.to_owned())],
         body: Vec::new(),
@@ -171,19 +171,19 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
         for after in ["0", "100000000", "Fri, 31 Dec 1999 23:59:59 GMT", "-1"] {
             let here = LocalStore::new(quick());
             mock.forget_faults();
-            mock.fault("GET", "/manifests/", Times::Next(4), answer(status, after));
-            mock.fault("GET", &layers[0], Times::Next(4), answer(status, after));
+            mock.fault("GET", "/manifests/", FaultCount::Next(4), answer(status, after));
+            mock.fault("GET", &layers[0], FaultCount::Next(4), answer(status, after));
             here.pull(&at).await.unwrap();
         }
     }
     let here = LocalStore::new(quick());
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Next(5), answer(503, "0"));
+    mock.fault("GET", "/manifests/", FaultCount::Next(5), answer(503, "0"));
     let before = mock.count("GET", "/manifests/");
     let error = here.pull(&at).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/manifests/") - before), ("registry.refused", 5));
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Next(1), answer(400, "0"));
+    mock.fault("GET", "/manifests/", FaultCount::Next(1), answer(400, "0"));
     let before = mock.count("GET", "/manifests/");
     let error = here.pull(&at).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/manifests/") - before), ("registry.refused", 1));
@@ -215,8 +215,8 @@ async fn a_reason_is_shown_without_what_it_would_do_to_a_terminal() {
     let here = LocalStore::new(quick());
     let long = "x".repeat(10_000);
     let body = format!(r#"{{"errors":[{{"code":"X","message":"no \u001b[31mred\u202e {long}"}}]}}"#);
-    let answer = Fault::Answer { status: 400, headers: Vec::new(), body: body.into_bytes() };
-    mock.fault("GET", "/manifests/", Times::Always, answer);
+    let answer = RegistryFault::Answer { status: 400, headers: Vec::new(), body: body.into_bytes() };
+    mock.fault("GET", "/manifests/", FaultCount::Always, answer);
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("answered 400: no \\u{1b}[31mred\\u{202e} xxx") && text.len() < 400, "{text}");
@@ -273,7 +273,7 @@ fn a_registry_that_stalls_holds_no_thread_that_others_need() {
         let (_, layers) = image(&quick_one, &[bytes(5, SIZE)]);
         let here = LocalStore::new(quick());
         here.put(CONFIG);
-        slow.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));
+        slow.fault("GET", "/blobs/", FaultCount::Always, RegistryFault::StallAt(500));
         let (stuck, other) = (remote(&slow.host(), "thing:v1"), remote(&quick_one.host(), "thing:v1"));
         let meanwhile = async {
             while slow.count("GET", "/blobs/") < 4 {
@@ -297,7 +297,7 @@ async fn four_blobs_are_moved_at_once_and_no_more() {
     let here = Arc::new(LocalStore::new(quick()));
     // It is shorter than the part that comes.
     here.put(CONFIG);
-    mock.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));
+    mock.fault("GET", "/blobs/", FaultCount::Always, RegistryFault::StallAt(500));
     let (pulling, at) = (Arc::clone(&here), remote(&mock.host(), "thing:v1"));
     let pull = tokio::spawn(async move { pulling.pull(&at).await });
     let halfway = |bytes: &&u64| **bytes == 500;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
 use lodge_image::registry::RegistryTerms;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 
 use crate::common::*;
 
@@ -30,36 +30,40 @@ impl ChaosChoices {
         from[self.below(from.len() as u64) as usize]
     }
 
-    fn fault(&mut self, mock: &MockRegistry) -> Fault {
+    fn fault(&mut self, mock: &MockRegistry) -> RegistryFault {
         let size = self.below(5_000);
         match self.below(10) {
-            0 => Fault::CutAt(size),
-            1 => Fault::Body(bytes(size, size as usize)),
-            2 => Fault::Length(size),
-            3 => Fault::NoRanges,
-            4 => Fault::TakeOnly(size),
+            0 => RegistryFault::CutAt(size),
+            1 => RegistryFault::Body(bytes(size, size as usize)),
+            2 => RegistryFault::Length(size),
+            3 => RegistryFault::NoRanges,
+            4 => RegistryFault::TakeOnly(size),
             5 => {
                 let name =
                     self.pick(&["Content-Range", "Range", "Docker-Content-Digest", "Content-Encoding"]);
                 let value =
                     self.pick(&["", "0-5", "bytes 7-9/10", "sha256:00", "gzip", "0-99999999999999999999"]);
-                Fault::Header(name.to_owned(), value.to_owned())
+                RegistryFault::Header(name.to_owned(), value.to_owned())
             }
             6 => {
                 let known = mock.url("/v2/");
                 let location = self.pick(&["", "/", "//", "http://10.0.0.1/", "?", "%zz", &known]).to_owned();
                 let status = [301, 302, 303, 307, 308][self.below(5) as usize];
-                Fault::Answer { status, headers: vec![("Location".to_owned(), location)], body: Vec::new() }
+                RegistryFault::Answer {
+                    status,
+                    headers: vec![("Location".to_owned(), location)],
+                    body: Vec::new(),
+                }
             }
             7 => {
                 let challenge = self.pick(&["Basic", "Bearer realm=x", "Bearer realm=\"/\"", "?"]).to_owned();
                 let headers = vec![("WWW-Authenticate".to_owned(), challenge)];
-                Fault::Answer { status: 401, headers, body: Vec::new() }
+                RegistryFault::Answer { status: 401, headers, body: Vec::new() }
             }
             status => {
                 let status = [200, 201, 202, 204, 206, 400, 403, 404, 416, 429, 500, 503, 599]
                     [(self.below(13) + status) as usize % 13];
-                Fault::Answer { status, headers: Vec::new(), body: bytes(size, size as usize) }
+                RegistryFault::Answer { status, headers: Vec::new(), body: bytes(size, size as usize) }
             }
         }
     }
@@ -83,7 +87,7 @@ async fn a_pull_through_any_trouble_leaves_only_what_is_right_and_works_once_it_
         for _ in 0..1 + chance.below(6) {
             let fault = chance.fault(&mock);
             let part = chance.pick(&["/manifests/", "/blobs/", &digests[0], "/v2/"]);
-            mock.fault("GET", part, Times::Next(1 + chance.below(4) as u32), fault);
+            mock.fault("GET", part, FaultCount::Next(1 + chance.below(4) as u32), fault);
         }
         let first = here.pull(&remote(&mock.host(), "thing:v1")).await;
         right(&here, seed);
@@ -116,7 +120,7 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
             mock.fault(
                 method,
                 chance.pick(&["/blobs/", "/manifests/"]),
-                Times::Next(1 + chance.below(4) as u32),
+                FaultCount::Next(1 + chance.below(4) as u32),
                 fault,
             );
         }

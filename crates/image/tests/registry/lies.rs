@@ -1,7 +1,7 @@
 //! Registries that send something else than was asked for.
 
 use lodge_image::oci::MANIFEST_MAX;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::json;
 
 use crate::common::*;
@@ -14,7 +14,7 @@ async fn a_manifest_without_end_is_not_read_to_its_end() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", "/manifests/", Times::Always, Fault::Endless);
+    mock.fault("GET", "/manifests/", FaultCount::Always, RegistryFault::Endless);
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "image.invalid", "{}", told(&error));
     assert!(mock.served("/manifests/") < MANIFEST_MAX + BUFFERED);
@@ -26,7 +26,7 @@ async fn a_manifest_that_says_it_has_a_gigabyte_is_not_read_at_all() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", "/manifests/", Times::Always, Fault::Length(1 << 30));
+    mock.fault("GET", "/manifests/", FaultCount::Always, RegistryFault::Length(1 << 30));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "")), ("image.invalid", 1), "{}", told(&error));
 }
@@ -36,7 +36,12 @@ async fn a_manifest_of_another_digest_than_was_asked_for_is_a_lie() {
     let mock = MockRegistry::start().unwrap();
     let (digest, _) = image(&mock, &[bytes(1, 10)]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", "/manifests/", Times::Always, Fault::Body(written(&manifest_of(CONFIG, &[]))));
+    mock.fault(
+        "GET",
+        "/manifests/",
+        FaultCount::Always,
+        RegistryFault::Body(written(&manifest_of(CONFIG, &[]))),
+    );
     let error = here.pull(&remote(&mock.host(), &format!("thing@{digest}"))).await.unwrap_err();
     assert_eq!((error.code(), here.stored().len()), ("registry.lies", 0), "{}", told(&error));
     // By its tag, the registry itself says what digest it has.
@@ -54,8 +59,8 @@ async fn only_a_claim_about_the_digest_that_can_be_checked_is_held_against_it() 
         [("sha512:00", None), (of_nothing, Some("registry.lies")), ("?", Some("registry.lies"))]
     {
         mock.forget_faults();
-        let claimed = Fault::Header("Docker-Content-Digest".to_owned(), claim.to_owned());
-        mock.fault("GET", "/manifests/", Times::Always, claimed);
+        let claimed = RegistryFault::Header("Docker-Content-Digest".to_owned(), claim.to_owned());
+        mock.fault("GET", "/manifests/", FaultCount::Always, claimed);
         let pulled = here.pull(&remote(&mock.host(), "thing:v1")).await;
         assert_eq!(pulled.err().map(|error| error.code()), code, "{claim}");
     }
@@ -66,12 +71,12 @@ async fn a_blob_with_other_contents_is_a_lie_the_second_time_and_never_in_the_st
     let mock = MockRegistry::start().unwrap();
     let (manifest, layers) = image(&mock, &[bytes(1, 100_000)]);
     let here = LocalStore::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::Body(bytes(2, 100_000)));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::Body(bytes(2, 100_000)));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", &layers[0])), ("registry.lies", 2), "{}", told(&error));
     assert!(!here.stored().contains(&layers[0]) && here.stored().contains(&manifest));
     mock.forget_faults();
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::Body(bytes(2, 100_000)));
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::Body(bytes(2, 100_000)));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(here.read(&layers[0]), bytes(1, 100_000));
 }
@@ -81,17 +86,17 @@ async fn a_blob_of_another_size_is_a_lie_however_its_length_is_told() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 50_000)]);
     for (fault, requests) in [
-        (Fault::Body(bytes(1, 49_999)), 1),
-        (Fault::Body(bytes(1, 50_001)), 1),
-        (Fault::Length(u64::MAX / 2), 1),
-        (Fault::Length(10), 1),
-        (Fault::Endless, 1),
+        (RegistryFault::Body(bytes(1, 49_999)), 1),
+        (RegistryFault::Body(bytes(1, 50_001)), 1),
+        (RegistryFault::Length(u64::MAX / 2), 1),
+        (RegistryFault::Length(10), 1),
+        (RegistryFault::Endless, 1),
     ] {
         let here = LocalStore::new(quick());
         let before = mock.count("GET", &layers[0]);
         let served = mock.served(&layers[0]);
         mock.forget_faults();
-        mock.fault("GET", &layers[0], Times::Always, fault.clone());
+        mock.fault("GET", &layers[0], FaultCount::Always, fault.clone());
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{fault:?}: {}", told(&error));
         assert_eq!(mock.count("GET", &layers[0]) - before, requests, "{fault:?}");
@@ -148,8 +153,8 @@ async fn what_is_compressed_on_the_way_is_taken_as_it_came_and_never_unpacked() 
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 1_000)]);
     let here = LocalStore::new(quick());
-    let packed = || Fault::Header("Content-Encoding".to_owned(), "gzip".to_owned());
-    mock.fault("GET", "/v2/", Times::Always, packed());
+    let packed = || RegistryFault::Header("Content-Encoding".to_owned(), "gzip".to_owned());
+    mock.fault("GET", "/v2/", FaultCount::Always, packed());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(here.read(&layers[0]), bytes(1, 1_000));
     assert!(mock.seen().iter().all(|seen| seen.header("accept-encoding") == Some("identity")));
@@ -157,7 +162,7 @@ async fn what_is_compressed_on_the_way_is_taken_as_it_came_and_never_unpacked() 
     let bomb =
         b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x63\x60\x18\x05\xa3\x60\x14\x0c\x54\x00\x00".to_vec();
     let there = LocalStore::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::Body(bomb));
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::Body(bomb));
     let error = there.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
 }

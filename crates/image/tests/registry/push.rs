@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_image::oci::Descriptor;
 use lodge_image::registry::RegistryTerms;
-use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryDoor, RegistryFault};
 
 use crate::common::*;
 
@@ -85,7 +85,7 @@ async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
         let before = mock.seen().len();
         mock.forget_faults();
-        mock.fault("PATCH", "/uploads/", Times::Next(1), Fault::TakeOnly(cut));
+        mock.fault("PATCH", "/uploads/", FaultCount::Next(1), RegistryFault::TakeOnly(cut));
         let sent = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer), "cut at {cut}");
         let taken: usize = mock.seen()[before..]
@@ -102,16 +102,16 @@ async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
 
 #[tokio::test]
 async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
-    let too_large = Fault::Answer { status: 413, headers: Vec::new(), body: Vec::new() };
+    let too_large = RegistryFault::Answer { status: 413, headers: Vec::new(), body: Vec::new() };
     let chunk = quick().chunk as usize;
     let mock = MockRegistry::start().unwrap();
-    for (seed, fault) in [(1, too_large.clone()), (2, Fault::TakeOnly(10))] {
+    for (seed, fault) in [(1, too_large.clone()), (2, RegistryFault::TakeOnly(10))] {
         let here = LocalStore::new(quick());
         let layer = bytes(seed, SIZE);
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
         let image = built_one(&here, &layer);
         let before = mock.seen().len();
-        mock.fault("PATCH", "/uploads/", Times::Next(1), fault);
+        mock.fault("PATCH", "/uploads/", FaultCount::Next(1), fault);
         here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
         let lengths: Vec<usize> = mock.seen()[before..]
@@ -125,7 +125,7 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
     // Who takes no chunk, either, is not asked again.
     let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(3, chunk));
-    mock.fault("PATCH", "/uploads/", Times::Always, too_large);
+    mock.fault("PATCH", "/uploads/", FaultCount::Always, too_large);
     let before = mock.count("PATCH", "/uploads/");
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "{}", told(&error));
@@ -138,10 +138,10 @@ async fn an_upload_that_the_registry_lost_begins_anew() {
     let here = LocalStore::new(quick());
     let layer = bytes(1, SIZE);
     let image = built_one(&here, &layer);
-    let lost = |status| Fault::Answer { status, headers: Vec::new(), body: Vec::new() };
-    mock.fault("PATCH", "/uploads/", Times::Next(1), lost(404));
-    mock.fault("PATCH", "/uploads/", Times::Next(2), lost(416));
-    mock.fault("PUT", "/uploads/", Times::Next(1), lost(404));
+    let lost = |status| RegistryFault::Answer { status, headers: Vec::new(), body: Vec::new() };
+    mock.fault("PATCH", "/uploads/", FaultCount::Next(1), lost(404));
+    mock.fault("PATCH", "/uploads/", FaultCount::Next(2), lost(416));
+    mock.fault("PUT", "/uploads/", FaultCount::Next(1), lost(404));
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
 }
@@ -155,7 +155,7 @@ async fn an_upload_whose_last_answer_was_lost_is_not_sent_again() {
     let config = built_one(&here, b"small");
     here.push(&config, &remote(&mock.host(), "thing:small")).await.unwrap();
     let before = mock.count("POST", "/uploads/");
-    mock.fault("PUT", "/uploads/", Times::Next(1), Fault::Silence);
+    mock.fault("PUT", "/uploads/", FaultCount::Next(1), RegistryFault::Silence);
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("POST", "/uploads/") - before, 1);
     assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
@@ -166,9 +166,9 @@ async fn a_registry_that_takes_nothing_more_has_stalled() {
     let mock = MockRegistry::start().unwrap();
     let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
     let image = built_one(&here, &bytes(1, SIZE));
-    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Silence);
+    mock.fault("PATCH", "/uploads/", FaultCount::Always, RegistryFault::Silence);
     // Nor does it say that it has taken all of it.
-    mock.fault("GET", "/uploads/", Times::Always, Fault::Silence);
+    mock.fault("GET", "/uploads/", FaultCount::Always, RegistryFault::Silence);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     assert!(mock.manifest("thing", "v1").is_none());
@@ -178,9 +178,9 @@ async fn a_registry_that_takes_nothing_more_has_stalled() {
 async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let here = LocalStore::with(user(&mock.host()), quick());
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
     let image = built_one(&here, &bytes(1, SIZE));
-    let location = |url: String| Fault::Header("Location".to_owned(), url);
+    let location = |url: String| RegistryFault::Header("Location".to_owned(), url);
     for (method, url) in [
         ("POST", other.url("/v2/thing/blobs/uploads/1")),
         ("PATCH", other.url("/v2/thing/blobs/uploads/1")),
@@ -188,14 +188,14 @@ async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
         ("POST", "//".to_owned()),
     ] {
         mock.forget_faults();
-        mock.fault(method, "/uploads/", Times::Always, location(url.clone()));
+        mock.fault(method, "/uploads/", FaultCount::Always, location(url.clone()));
         let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{url}: {}", told(&error));
     }
     mock.forget_faults();
     let headers = vec![("Location".to_owned(), other.url("/"))];
-    let moved = Fault::Answer { status: 307, headers, body: Vec::new() };
-    mock.fault("PUT", "/manifests/", Times::Always, moved);
+    let moved = RegistryFault::Answer { status: 307, headers, body: Vec::new() };
+    mock.fault("PUT", "/manifests/", FaultCount::Always, moved);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
     assert!(mock.seen().iter().filter(|seen| seen.method == "PATCH").count() > 0);
@@ -206,12 +206,18 @@ async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
     let mock = MockRegistry::start().unwrap();
     let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(1, SIZE));
-    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Header("Range".to_owned(), "0-200000".to_owned()));
+    mock.fault(
+        "PATCH",
+        "/uploads/",
+        FaultCount::Always,
+        RegistryFault::Header("Range".to_owned(), "0-200000".to_owned()),
+    );
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
     mock.forget_faults();
-    let claim = Fault::Header("Docker-Content-Digest".to_owned(), format!("sha256:{}", "0".repeat(64)));
-    mock.fault("PUT", "/manifests/", Times::Always, claim);
+    let claim =
+        RegistryFault::Header("Docker-Content-Digest".to_owned(), format!("sha256:{}", "0".repeat(64)));
+    mock.fault("PUT", "/manifests/", FaultCount::Always, claim);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
 }
@@ -240,7 +246,7 @@ async fn what_is_damaged_or_missing_here_is_not_named_there() {
 async fn a_push_asks_for_the_right_to_push() {
     let mock = MockRegistry::start().unwrap();
     let realm = mock.url("/token");
-    mock.set_door(Door::Token { realm, login: Some(LOGIN.to_owned()), token: "letmein".to_owned() });
+    mock.set_door(RegistryDoor::Token { realm, login: Some(LOGIN.to_owned()), token: "letmein".to_owned() });
     let here = LocalStore::with(user(&mock.host()), quick());
     let image = built_one(&here, &bytes(1, SIZE));
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();

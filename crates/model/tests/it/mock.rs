@@ -8,7 +8,7 @@ use lodge_model::{
     CallAnswer, CallContext, CallError, CallLimits, ModelMessage, ModelRequest, Provider, StopReason,
     ToolCall,
 };
-use lodge_testkit::mock::{MockLlm, Outcome, UNKNOWN_MODEL};
+use lodge_testkit::mock::{MockLlm, RequestOutcome, UNKNOWN_MODEL};
 use tempfile::TempDir;
 
 struct MockProvider {
@@ -56,7 +56,7 @@ async fn plain_answers_count_the_users_messages_and_are_logged() {
     let assistant = ModelMessage::assistant("ok 1", vec![]);
     let messages = vec![ModelMessage::user("hello"), assistant, ModelMessage::user("again [[no-stream]]")];
     assert_eq!(bench.ask(messages).await.expect("an answer").text, "ok 2");
-    bench.logged(|line| line.number == 2 && line.outcome == Some(Outcome::Done)).await;
+    bench.logged(|line| line.number == 2 && line.outcome == Some(RequestOutcome::Done)).await;
     let log = bench.mock.requests().expect("a log");
     assert_eq!((log[0].user.as_str(), log[0].messages, log[0].key_ok), ("hello", 1, Some(true)));
     assert_eq!(log[1].lengths, [5, 4, 19]);
@@ -132,7 +132,7 @@ async fn a_dropped_call_is_seen_by_the_server_at_once() {
     bench.logged(|line| line.user.contains("drop me")).await;
     call.abort();
     assert!(call.await.expect_err("it was stopped").is_cancelled());
-    bench.logged(|line| line.outcome == Some(Outcome::Gone)).await;
+    bench.logged(|line| line.outcome == Some(RequestOutcome::Gone)).await;
 }
 
 #[tokio::test]
