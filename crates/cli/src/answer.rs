@@ -123,7 +123,7 @@ pub(crate) async fn follow(
 /// What the person at a prompt wants to know of a shutdown.
 fn shut_down(failure: CommandFailure) -> CommandFailure {
     if failure.is(SHUTTING_DOWN) {
-        let what = "the daemon was shut down; the turn goes on with the next one";
+        let what = "the daemon was shut down; the turn continues when a daemon is running again";
         return CommandFailure::new(CommandExit::NoDaemon, what).with_code(SHUTTING_DOWN);
     }
     failure
@@ -285,7 +285,7 @@ fn interrupted(befell: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView)
     if !agent.stays {
         return failure;
     }
-    failure.hint(format!("it does not go on; `lodge session show {}` shows how far it came", turn.session))
+    failure.hint(format!("the turn will not continue; `lodge session show {}` shows its progress", turn.session))
 }
 
 /// The next step after a failure that names none.
@@ -302,7 +302,7 @@ fn way_out(failure: CommandFailure, agent: &PromptedAgent, turn: &TurnView) -> C
         return failure;
     }
     failure.hint(format!(
-        "`lodge session show {session}` shows how far it came, `lodge session regenerate {session}` asks again"
+        "`lodge session show {session}` shows its progress, `lodge session regenerate {session}` asks again"
     ))
 }
 
@@ -509,7 +509,7 @@ mod tests {
         );
         assert_eq!(
             hint.as_deref(),
-            Some("it does not go on; `lodge session show ses_1` shows how far it came")
+            Some("the turn will not continue; `lodge session show ses_1` shows its progress")
         );
         assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
         // Whatever names no next step gets one, unless its agent is gone with the answer.

@@ -242,7 +242,7 @@ fn no_socket(what: String, path: &Path, cause: &io::Error) -> CommandFailure {
             path.join("lodge.sock").display()
         )),
         Ok(found) if found.is_file() => failure
-            .because("it is a file and no socket")
+            .because("it is a file, not a socket")
             .hint("check the path given by `--socket` or LODGE_SOCKET"),
         Ok(_) | Err(_) => failure.because(io_words(cause)).hint("start one with `lodged serve`"),
     }
@@ -254,7 +254,7 @@ pub(crate) fn io_words(cause: &io::Error) -> String {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        io::ErrorKind::TimedOut => "it took too long to answer".to_owned(),
+        io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
         _ => cause.to_string(),
     }
 }

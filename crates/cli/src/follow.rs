@@ -205,7 +205,7 @@ impl<'a> DaemonClient<'a> {
             if let Ok(client) = self.address.dial().await {
                 self.client = client;
                 if self.reattach().await? {
-                    self.words.say("the daemon was shut down; another took its place");
+                    self.words.say("the daemon was shut down; reconnected to the new one");
                     return Ok(());
                 }
             }
@@ -216,7 +216,7 @@ impl<'a> DaemonClient<'a> {
     }
 
     async fn reconnect(&mut self) -> Result<(), CommandFailure> {
-        self.words.say("daemon went away; reconnecting");
+        self.words.say("connection to the daemon lost; reconnecting");
         let lost_at = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {

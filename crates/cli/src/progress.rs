@@ -326,7 +326,7 @@ fn bar(done: u64, total: u64, width: usize) -> String {
 fn total_text(parts: &[ProgressPart], rate: Option<u64>) -> String {
     let sum = TransferTotals::of(parts);
     if parts.is_empty() {
-        return "looking what there is to do".to_owned();
+        return "checking what to transfer".to_owned();
     }
     let mut told = Vec::new();
     if sum.parts > 1 {

@@ -46,12 +46,12 @@ fn set_back(text: &str) -> String {
 
 /// How a decision about a lineage is made.
 pub(crate) fn next_step(lineage: &str) -> String {
-    format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+    format!("`lodge lineage resolve {lineage} --revive` continues it, `--reap` drops it")
 }
 
 /// How a decision about work in quarantine is made.
 pub(crate) fn quarantine_step(work: &str) -> String {
-    format!("`lodge quarantine retry {work}` tries again, `lodge quarantine drop {work}` gives it up")
+    format!("`lodge quarantine retry {work}` tries again, `lodge quarantine drop {work}` drops it")
 }
 
 /// Work in quarantine, with what it is of and why it is there.
@@ -293,7 +293,7 @@ pub(crate) fn size(bytes: u64) -> String {
 /// Why an agent failed, in one line: the word of the state in words for people, and what is known beside.
 pub(crate) fn why_failed(reason: Option<&str>, detail: Option<&str>) -> Option<String> {
     let words = reason.map(|reason| match reason {
-        "pull" => "its image or a tool of it could not be had",
+        "pull" => "its image or one of its tools could not be pulled",
         "init" => "it could not be started",
         "model" => "its model cannot be used",
         "readiness_timeout" => "it did not answer in time",

@@ -15,7 +15,7 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "-s", "s1"]));
-    typing.see("session s1 begins with your first line");
+    typing.see("session s1 starts with your first line");
     typing.type_in("/help\r");
     typing.see("/session new");
     typing.see("› ");
@@ -42,7 +42,7 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     typing.type_in("\u{1b}[A\u{3}[[reply:still here]]\r");
     typing.see("still here\r\n");
     typing.type_in("\u{4}");
-    typing.see("go on with: lodge chat ada -s s1");
+    typing.see("to continue: lodge chat ada -s s1");
     assert_eq!(typing.end(), 0);
     let turns = api.ok("turn/list", json!({"session": "s1"})).await;
     let statuses: Vec<&str> =
@@ -60,7 +60,7 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     typing.see("3 turns so far");
     typing.type_in("/session has space\r");
     typing.see("`has space` cannot be a session");
-    typing.see("this is still session s1");
+    typing.see("still in session s1");
     typing.type_in("/quit\r");
     assert_eq!(typing.end(), 0);
 }
@@ -74,7 +74,7 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
     let waits = format!("{} [[reply:first]]", sh("touch began; until test -e go; do sleep 0.05; done"));
     let began = || until("the tool runs", || workspace.join("began").exists().then_some(()));
     let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "-s", "q"]));
-    typing.see("begins with your first line");
+    typing.see("starts with your first line");
     typing.type_in(&format!("{waits}\r"));
     typing.see("⚙ sh -c");
     began();
@@ -105,7 +105,7 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
         typing.see("queued: never sent");
         typing.type_in(keys);
         typing.see("not sent: 1 queued line");
-        typing.see(&format!("the turn goes on: lodge chat ada -s {session}"));
+        typing.see(&format!("the turn is still running: lodge chat ada -s {session}"));
         assert_eq!(typing.end(), 0);
         std::fs::write(workspace.join("go"), "").expect("a file");
         api.until("session/get", json!({"session": session}), |view| view["running"].is_null()).await;
@@ -123,7 +123,7 @@ async fn a_conversation_with_an_agent_that_does_not_run_begins_with_how_to_start
     world.agent(&mut api, "ada").await;
     world.lodge.cli_ok(["stop", "ada"]);
     let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada"]));
-    typing.see("ada does not run (stopped): `lodge start ada` starts it");
+    typing.see("ada is not running (stopped): `lodge start ada` starts it");
     typing.type_in("\u{4}");
     assert_eq!(typing.end(), 0);
 }

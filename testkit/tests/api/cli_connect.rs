@@ -91,7 +91,7 @@ fn a_path_or_a_url_in_the_wrong_place_is_told_with_the_right_one() {
             format!("write `--daemon {url}`"),
         ),
         (["--socket", home], None, 3, "because: it is a directory\n", format!("`--socket {socket}`")),
-        (["--socket", file], None, 3, "because: it is a file and no socket\n", "check the path".to_owned()),
+        (["--socket", file], None, 3, "because: it is a file, not a socket\n", "check the path".to_owned()),
         (["--socket", missing], None, 3, "because: no such file or directory\n", "`lodged serve`".to_owned()),
         (
             ["--daemon", &url],

@@ -107,7 +107,7 @@ fn a_prompt_whose_daemon_is_killed_starts_another_and_prints_the_answer_once() {
     std::fs::write(workspace.join("go"), "").expect("a file");
     let (code, out, err) = told(&child.wait_with_output().expect("an end"));
     assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
-    assert!(err.contains("daemon went away; reconnecting"), "{err}");
+    assert!(err.contains("connection to the daemon lost; reconnecting"), "{err}");
     assert_eq!(std::fs::read_to_string(workspace.join("runs")).expect("a file"), "run\n");
     assert_eq!(world.mock.requests().expect("a log").len(), 2);
 }
@@ -153,7 +153,7 @@ fn a_shutdown_ends_who_only_follows_and_nobody_undoes_it() {
     let (code, _, err) = told(&home.command(&["shutdown"]).output().expect("lodge runs"));
     assert_eq!(code, 0, "{err}");
     let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
-    let words = "error: the daemon was shut down; the turn goes on with the next one\n";
+    let words = "error: the daemon was shut down; the turn continues when a daemon is running again\n";
     assert_eq!((code, out.as_str(), err.as_str()), (3, "", words));
     let (code, _, err) = told(&events.wait_with_output().expect("an end"));
     assert_eq!((code, err.as_str()), (3, "error: the daemon was shut down\n"));
@@ -185,7 +185,7 @@ fn a_daemon_that_is_replaced_at_once_is_followed_on() {
     std::fs::write(workspace.join("go"), "").expect("a file");
     let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
     assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
-    assert_eq!(err, "the daemon was shut down; another took its place\n");
+    assert_eq!(err, "the daemon was shut down; reconnected to the new one\n");
 }
 
 #[tokio::test]

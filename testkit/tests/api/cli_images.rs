@@ -223,7 +223,7 @@ async fn an_archive_carries_images_and_tools_and_is_there_whole_or_not_at_all() 
     assert_eq!(here.cli(&["image", "export", "otter", "--json"]).0, 2);
     let (code, out, words) = there.cli(&["image", "import", path]);
     assert_eq!((code, out.trim()), (0, image.as_str()), "{words}");
-    assert!(words.contains("imported 1 image: otter:latest, with 1 tool that came along\n"), "{words}");
+    assert!(words.contains("imported 1 image: otter:latest, with 1 tool\n"), "{words}");
     assert_eq!(there.lodge.cli_ok(["bin", "ls", "-q"]).trim(), bin);
     // A pipe carries the same bytes, and taking them in again changes nothing.
     let piped = here.lodge.cli(["image", "export", "otter"]);
@@ -329,7 +329,7 @@ async fn a_pull_shows_a_bar_at_a_terminal_and_goes_on_when_it_is_left() {
     kill(i32::try_from(typing.pid()).expect("a pid"), libc::SIGINT);
     typing.see("\u{1b}[J");
     typing.see(&format!(
-        "interrupted; the daemon goes on with the pull: `lodge bin pull {reference}` looks on again"
+        "detached; the daemon continues the pull: `lodge bin pull {reference}` shows its progress again"
     ));
     assert_eq!(typing.end(), 130);
     // Whoever asks again waits for the same transfer.

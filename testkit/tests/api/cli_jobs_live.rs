@@ -97,7 +97,7 @@ async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_
     let words: String =
         told.lines().filter(|line| line.starts_with("err")).map(|line| format!("{line}\n")).collect();
     assert_eq!(words, errs, "{told}");
-    assert!(told.contains("daemon went away; reconnecting"), "{told}");
+    assert!(told.contains("connection to the daemon lost; reconnecting"), "{told}");
     // And afterwards it is all still there.
     assert_eq!(world.lodge.cli_ok(["jobs", "logs", &job]), parts());
 }
@@ -115,7 +115,7 @@ async fn whoever_is_interrupted_leaves_the_job_alone() {
     let job = world.lodge.cli_ok(["jobs", "ls", "-q"]).trim().to_owned();
     let mut told = String::new();
     run.stderr.take().expect("stderr").read_to_string(&mut told).expect("output");
-    assert!(told.contains(&format!("the job goes on: lodge jobs logs -f {job}")), "{told}");
+    assert!(told.contains(&format!("the job is still running: lodge jobs logs -f {job}")), "{told}");
     fs::write(workspace.join("go"), "").expect("a file");
     assert_eq!(world.cli(&["jobs", "wait", &job]).0, 0);
 }

@@ -38,7 +38,7 @@ async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_ste
     let asks = lineage(&one);
     let words = format!(
         "1 lineage waits for your decision: one (its sandbox died)\n\
-         hint: `lodge lineage resolve {asks} --revive` goes on with it, `--reap` drops it\n"
+         hint: `lodge lineage resolve {asks} --revive` continues it, `--reap` drops it\n"
     );
     let (code, out, err) = world.cli(&["lineage", "ls"]);
     let expected = format!(
@@ -63,7 +63,7 @@ async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_ste
     let (_, _, err) = world.cli(&["lineage", "ls"]);
     assert!(err.starts_with("2 lineages wait for your decision: one (its sandbox died), two ("), "{err}");
     let (code, out, err) = world.cli(&["lineage", "resolve", asks, "--revive"]);
-    assert_eq!((code, out, err), (0, format!("{asks}\n"), "one goes on with its work\n".to_owned()));
+    assert_eq!((code, out, err), (0, format!("{asks}\n"), "one continues its work\n".to_owned()));
     let (code, out, err) = world.cli(&["lineage", "resolve", asks, "--reap"]);
     let settled = format!(
         "error: lineage {asks} is active: there is nothing to settle\n\n\
@@ -89,8 +89,8 @@ async fn a_kill_ends_work_for_good_and_says_so() {
     let (code, out, err) = world.cli(&["kill", "one", "nobody", "two"]);
     assert_eq!((code, out.as_str()), (1, "one\ntwo\n"));
     for line in [
-        "the work of one ended for good; `lodge start one` begins anew",
-        "the work of two ended for good; `lodge start two` begins anew",
+        "the work of one ended permanently; `lodge start one` starts new work",
+        "the work of two ended permanently; `lodge start two` starts new work",
         "error: no agent `nobody`",
     ] {
         assert!(err.contains(line), "{err}");
@@ -98,7 +98,7 @@ async fn a_kill_ends_work_for_good_and_says_so() {
     let killed = world.cli_json(&["--json", "agent", "kill", "three"]);
     assert_eq!((&killed["name"], &killed["status"]), (&json!("three"), &json!("stopped")));
     let again = world.cli(&["kill", "one"]);
-    let words = "the work of one was over already; `lodge start one` begins anew\n";
+    let words = "the work of one had already ended; `lodge start one` starts new work\n";
     assert_eq!((again.0, again.1.as_str(), again.2.as_str()), (0, "one\n", words));
     until("nothing lives", || world.lodge.keepers().is_empty().then_some(()));
     let listed = world.lodge.cli_ok(["lineage", "ls", "--agent", "one"]);
@@ -155,7 +155,7 @@ async fn a_prompt_whose_agent_dies_says_what_is_true_of_its_turn() {
     let (code, _, err) = told(&prompt.wait_with_output().expect("an end"));
     let words = "error: the turn was interrupted\n  because: reaps failed\n  because: it crashed";
     assert!(code == 1 && err.starts_with(words), "{err}");
-    assert!(err.contains("hint: it does not go on; `lodge session show reaps`"), "{err}");
+    assert!(err.contains("hint: the turn will not continue; `lodge session show reaps`"), "{err}");
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ async fn a_listing_tells_of_the_next_try() {
         "{err}"
     );
     assert!(
-        err.contains("hint: add the provider with `lodge provider add`, and it comes up by itself"),
+        err.contains("hint: add the provider with `lodge provider add`, and the agent starts automatically"),
         "{err}"
     );
     api.until("agent/get", json!({"agent": "tester"}), |agent| agent["attempt"].as_u64() >= Some(3)).await;

@@ -152,7 +152,7 @@ async fn a_run_without_its_provider_says_what_to_do_and_the_agent_stays() {
         "{err}"
     );
     assert!(
-        err.contains("hint: add the provider with `lodge provider add`, and it comes up by itself"),
+        err.contains("hint: add the provider with `lodge provider add`, and the agent starts automatically"),
         "{err}"
     );
     let listed = world.lodge.cli_ok(["ps", "-a"]);

@@ -159,7 +159,7 @@ impl WaitingCommand {
 
 fn next_steps(work: &Value) -> String {
     let id = id(work);
-    format!("`lodge quarantine retry {id}` tries again, `lodge quarantine drop {id}` gives it up")
+    format!("`lodge quarantine retry {id}` tries again, `lodge quarantine drop {id}` drops it")
 }
 
 #[tokio::test]

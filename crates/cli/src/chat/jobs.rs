@@ -29,10 +29,10 @@ pub(super) async fn list(
 ) -> Result<(), CommandFailure> {
     if let Some(word) = status.as_ref().filter(|word| !STATUSES.contains(&word.as_str())) {
         let failure = CommandFailure::refused(format!("`{word}` is not the status of a job"));
-        return Err(failure.hint(format!("those are {}", STATUSES.join(", "))));
+        return Err(failure.hint(format!("use one of {}", STATUSES.join(", "))));
     }
     let Some(session) = session else {
-        context.words.tell("there are no jobs: this session has not begun");
+        context.words.tell("there are no jobs: this session has not started");
         return Ok(());
     };
     let mut daemon = context.daemon().await?;
@@ -67,7 +67,7 @@ pub(super) async fn show(
     let view = of_session(&mut daemon, session, given).await?;
     put(&format!("{}\n", context.words.bold(&line(&view))))?;
     if view.output_removed {
-        context.words.tell("its output was removed, as the retention says");
+        context.words.tell("its output was removed by the retention settings");
         return Ok(());
     }
     for (stream, name) in [(JobOutputStream::Stdout, "stdout"), (JobOutputStream::Stderr, "stderr")] {
@@ -80,7 +80,7 @@ pub(super) async fn show(
             put(&format!("  {}\n", render::one_line(&shown)))?;
         }
     }
-    context.words.murmur(&format!("`lodge jobs logs {}` has all of it", view.id));
+    context.words.murmur(&format!("`lodge jobs logs {}` shows all of it", view.id));
     Ok(())
 }
 

@@ -38,7 +38,7 @@ const RECALLED_MESSAGES: u32 = 6;
 const LINES_MAX: usize = 16;
 /// Lines that were typed during a turn and wait for its end.
 const QUEUED_MAX: usize = 16;
-const BEGINS: &str = "a new session begins with your next line";
+const BEGINS: &str = "your next line starts a new session";
 
 pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
@@ -98,7 +98,7 @@ impl Chat<'_> {
         let (name, model, words) = (&agent.name, &agent.model, &self.context.words);
         words.murmur(&format!("{name} · {model} · /help lists commands, Esc interrupts, Ctrl-D leaves"));
         if matches!(agent.status.as_str(), "stopped" | "failed") {
-            words.tell(&format!("{name} does not run ({}): `lodge start {name}` starts it", agent.status));
+            words.tell(&format!("{name} is not running ({}): `lodge start {name}` starts it", agent.status));
         }
         match self.session.clone() {
             Some(session) => self.recall(&session).await,
@@ -114,7 +114,7 @@ impl Chat<'_> {
         let view = match daemon.call::<_, SessionView>("session/get", given).await {
             Ok(view) => view,
             Err(failure) if failure.is("session.not_found") => {
-                words.murmur(&format!("session {session} begins with your first line"));
+                words.murmur(&format!("session {session} starts with your first line"));
                 return Ok(());
             }
             Err(failure) => return Err(failure),
@@ -258,7 +258,7 @@ impl Chat<'_> {
     fn farewell(&self) {
         if let (Some(session), true) = (&self.session, self.agent.stays) {
             let name = &self.agent.name;
-            self.context.words.say(&format!("go on with: lodge chat {name} -s {session}"));
+            self.context.words.say(&format!("to continue: lodge chat {name} -s {session}"));
         }
     }
 
@@ -269,7 +269,7 @@ impl Chat<'_> {
             words.say(&format!("not sent: {}", render::counted(self.queued.len(), "queued line")));
         }
         if let (Some(session), true) = (&self.session, self.agent.stays) {
-            words.say(&format!("the turn goes on: lodge chat {} -s {session}", self.agent.name));
+            words.say(&format!("the turn is still running: lodge chat {} -s {session}", self.agent.name));
         }
     }
 
@@ -394,7 +394,7 @@ impl Chat<'_> {
             slash::SlashCommand::Lacking(form) => words.tell(&format!("write it as `{form}`")),
             slash::SlashCommand::Unknown(word) => {
                 words.tell(&format!(
-                    "there is no command `/{word}`; /help lists them, //{word} says it to the agent"
+                    "there is no command `/{word}`; /help lists commands, //{word} sends it to the agent"
                 ));
             }
         }
@@ -405,7 +405,7 @@ impl Chat<'_> {
     fn stay(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         self.refused(failure)?;
         match &self.session {
-            Some(session) => self.context.words.say(&format!("this is still session {session}")),
+            Some(session) => self.context.words.say(&format!("still in session {session}")),
             None => self.context.words.say(BEGINS),
         }
         Ok(())

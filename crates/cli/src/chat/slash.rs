@@ -79,21 +79,21 @@ fn one_word(arguments: &[&str]) -> Option<String> {
 
 pub(super) fn help() -> String {
     let commands = [
-        ("/session", "show which session this is"),
-        ("/session ID", "go to another session"),
-        ("/session new", "begin a new one"),
+        ("/session", "show the current session"),
+        ("/session ID", "switch to another session"),
+        ("/session new", "start a new session"),
         ("/sessions", "list this agent's sessions"),
         ("/jobs [STATUS]", "list the jobs of this session"),
-        ("/job ID", "show how a job stands and what it wrote last"),
+        ("/job ID", "show a job's status and its last output"),
         ("/cancel ID", "cancel a job"),
-        ("/clear", "clear the screen; nothing is forgotten"),
-        ("/quit", "leave, also during an answer: the turn goes on"),
-        ("//text", "say something that begins with a slash"),
+        ("/clear", "clear the screen; the conversation is kept"),
+        ("/quit", "leave; a running turn continues"),
+        ("//text", "send text that starts with a slash"),
         ("Esc, Ctrl-C", "interrupt the answer"),
         ("Enter", "send; during an answer, queue the line"),
-        ("Alt-Enter", "begin another line"),
+        ("Alt-Enter", "start a new line"),
         ("Up, Down", "earlier lines"),
-        ("Ctrl-D", "leave, also during an answer"),
+        ("Ctrl-D", "leave; a running turn continues"),
     ];
     let lines: Vec<String> = commands.iter().map(|(name, what)| format!("{name:<16}{what}")).collect();
     lines.join("\n")

@@ -269,10 +269,10 @@ fn tell_end(context: &CommandContext, view: &AgentView, verb: AgentAction, befor
         AgentAction::Kill if !context.words.json => {
             let name = &view.name;
             let ended = match before {
-                OpenWork::Open => "ended for good",
-                OpenWork::Over => "was over already",
+                OpenWork::Open => "ended permanently",
+                OpenWork::Over => "had already ended",
             };
-            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` begins anew"));
+            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` starts new work"));
         }
         AgentAction::Start
         | AgentAction::Stop { .. }
@@ -420,7 +420,7 @@ const STATUSES: [&str; 8] =
 fn missed(view: &AgentView) -> CommandFailure {
     let what = match view.status.as_str() {
         "failed" => format!("{} did not become ready", view.name),
-        status => format!("{} did not become ready: it is {status}", view.name),
+        status => format!("{} did not become ready: its status is {status}", view.name),
     };
     let failure = CommandFailure::refused(what);
     let failure = match render::why_failed(view.failure_reason.as_deref(), view.failure_detail.as_deref()) {
@@ -431,10 +431,10 @@ fn missed(view: &AgentView) -> CommandFailure {
         "removing" | "removed" => failure,
         _ if view.retry_at.is_some() => failure.hint(comes_up(view)),
         "failed" if view.failure_reason.as_deref() == Some("pull") => failure.hint(format!(
-            "it is not tried again by itself: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
+            "it is not retried automatically: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
             view.name
         )),
-        _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
+        _ => failure.hint(format!("run `lodge logs {}` to see its log", view.name)),
     }
 }
 
@@ -442,11 +442,11 @@ fn missed(view: &AgentView) -> CommandFailure {
 fn comes_up(view: &AgentView) -> String {
     let (name, at) = (&view.name, view.retry_at.as_deref().unwrap_or_default());
     let mend = match view.failure_reason.as_deref() {
-        Some("model") => "add the provider with `lodge provider add`, and it comes up",
-        _ => "mend that, and it comes up",
+        Some("model") => "add the provider with `lodge provider add`, and the agent starts",
+        _ => "fix that, and the agent starts",
     };
     format!(
-        "{mend} by itself (next try {at}); `lodge start {name}` tries at once, `lodge stop {name}` gives up"
+        "{mend} automatically (next try {at}); `lodge start {name}` tries now, `lodge stop {name}` stops trying"
     )
 }
 

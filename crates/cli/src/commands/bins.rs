@@ -75,7 +75,7 @@ pub(super) fn tell_elsewhere(context: &CommandContext, bin: &BinView) {
 
 /// The daemon reads the program, from its own host and with another working directory.
 fn program(context: &CommandContext, given: &ProgramArg) -> Result<BinProgram, CommandFailure> {
-    let cannot = || CommandFailure::usage(format!("`{}` is no program", given.path.display()));
+    let cannot = || CommandFailure::usage(format!("`{}` is not a program", given.path.display()));
     let path = if context.address.is_this_machine() {
         std::fs::canonicalize(&given.path).map_err(|cause| cannot().because(io_words(&cause)))?
     } else if given.path.is_absolute() {

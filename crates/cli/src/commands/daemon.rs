@@ -104,7 +104,7 @@ pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure>
         context.put_table(&["PRUNED", "AGENT", "WHY"], &rows)?;
     }
     let Reaped { probed, alive, kept, pruned, dead, .. } = &reaped;
-    let counts = [(*kept, "dead and still needed"), (pruned.len() as u64, "pruned")];
+    let counts = [(*kept, "dead and still in use"), (pruned.len() as u64, "pruned")];
     let mut told = format!("{alive} alive");
     for (count, what) in counts.iter().filter(|(count, _)| *count > 0) {
         told.push_str(&format!(", {count} {what}"));
@@ -115,7 +115,7 @@ pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure>
         context.words.say(&format!("{agent} was found dead; its revival policy decides what comes next"));
     }
     for failed in &reaped.failed {
-        context.words.say(&format!("{} could not be cleared away: {}", failed.sandbox, failed.detail));
+        context.words.say(&format!("{} could not be cleaned up: {}", failed.sandbox, failed.detail));
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ pub(super) async fn reload(context: &CommandContext) -> Result<(), CommandFailur
     for Overridden { key, by, value, file } in overridden {
         let place = if by == "flag" { "a flag" } else { "the environment" };
         context.words.say(&format!(
-            "{key}: {} in the file does not count, {place} says {}",
+            "{key}: {} in the file is overridden: {place} says {}",
             value_text(file),
             value_text(value)
         ));
@@ -184,7 +184,7 @@ pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(
     context.words.say(if agents {
         "the daemon and its agents ended"
     } else {
-        "the daemon ended; its agents live on"
+        "the daemon ended; its agents keep running"
     });
     Ok(())
 }

@@ -50,7 +50,7 @@ async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), Com
     };
     let mut daemon = context.daemon().await?;
     // Parents and tools may have to come from registries first.
-    context.say_on_interrupt("interrupted; the daemon goes on with the build".to_owned());
+    context.say_on_interrupt("detached; the daemon continues the build".to_owned());
     let image: ImageView = daemon.call("image/build", params).await?;
     if context.words.json {
         return context.words.json(&image);
@@ -144,7 +144,7 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("policy", detail.revival_policy.clone().unwrap_or_default()),
         ("capabilities", capabilities.collect::<Vec<_>>().join(", ")),
         ("portable", portable(detail)),
-        ("complete", if image.complete { String::new() } else { "no: not wholly pulled yet".to_owned() }),
+        ("complete", if image.complete { String::new() } else { "no: not completely pulled yet".to_owned() }),
         ("size", size(image.size_bytes)),
         ("created", image.created_at.clone()),
         ("used by", detail.used_by.join(" ")),

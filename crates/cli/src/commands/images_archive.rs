@@ -40,7 +40,7 @@ pub(super) async fn export(context: &CommandContext, args: ImageExportArgs) -> R
     let to_file = "write it to a file: `-o FILE`";
     let Some(path) = args.output else {
         let Some(mut stdout) = screen::binary() else {
-            return Err(CommandFailure::usage("an archive is nothing to look at").hint(to_file));
+            return Err(CommandFailure::usage("the archive is not written to a terminal").hint(to_file));
         };
         if words.json {
             return Err(CommandFailure::usage("the archive and JSON cannot both go to stdout").hint(to_file));
@@ -101,7 +101,7 @@ async fn fetch(
 fn cut(error: ClientError) -> CommandFailure {
     match error {
         ClientError::Lost => {
-            CommandFailure::new(CommandExit::NoDaemon, "the daemon broke off in the middle of the archive")
+            CommandFailure::new(CommandExit::NoDaemon, "the daemon closed the connection before the archive was complete")
                 .hint("run the command again")
         }
         other => other.into(),
@@ -273,7 +273,7 @@ fn imported_text(imported: &ImagesImported) -> String {
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
     let counts: Vec<String> = counts.map(|(count, what)| counted(count, what)).collect();
     if counts.is_empty() {
-        return "nothing was in it that is an image or a tool".to_owned();
+        return "it contains no image and no tool".to_owned();
     }
     let mut names: Vec<&str> =
         imported.images.iter().flat_map(|image| &image.named).map(String::as_str).collect();
@@ -281,7 +281,7 @@ fn imported_text(imported: &ImagesImported) -> String {
     let named = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
     let along = match usize::try_from(imported.tools).unwrap_or(usize::MAX) {
         0 => String::new(),
-        tools => format!(", with {} that came along", counted(tools, "tool")),
+        tools => format!(", with {}", counted(tools, "tool")),
     };
     format!("imported {}{named}{along}", counts.join(" and "))
 }
@@ -298,7 +298,7 @@ mod tests {
         };
         let told = |answer| imported_text(&serde_json::from_value(answer).expect("an answer"));
         let one = serde_json::json!({"images": [image("new:v2")], "bins": [], "tools": 2});
-        assert_eq!(told(one), "imported 1 image: new:v2, with 2 tools that came along");
+        assert_eq!(told(one), "imported 1 image: new:v2, with 2 tools");
         let two = serde_json::json!({"images": [image("a:1"), image("b:1")], "bins": [], "tools": 0});
         assert_eq!(told(two), "imported 2 images: a:1, b:1");
     }

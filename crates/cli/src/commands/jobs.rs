@@ -65,7 +65,7 @@ async fn run(context: &CommandContext, args: JobRunArgs) -> Result<(), CommandFa
     if !args.wait {
         return if context.words.json { context.words.json(&submitted) } else { put(&format!("{id}\n")) };
     }
-    context.say_on_interrupt(format!("interrupted; the job goes on: lodge jobs logs -f {id}"));
+    context.say_on_interrupt(format!("detached; the job is still running: lodge jobs logs -f {id}"));
     context.words.progress(&format!("{id}: {}", job::command(&submitted)));
     if !context.words.json {
         jobs_output::follow(context, &id, ShownStreams::Both).await?;
@@ -190,7 +190,7 @@ async fn wait(context: &CommandContext, args: JobWaitArgs) -> Result<(), Command
                 let waited = render::length(timeout.map_or(0, |waited| waited.as_millis() as i64));
                 let failure =
                     CommandFailure::refused(format!("{} is still {} after {waited}", view.id, view.status));
-                batch.failed(failure.hint(format!("`lodge jobs wait {}` goes on waiting", view.id)))?;
+                batch.failed(failure.hint(format!("`lodge jobs wait {}` continues to wait", view.id)))?;
                 CommandExit::Refused
             }
             Ok(view) => {
@@ -277,7 +277,7 @@ async fn cancel(context: &CommandContext, jobs: Vec<String>) -> Result<(), Comma
             Ok(view) => {
                 batch.done(&view, || format!("{}\n", view.id))?;
                 if job::is_open(&view) && !context.words.json {
-                    context.words.say(&format!("{} does not end yet: it is being killed", view.id));
+                    context.words.say(&format!("{} has not ended yet: it is being killed", view.id));
                 }
             }
             Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),

@@ -216,9 +216,9 @@ async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), Comm
     }
     let name = &view.agent_name;
     context.words.say(&if args.revive {
-        format!("{name} goes on with its work")
+        format!("{name} continues its work")
     } else {
-        format!("the open work of {name} is dropped; `lodge start {name}` begins anew")
+        format!("the open work of {name} is dropped; `lodge start {name}` starts new work")
     });
     put(&format!("{}\n", view.id))
 }

@@ -54,7 +54,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     }
     let keeps = args.rm.then(|| context.remove_on_interrupt(&agent.id)).is_none();
     if keeps {
-        let line = format!("interrupted; the agent stays: lodge inspect {}", agent.name);
+        let line = format!("detached; the agent is still there: lodge inspect {}", agent.name);
         context.say_on_interrupt(line);
     }
     let id = agent.id.clone();

@@ -48,7 +48,7 @@ pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Co
 pub(crate) fn selftest_role(role: &str, arguments: &[String]) -> Result<(), CommandFailure> {
     lodge_selftest::take_role(role, arguments).map_err(|cause| match cause.kind() {
         io::ErrorKind::InvalidInput => CommandFailure::usage(cause.to_string()),
-        _ => CommandFailure::refused("could not count for the self-test").because(cause),
+        _ => CommandFailure::refused("could not run the effect counter of the self-test").because(cause),
     })
 }
 
@@ -80,7 +80,7 @@ async fn watched(words: &Words, setup: &CrashSetup, kills: u64) -> Result<CrashR
 
 fn could_not_begin(trouble: &Trouble) -> CommandFailure {
     let cause = trouble.whole().replace("\n  because: ", ": ");
-    let failure = CommandFailure::refused("the self-test could not begin").because(cause);
+    let failure = CommandFailure::refused("the self-test could not start").because(cause);
     match trouble.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -261,7 +261,7 @@ fn failure(report: &CrashReport) -> CommandFailure {
     }
     match report.failed.first() {
         Some(failed) => failure.hint(format!(
-            "what is left of it is in {}; run `{}` to bring it back",
+            "its state directory is {}; run `{}` to reproduce it",
             failed.kept.display(),
             command(failed.kills, failed.seed)
         )),

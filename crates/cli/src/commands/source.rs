@@ -48,7 +48,7 @@ pub(super) fn neither(text: &str, failure: CommandFailure) -> CommandFailure {
     if could_be_place && (failure.is("registry.unreachable") || failure.is("registry.not_found")) {
         let host = text.split('/').next().unwrap_or_default();
         return failure.and_hint(&format!(
-            "there is no directory or Agentfile `{text}` here, so that it was looked for in the registry `{host}`"
+            "there is no directory or Agentfile `{text}` here, so it was looked up in the registry `{host}`"
         ));
     }
     failure

@@ -28,7 +28,7 @@ async fn issue(context: &CommandContext, params: TokenIssueParams) -> Result<(),
         return context.words.json(&issued);
     }
     let TokenView { id, expires_at, .. } = &issued.view;
-    context.words.say(&format!("{id}, good until {expires_at}; this is the only time it is shown"));
+    context.words.say(&format!("{id}, valid until {expires_at}; it is not shown again"));
     put(&format!("{}\n", issued.token))
 }
 

@@ -38,7 +38,7 @@ pub(super) async fn push(
     let PushArgs { from, to } = args;
     let mut daemon = context.daemon().await?;
     let meter = TransferMeter::new(&context.words, format!("pushing {}", to.as_ref().unwrap_or(&from)));
-    context.say_on_interrupt("interrupted; the daemon goes on with the push".to_owned());
+    context.say_on_interrupt("detached; the daemon continues the push".to_owned());
     let request_id = Some(request_id()?);
     let pushed: ImagePushed = match kind {
         TransferKind::Image => {
@@ -109,7 +109,7 @@ fn begin_pull(context: &CommandContext, kind: TransferKind, reference: &str) -> 
     let noun = kind.noun();
     // The daemon fetches for whoever asks next, too.
     context.say_on_interrupt(format!(
-        "interrupted; the daemon goes on with the pull: `lodge {noun} pull {reference}` looks on again"
+        "detached; the daemon continues the pull: `lodge {noun} pull {reference}` shows its progress again"
     ));
     TransferMeter::new(&context.words, format!("pulling {reference}"))
 }

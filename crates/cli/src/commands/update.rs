@@ -50,9 +50,9 @@ fn told(updated: &AgentUpdated) -> String {
         "after_turns" => {
             let runs: Vec<&str> =
                 updated.after_turns.iter().chain(&updated.after_jobs).map(String::as_str).collect();
-            format!("{name} is updated after what runs now: {}", runs.join(", "))
+            format!("{name} is updated when these have ended: {}", runs.join(", "))
         }
-        "next_start" => format!("{name} is updated from its next start on: lodge start {name}"),
+        "next_start" => format!("{name} is updated at its next start: lodge start {name}"),
         _ => format!("{name} is updated"),
     }
 }

@@ -83,7 +83,7 @@ fn a_bar_is_full_only_at_the_end() {
 #[test]
 fn what_was_there_is_not_waited_for() {
     assert_eq!(total_text(&[there("a", 5), there("b", 7)], Some(1)), "2 already there");
-    assert_eq!(total_text(&[], None), "looking what there is to do");
+    assert_eq!(total_text(&[], None), "checking what to transfer");
     assert_eq!(total_text(&[part("a", 2048, 4096)], Some(1024)), "2.0 of 4.0 KiB, 1.0 KiB/s, 3 s left");
     assert_eq!(total_text(&[part("a", 2048, 4096)], Some(0)), "2.0 of 4.0 KiB, 0 B/s");
 }
