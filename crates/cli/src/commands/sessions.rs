@@ -410,7 +410,7 @@ mod tests {
             head,
             "f  coder (removed)  2 turns\n  forked from s at turn 1\n  running: trn_8\n  queued: trn_9\n  \
              in quarantine: wrk_1: the model call of trn_8 killed the daemon 3 times in a row \
-             (`lodge quarantine retry wrk_1` tries again, `lodge quarantine drop wrk_1` gives it up)\n  \
+             (`lodge quarantine retry wrk_1` tries again, `lodge quarantine drop wrk_1` drops it)\n  \
              3 turns are on other branches\n"
         );
     }
