@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
-use lodge_exec::Program;
+use lodge_exec::ProgramImage;
 use lodge_proto::ErrorBody;
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,15 +30,15 @@ use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenC
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
-static KEEPER: Program = unsafe {
-    Program::carried(
+static KEEPER: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
     )
 };
 // SAFETY: as above.
-static RUNTIME: Program = unsafe {
-    Program::carried(
+static RUNTIME: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
     )
@@ -134,7 +134,7 @@ pub async fn serve(
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
+    let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);

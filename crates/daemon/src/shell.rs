@@ -66,10 +66,10 @@ pub struct Shell {
     pub access: Access,
     pub providers: Providers,
     pub calls: CallContext,
-    pub host: Arc<lodge_exec::Host>,
+    pub host: Arc<lodge_exec::SandboxHost>,
     /// What agents have of the host's `/etc`.
     pub host_etc: HostEtc,
-    pub runtime: lodge_exec::Stored,
+    pub runtime: lodge_exec::StoredProgram,
     /// No more requests are taken.
     pub stop: CancellationToken,
     /// Those that were taken are answered or cut: everything ends.
@@ -179,8 +179,8 @@ pub struct Parts {
     pub head: u64,
     pub room: Room,
     pub access: Access,
-    pub host: Arc<lodge_exec::Host>,
-    pub runtime: lodge_exec::Stored,
+    pub host: Arc<lodge_exec::SandboxHost>,
+    pub runtime: lodge_exec::StoredProgram,
     pub suspects: Suspects,
     pub tls: Tls,
 }

@@ -38,7 +38,7 @@ pub struct Living {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
     /// Empty also for a keeper that knows of none.
-    pub limits: Vec<lodge_exec::InForce>,
+    pub limits: Vec<lodge_exec::EnforcedLimit>,
     /// The runtime's process, as its sandbox numbers it; 0: not known.
     runtime: AtomicU32,
     /// When the runtime was heard last; 0: not yet.
@@ -47,7 +47,7 @@ pub struct Living {
 }
 
 impl Living {
-    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::InForce>) -> Self {
+    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::EnforcedLimit>) -> Self {
         Living {
             pid,
             layers,
@@ -63,7 +63,7 @@ impl Living {
     }
 
     /// The runtime's process on this host.
-    pub fn runtime_pid(&self, host: &lodge_exec::Host) -> Option<u32> {
+    pub fn runtime_pid(&self, host: &lodge_exec::SandboxHost) -> Option<u32> {
         host.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
     }
 

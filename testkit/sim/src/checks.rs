@@ -13,7 +13,7 @@ use lodge_core::{AgentId, EventKind, ExecId, IdSource};
 use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::jobs::{jobs_agree, most_jobs};
-use crate::world::World;
+use crate::world::SimWorld;
 
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
 const AUDIT_EVERY: u64 = 61;
@@ -25,7 +25,7 @@ const CALLS_MAX: usize = 4;
 const UNSETTLED_MAX: usize = 2 * 64 * 128;
 
 /// No more jobs run than there are slots, and while the shared ones are taken an agent starts its first job alone.
-fn job_slots_are_shared(engine: &Engine, before: &Before, batch: &Batch) -> Result<(), String> {
+fn job_slots_are_shared(engine: &Engine, before: &EngineBefore, batch: &Batch) -> Result<(), String> {
     let running = engine.sizes().jobs.running;
     let most = before.jobs.max(most_jobs(before.max_jobs));
     if running > most {
@@ -54,7 +54,7 @@ fn job_slots_are_shared(engine: &Engine, before: &Before, batch: &Batch) -> Resu
 
 /// An engine before a step.
 #[derive(Debug, Default)]
-pub struct Before {
+pub struct EngineBefore {
     working: usize,
     /// The most that may work at any moment of the step.
     max_concurrent: usize,
@@ -66,7 +66,7 @@ pub struct Before {
     asked: BTreeSet<AgentId>,
 }
 
-impl World {
+impl SimWorld {
     pub fn check_step(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// What a step may not do whatever happens: let more agents work than may, or start one that somebody stopped.
-    pub fn check_slots(&mut self, before: Before, batch: &Batch) {
+    pub fn check_slots(&mut self, before: EngineBefore, batch: &Batch) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
         let most = before.working.max(before.max_concurrent);
@@ -108,8 +108,8 @@ impl World {
     }
 
     /// What is to be known of an engine before it takes these inputs.
-    pub fn before_step(&self, inputs: &[Input]) -> Before {
-        let Some(daemon) = &self.daemon else { return Before::default() };
+    pub fn before_step(&self, inputs: &[Input]) -> EngineBefore {
+        let Some(daemon) = &self.daemon else { return EngineBefore::default() };
         let asked =
             inputs.iter().filter_map(|input| match input {
                 Input::Api {
@@ -129,12 +129,12 @@ impl World {
         let most = |(a, b): (usize, usize), (c, d): (usize, usize)| (a.max(c), b.max(d));
         let (max_concurrent, max_jobs) = given.fold((sizes.max_concurrent, sizes.jobs.max), most);
         let (working, jobs) = (sizes.working, sizes.jobs.running);
-        Before { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
+        EngineBefore { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
     }
 
     /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
     pub fn check_rebuild(&mut self) {
-        let settled = self.daemon.as_ref().is_some_and(crate::daemon::Daemon::is_settled);
+        let settled = self.daemon.as_ref().is_some_and(crate::daemon::SimDaemon::is_settled);
         if settled && self.rng.chance(REBUILD_PER_MILLE) {
             self.rebuild();
         }

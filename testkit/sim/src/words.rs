@@ -9,7 +9,7 @@ use lodge_proto::ErrorBody;
 use serde_json::Value;
 
 use crate::keeper;
-use crate::runtime::Line;
+use crate::runtime::LineToRuntime;
 
 pub fn input(input: &Input) -> String {
     match input {
@@ -64,14 +64,14 @@ pub fn effect(effect: &Effect) -> String {
     }
 }
 
-pub fn heard(command: &keeper::Command) -> String {
+pub fn heard(command: &keeper::SimCommand) -> String {
     match command {
-        keeper::Command::Line(Line::Answer { id, answer }) => answer_line(id, answer),
-        keeper::Command::Line(line) => format!("{line:?}"),
-        keeper::Command::StartRuntime { .. }
-        | keeper::Command::Start { .. }
-        | keeper::Command::Kill { .. }
-        | keeper::Command::Forget { .. } => format!("{command:?}"),
+        keeper::SimCommand::Line(LineToRuntime::Answer { id, answer }) => answer_line(id, answer),
+        keeper::SimCommand::Line(line) => format!("{line:?}"),
+        keeper::SimCommand::StartRuntime { .. }
+        | keeper::SimCommand::Start { .. }
+        | keeper::SimCommand::Kill { .. }
+        | keeper::SimCommand::Forget { .. } => format!("{command:?}"),
     }
 }
 

@@ -9,11 +9,11 @@ use lodge_core::record::{
 use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
-use lodge_sim::Disk;
+use lodge_sim::SimDisk;
 use lodge_store::{Opened, TurnPick, open};
 
-struct Both {
-    disk: Disk,
+struct DiskPair {
+    disk: SimDisk,
     real: Opened,
     ids: IdSource,
     agent: AgentId,
@@ -21,8 +21,8 @@ struct Both {
     chance: u64,
 }
 
-impl Both {
-    fn new(seed: u64, path: &std::path::Path) -> Both {
+impl DiskPair {
+    fn new(seed: u64, path: &std::path::Path) -> DiskPair {
         let real = open(path, &[7; 64]).unwrap();
         let (mut ids, at) = (IdSource::new(seed), Timestamp::from_ms(1));
         let row = AgentRow {
@@ -44,7 +44,7 @@ impl Both {
             next: None,
         };
         let agent = row.id.clone();
-        let mut both = Both { disk: Disk::default(), real, ids, agent, now: 1, chance: seed };
+        let mut both = DiskPair { disk: SimDisk::default(), real, ids, agent, now: 1, chance: seed };
         let image = ImageRow::agent("sha256:0".to_owned(), "a".to_owned(), 0, ImageRecord::default());
         both.commit(vec![
             Write::Image(ImageWrite::Here(Box::new(image))),
@@ -198,7 +198,7 @@ fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
     let mut made = 0;
     for seed in 0..6 {
         let dir = tempfile::tempdir().unwrap();
-        let mut both = Both::new(seed, &dir.path().join("daemon.db"));
+        let mut both = DiskPair::new(seed, &dir.path().join("daemon.db"));
         let mut sessions = vec![both.session("s")];
         for step in 0..120 {
             let count = u32::try_from(sessions.len()).unwrap();

@@ -14,8 +14,8 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_exec::{
-    Command, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver, Resource, Secret,
-    Sender, Start,
+    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver, Resource,
+    Secret, Sender, StartExec,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -72,7 +72,7 @@ pub(super) struct Sandbox {
     /// Execs that were asked for and have not ended.
     pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
     /// An earlier runtime that has to end before this one is started.
-    pub(super) follows: Option<(String, Start)>,
+    pub(super) follows: Option<(String, StartExec)>,
     /// Whether its keeper can be asked to start jobs.
     pub(super) knows_jobs: bool,
     pub(super) outputs: Outputs,
@@ -97,7 +97,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
     }
 }
 
-async fn next_event(up: Option<&mut Sandbox>) -> Option<Event> {
+async fn next_event(up: Option<&mut Sandbox>) -> Option<KeeperEvent> {
     match up {
         Some(up) => up.receiver.next().await,
         None => std::future::pending().await,
@@ -178,7 +178,7 @@ impl Actor {
             }
             SandboxEffect::KillExec { exec } => {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
-                self.send(Command::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
+                self.send(KeeperCommand::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
             SandboxEffect::ForgetExec { exec } => self.forget_exec(exec.as_str()).await,
         }
@@ -262,13 +262,13 @@ impl Actor {
             self.shell.tell(Seen::Turn(TurnSeen::ExecsFound { agent, running, ended })).await;
         }
         for exec in earlier {
-            self.send(Command::Forget { exec }).await;
+            self.send(KeeperCommand::Forget { exec }).await;
         }
         if let Some(record) = ended {
             self.runtime_ended(&record).await;
             return;
         }
-        let start = Start {
+        let start = StartExec {
             exec: runtime,
             kind: ExecKind::Runtime,
             argv,
@@ -288,18 +288,18 @@ impl Actor {
         }
     }
 
-    pub(super) async fn start_runtime(&mut self, start: Start) {
-        self.send(Command::Start(start)).await;
+    pub(super) async fn start_runtime(&mut self, start: StartExec) {
+        self.send(KeeperCommand::Start(start)).await;
         self.probe().await;
     }
 
     /// A runtime that was given up lives, and there are never two: this one is started when that one has ended.
-    async fn start_after(&mut self, earlier: String, start: Start) {
+    async fn start_after(&mut self, earlier: String, start: StartExec) {
         let patience = self.shell.config.span("readiness-timeout");
         let Some(up) = &mut self.up else { return };
         up.probe = Some((String::new(), Some(Instant::now() + patience)));
         up.follows = Some((earlier.clone(), start));
-        self.send(Command::Kill { exec: earlier, grace_ms: 0 }).await;
+        self.send(KeeperCommand::Kill { exec: earlier, grace_ms: 0 }).await;
     }
 
     /// Asks the runtime whether it is ready. The empty line ends whatever an earlier daemon left unfinished.
@@ -325,13 +325,13 @@ impl Actor {
         self.shell.tell(seen).await;
     }
 
-    async fn event(&mut self, event: Option<Event>) {
+    async fn event(&mut self, event: Option<KeeperEvent>) {
         let Some(event) = event else { return Box::pin(self.link_lost()).await };
-        let part = if matches!(event, Event::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
+        let part = if matches!(event, KeeperEvent::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
         self.sign_of_life(part).await;
         match event {
-            Event::RuntimeLine(line) => self.heard(&line).await,
-            Event::Started { exec, pid } => {
+            KeeperEvent::RuntimeLine(line) => self.heard(&line).await,
+            KeeperEvent::Started { exec, pid } => {
                 if let Some(up) = self.up.as_ref().filter(|up| runtime_exec(up.row.runs) == exec) {
                     up.living.set_runtime(pid);
                 }
@@ -339,24 +339,24 @@ impl Actor {
                     crash::point("during_effect");
                 }
             }
-            Event::Exited { exec, record } => match exec.parse() {
+            KeeperEvent::Exited { exec, record } => match exec.parse() {
                 Ok(job) => self.job_exited(job, &record).await,
                 Err(_) => self.exited(&exec, &record).await,
             },
-            Event::Refused { exec, why, .. } => match exec.parse() {
+            KeeperEvent::Refused { exec, why, .. } => match exec.parse() {
                 Ok(job) => self.job_refused(job, why).await,
                 Err(_) => self.refused(&exec, &why).await,
             },
-            Event::Lost { exec } => match exec.parse() {
+            KeeperEvent::Lost { exec } => match exec.parse() {
                 Ok(job) => self.job_lost(job).await,
                 Err(_) => self.lost(&exec).await,
             },
-            Event::Output { exec, stdout, stderr } => {
+            KeeperEvent::Output { exec, stdout, stderr } => {
                 if let Ok(job) = exec.parse() {
                     self.job_wrote(&job, stdout, stderr).await;
                 }
             }
-            Event::Pong { .. } => {}
+            KeeperEvent::Pong { .. } => {}
         }
     }
 
@@ -427,7 +427,7 @@ impl Actor {
         self.pulse = None;
         let (agent, run) = (self.agent.clone(), up.row.runs);
         let seen = match &record.ended {
-            Ended::Code(_) | Ended::Signal(_) if is_out_of_memory(record) => {
+            ExitOutcome::Code(_) | ExitOutcome::Signal(_) if is_out_of_memory(record) => {
                 let detail = record.cause.as_ref().map(crate::limits::words).unwrap_or_default();
                 Seen::Agent(AgentSeen::OutOfMemory {
                     agent,
@@ -435,29 +435,29 @@ impl Actor {
                     detail: format!("the runtime was killed: {detail}"),
                 })
             }
-            Ended::Code(code) => {
+            ExitOutcome::Code(code) => {
                 let detail = format!("the runtime exited with code {code}");
                 Seen::Agent(AgentSeen::Exited { agent, run, code: *code, detail })
             }
-            Ended::Signal(signal) => {
+            ExitOutcome::Signal(signal) => {
                 let detail = format!("the runtime was ended by signal {signal}");
                 Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail })
             }
-            Ended::NotStarted { why, .. } => {
+            ExitOutcome::NotStarted { why, .. } => {
                 let detail = format!("the runtime could not be started: {why}");
                 Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail })
             }
         };
-        self.send(Command::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;
+        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;
         self.shell.tell(seen).await;
     }
 
     pub(super) async fn line(&self, line: Vec<u8>) {
-        self.send(Command::RuntimeLine(line)).await;
+        self.send(KeeperCommand::RuntimeLine(line)).await;
     }
 
     /// Sends to the keeper. A lost link is noticed by its reader.
-    pub(super) async fn send(&self, command: Command) {
+    pub(super) async fn send(&self, command: KeeperCommand) {
         let Some(up) = &self.up else { return };
         // A keeper that takes nothing for so long has its link closed: the frame may be half there.
         match tokio::time::timeout(self.thresholds().stale, up.sender.send(&command)).await {

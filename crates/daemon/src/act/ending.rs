@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lodge_core::record::AgentRow;
-use lodge_exec::{Command, DialError, Sender};
+use lodge_exec::{DialError, KeeperCommand, Sender};
 
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
@@ -63,7 +63,7 @@ impl Actor {
     pub(super) async fn end(&self, sandbox: &str, sender: &Sender) -> Result<(), String> {
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
         // One that takes nothing is killed below.
-        match tokio::time::timeout(GRACE, sender.send(&Command::End { grace_ms })).await {
+        match tokio::time::timeout(GRACE, sender.send(&KeeperCommand::End { grace_ms })).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(event = "keeper.unreachable", sandbox, error = chain(&error)),
             Err(_) => tracing::warn!(event = "keeper.unreachable", sandbox, error = "it takes nothing"),

@@ -7,7 +7,9 @@ use std::time::Duration;
 use lodge_core::job::JobStream;
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_core::{AgentId, JobId};
-use lodge_exec::{Command, Ended, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start};
+use lodge_exec::{
+    Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KnownExec, StartExec,
+};
 use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
@@ -112,7 +114,7 @@ impl Actor {
             return self.tell_job_end(job, lost(why, [JobStream::default(); 2])).await;
         }
         let layout = Layout::of(&row);
-        let start = Start {
+        let start = StartExec {
             exec: job.as_str().to_owned(),
             kind: ExecKind::Job,
             argv: up.layout.tool_argv(&row.request.bin, &row.request.args),
@@ -127,14 +129,14 @@ impl Actor {
             keep_free: self.shell.config.size("job-keep-free").unwrap_or(0),
         };
         crash::point("before_job_start");
-        self.send(Command::Start(start)).await;
+        self.send(KeeperCommand::Start(start)).await;
         crash::point("after_job_start");
     }
 
     /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
     async fn kill_job(&mut self, job: JobId) {
         if self.up.is_some() {
-            return self.send(Command::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
+            return self.send(KeeperCommand::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
         }
         let Some(sandbox) = self.sandbox() else { return };
         // Whoever connects to a keeper that lives is told of it again.
@@ -156,7 +158,7 @@ impl Actor {
     async fn forget_job(&mut self, job: &JobId) {
         crash::point("before_job_forget");
         if self.up.is_some() {
-            return self.send(Command::Forget { exec: job.as_str().to_owned() }).await;
+            return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
         let Some(sandbox) = self.sandbox() else { return };
         let (host, job) = (self.shell.host.clone(), job.clone());
@@ -170,18 +172,18 @@ impl Actor {
     pub(super) async fn job_exited(&mut self, job: JobId, record: &ExitRecord) {
         crash::point("before_job_end");
         let how = match &record.ended {
-            Ended::Code(code) => ExecHow::Exited { code: *code },
-            Ended::Signal(signal) => ExecHow::Killed { signal: *signal },
-            Ended::NotStarted { .. } => ExecHow::NotStarted,
+            ExitOutcome::Code(code) => ExecHow::Exited { code: *code },
+            ExitOutcome::Signal(signal) => ExecHow::Killed { signal: *signal },
+            ExitOutcome::NotStarted { .. } => ExecHow::NotStarted,
         };
         let why = match &record.ended {
-            Ended::NotStarted { why, .. } => Some(why.clone()),
-            Ended::Code(_) | Ended::Signal(_) => None,
+            ExitOutcome::NotStarted { why, .. } => Some(why.clone()),
+            ExitOutcome::Code(_) | ExitOutcome::Signal(_) => None,
         };
         let cause = record.cause.as_ref().map(limits::words);
         let note = Some(record.note.clone()).filter(|note| !note.is_empty());
         let detail: Vec<String> = [why, cause, note].into_iter().flatten().collect();
-        let stream = |counted: lodge_exec::Counted| JobStream { seen: counted.seen, kept: counted.kept };
+        let stream = |counted: lodge_exec::StreamCount| JobStream { seen: counted.seen, kept: counted.kept };
         let end = JobEnd {
             how,
             cause: record.cause.as_ref().map(limits::recorded),

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
-use lodge_exec::Command;
+use lodge_exec::KeeperCommand;
 use tokio::time::Instant;
 
 use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
@@ -109,7 +109,7 @@ impl Actor {
             self.looks(level, part).await;
         }
         if level != Liveness::Crashed {
-            self.send(Command::Ping { token: 0 }).await;
+            self.send(KeeperCommand::Ping { token: 0 }).await;
             self.line(runtime::ping()).await;
         }
     }
@@ -138,7 +138,7 @@ impl Actor {
             pulse.dying_until = Some(Instant::now() + GRACE + GONE_WITHIN);
         }
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
-        self.send(Command::Kill { exec: runtime_exec(run), grace_ms }).await;
+        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms }).await;
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it. Not before that is proven is it dead.

@@ -6,7 +6,7 @@ use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::job::JobState;
 use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
-use lodge_model::{Params, Tool};
+use lodge_model::{CallParams, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ pub struct Profile {
     pub context: String,
     pub system: String,
     tools: Vec<ToolText>,
-    pub params: Params,
+    pub params: CallParams,
 }
 
 /// A tool with its schema as text: every agent's are kept, and a parsed schema is many times as large.
@@ -37,8 +37,8 @@ struct ToolText {
 
 impl Profile {
     /// The tools as a model is told of them.
-    pub(super) fn tools(&self) -> Vec<Tool> {
-        let tool = |tool: &ToolText| Tool {
+    pub(super) fn tools(&self) -> Vec<ToolSpec> {
+        let tool = |tool: &ToolText| ToolSpec {
             name: tool.name.clone(),
             description: tool.description.clone(),
             parameters: serde_json::from_str(&tool.parameters).unwrap_or_default(),
@@ -393,14 +393,14 @@ fn ready(result: Value) -> Said {
                         parameters: tool.parameters.to_string().into_boxed_str(),
                     })
                     .collect(),
-                params: Params {
+                params: CallParams {
                     max_tokens: ready.params.max_tokens,
                     temperature: ready.params.temperature,
                     top_p: ready.params.top_p,
                     top_k: ready.params.top_k,
                     presence_penalty: ready.params.presence_penalty,
                     frequency_penalty: ready.params.frequency_penalty,
-                    ..Params::default()
+                    ..CallParams::default()
                 },
             };
             Said::Ready(Box::new(profile), running)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         "agent/create" => create::create(shell, key, params(method, given)?, watch).await,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody};
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         "bin/build" => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_image::Pins;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, PAGE_MAX};
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub(super) async fn call(
     who: &Who,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match quarantine::suspect(&api.shell, who, method, &given)? {
         Some(watched) => watched.watch(dispatch(api, who, method, given, watch)).await,
@@ -39,7 +39,13 @@ pub(super) async fn call(
     }
 }
 
-async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: Arc<dyn Watch>) -> Answer {
+async fn dispatch(
+    api: &Arc<Api>,
+    who: &Who,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn TransferWatch>,
+) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let known = known_answer(shell, who, method, &given)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_model::{Kind, NewProvider, Secret};
+use lodge_model::{NewProvider, ProviderKind, Secret};
 use lodge_proto::{
     Done, ErrorBody, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
     ProviderTested, ProviderView,
@@ -63,7 +63,7 @@ async fn once(
 }
 
 async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
-    let kind = Kind::named(&given.kind).ok_or_else(|| {
+    let kind = ProviderKind::named(&given.kind).ok_or_else(|| {
         ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
             .hint("kinds are openai, anthropic, gemini, ollama and script")
     })?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord};
 use lodge_image::agentfile;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{AgentUpdateParams, ErrorBody};
 
 use super::create::{
@@ -21,12 +21,16 @@ pub(super) async fn update(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentUpdateParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 
-fn prepare(shell: &Shell, given: &AgentUpdateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: &AgentUpdateParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     if (AgentUpdateParams { agent: String::new(), request_id: None, ..given.clone() })
         == AgentUpdateParams::default()
     {
@@ -72,7 +76,7 @@ fn new_image(
     given: &AgentUpdateParams,
     record: &ImageRecord,
     change: &mut Change,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Option<Chosen>, ErrorBody> {
     let AgentUpdateParams { path, content, image, build_args, .. } = given;
     if path.is_none() && content.is_none() && image.is_none() {

@@ -1,7 +1,7 @@
 //! Answers and refusals of the engine, as clients see them.
 
 use lodge_engine::{Answer, ImageAnswer, ImageOrigin, ImageRefusal, Refusal, Rendered};
-use lodge_image::Remote;
+use lodge_image::RemoteImage;
 use lodge_proto::{
     AgentUpdated, AgentView, BinView, ErrorBody, ImageRemoved, ImageView, JobView, LineageView,
     QuarantineView, SessionDeleted, SessionView, TokenView, TurnView,
@@ -117,7 +117,7 @@ pub fn for_model(error: &ErrorBody) -> String {
 
 /// The refusal of an image that is not here, with the way to get it.
 pub fn no_image(given: &str) -> ErrorBody {
-    let origin = match Remote::read(given) {
+    let origin = match RemoteImage::read(given) {
         Ok(Some(_)) => ImageOrigin::Registry,
         Ok(None) | Err(_) => ImageOrigin::Local,
     };

@@ -13,8 +13,8 @@ use lodge_core::record::{
     AgentSpec, ImageContents, ImageKind, ImageRecord, ImageRow, ImageState, NetworkRecord,
 };
 use lodge_image::agentfile::CAPABILITIES;
-use lodge_image::registry::Watch;
-use lodge_image::{Pins, Remote};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{Pins, RemoteImage};
 use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use serde_json::Value;
@@ -39,7 +39,7 @@ pub(super) async fn create(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentCreateParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Value, ErrorBody> {
     ask_prepared(shell, key, move |shell| prepare(shell, given, watch)).await
 }
@@ -71,7 +71,7 @@ pub(in crate::api) struct Chosen {
 pub(in crate::api) fn choose(
     shell: &Shell,
     named: Named<'_>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Chosen, ErrorBody> {
     let source = match (named.path, named.content, named.image) {
         (Some(path), None, None) => Source::Path(path),
@@ -98,7 +98,7 @@ pub(in crate::api) fn choose(
 fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
     match images::find(shell, given) {
         Err(error) if error.data.code == "image.not_found" => {
-            let remote = Remote::read(given).map_err(|error| images::bad_ref(&error))?;
+            let remote = RemoteImage::read(given).map_err(|error| images::bad_ref(&error))?;
             announced(shell, given, &remote.ok_or(error)?)
         }
         found => {
@@ -121,7 +121,7 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
 }
 
 /// Of an image in a registry what it says of itself: the rest comes when the agent is started.
-fn announced(shell: &Shell, given: &str, remote: &Remote) -> Result<Chosen, ErrorBody> {
+fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<Chosen, ErrorBody> {
     let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
     let record = match &row.contents {
         ImageContents::Agent(record) => record.clone(),
@@ -153,7 +153,11 @@ pub(in crate::api) fn spec_of(shell: &Shell, record: &ImageRecord) -> Result<Age
     })
 }
 
-fn prepare(shell: &Shell, given: AgentCreateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: AgentCreateParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     let named = Named {
         path: given.path.as_deref(),
         content: given.content.as_deref(),

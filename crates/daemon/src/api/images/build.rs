@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, ImageBuildParams};
 
 use super::find::{tagged, tags_of};
@@ -15,12 +15,16 @@ pub(super) async fn build_image(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: ImageBuildParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 
-fn prepare(shell: &Shell, given: &ImageBuildParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: &ImageBuildParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     let source = match (&given.path, &given.content) {
         (Some(path), None) => Source::Path(path),
         (None, Some(content)) => Source::Content(content),

@@ -1,7 +1,7 @@
 //! Which image somebody means.
 
 use lodge_core::record::{BinImageRecord, ImageKind, ImageRecord};
-use lodge_image::{BadReference, Reference, Remote, Tagged, stock_hint};
+use lodge_image::{BadReference, Reference, RemoteImage, TaggedName, stock_hint};
 use lodge_proto::ErrorBody;
 
 use crate::api::methods::internal;
@@ -109,7 +109,7 @@ pub(in crate::api) fn wrong_kind(wanted: ImageKind, given: &str) -> ErrorBody {
 }
 
 fn no_bin(given: &str) -> ErrorBody {
-    let hint = match (Remote::read(given), stock_hint(given)) {
+    let hint = match (RemoteImage::read(given), stock_hint(given)) {
         (Ok(Some(_)), _) => {
             format!("bring it first: `lodge bin pull {given}`; `lodge bin ls` lists those that are here")
         }
@@ -123,7 +123,7 @@ fn no_bin(given: &str) -> ErrorBody {
 
 /// Tells whoever left the tag out, or gave a wrong one, which there are.
 fn other_tags(shell: &Shell, given: &str, error: ErrorBody) -> ErrorBody {
-    let Ok(tagged) = Tagged::read(given) else { return error };
+    let Ok(tagged) = TaggedName::read(given) else { return error };
     let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return error };
     let tags = shell.reader.image_tags(name).unwrap_or_default();
     let names: Vec<String> = tags.iter().take(TAGS_SHOWN).map(|row| format!("`{}`", row.reference)).collect();
@@ -147,7 +147,7 @@ pub(in crate::api) fn tags_of(given: &[String]) -> Result<Vec<String>, ErrorBody
 
 /// Refuses names that no line of an Agentfile could have a tool by.
 pub(in crate::api) fn free_for(kind: ImageKind, tags: &[String]) -> Result<(), ErrorBody> {
-    let is_taken = |tag: &&String| Tagged::read(tag).is_ok_and(|tagged| tagged.reads_as_program());
+    let is_taken = |tag: &&String| TaggedName::read(tag).is_ok_and(|tagged| tagged.reads_as_program());
     match (kind, tags.iter().find(is_taken)) {
         (ImageKind::Bin, Some(tag)) => Err(ErrorBody::new(
             "image.bad_ref",
@@ -164,7 +164,7 @@ pub(in crate::api) fn digest_tag(hex: &str) -> &str {
 }
 
 pub(in crate::api) fn tagged(text: &str) -> Result<String, ErrorBody> {
-    Tagged::read(text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
+    TaggedName::read(text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
 }
 
 pub(in crate::api) fn bad_ref(error: &BadReference) -> ErrorBody {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use lodge_core::record::{ImageKind, ImageState};
 use lodge_image::Digest;
-use lodge_image::oci::{Document, MANIFEST_MAX};
-use lodge_image::registry::Watch;
+use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
+use lodge_image::registry::TransferWatch;
 use lodge_image::{BlobError, diff};
 use lodge_proto::{
     BlobView, ErrorBody, ImageChange, ImageDiff, ImageDiffParams, ImageList, ImageListParams, ImageRef,
@@ -39,7 +39,7 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         "image/build" => build_image(shell, key, params(method, given)?, watch).await,
@@ -88,7 +88,7 @@ fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
         Err(BlobError::Missing { .. }) => return Ok(Vec::new()),
         Err(error) => return Err(errors::blob(&error)),
     };
-    let document = Document::read(&bytes).map_err(|error| errors::bad_image(&error))?;
+    let document = ManifestDocument::read(&bytes).map_err(|error| errors::bad_image(&error))?;
     let itself = BlobView {
         digest: digest.to_string(),
         media_type: document.media_type().to_owned(),
@@ -150,42 +150,42 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
     told.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
 }
 
-fn change(change: diff::Change) -> ImageChange {
-    let diff::Change { section, key, before, after } = change;
+fn change(change: diff::DiffChange) -> ImageChange {
+    let diff::DiffChange { section, key, before, after } = change;
     // Variables that look like secrets are shown nowhere.
     let shown = |value: Option<String>| match section {
-        diff::Section::Env => value.map(|value| mask::shown(&key, &value).to_owned()),
-        diff::Section::Network
-        | diff::Section::Limits
-        | diff::Section::Capabilities
-        | diff::Section::Runtime
-        | diff::Section::Bins
-        | diff::Section::Services
-        | diff::Section::Model
-        | diff::Section::Config
-        | diff::Section::Contexts
-        | diff::Section::Files
-        | diff::Section::Labels
-        | diff::Section::Other => value,
+        diff::DiffSection::Env => value.map(|value| mask::shown(&key, &value).to_owned()),
+        diff::DiffSection::Network
+        | diff::DiffSection::Limits
+        | diff::DiffSection::Capabilities
+        | diff::DiffSection::Runtime
+        | diff::DiffSection::Bins
+        | diff::DiffSection::Services
+        | diff::DiffSection::Model
+        | diff::DiffSection::Config
+        | diff::DiffSection::Contexts
+        | diff::DiffSection::Files
+        | diff::DiffSection::Labels
+        | diff::DiffSection::Other => value,
     };
     let (before, after) = (shown(before), shown(after));
     ImageChange { section: section_word(section).to_owned(), key, before, after }
 }
 
-fn section_word(section: diff::Section) -> &'static str {
+fn section_word(section: diff::DiffSection) -> &'static str {
     match section {
-        diff::Section::Network => "network",
-        diff::Section::Limits => "limits",
-        diff::Section::Capabilities => "capabilities",
-        diff::Section::Runtime => "runtime",
-        diff::Section::Bins => "bins",
-        diff::Section::Services => "services",
-        diff::Section::Env => "env",
-        diff::Section::Model => "model",
-        diff::Section::Config => "config",
-        diff::Section::Contexts => "contexts",
-        diff::Section::Files => "files",
-        diff::Section::Labels => "labels",
-        diff::Section::Other => "other",
+        diff::DiffSection::Network => "network",
+        diff::DiffSection::Limits => "limits",
+        diff::DiffSection::Capabilities => "capabilities",
+        diff::DiffSection::Runtime => "runtime",
+        diff::DiffSection::Bins => "bins",
+        diff::DiffSection::Services => "services",
+        diff::DiffSection::Env => "env",
+        diff::DiffSection::Model => "model",
+        diff::DiffSection::Config => "config",
+        diff::DiffSection::Contexts => "contexts",
+        diff::DiffSection::Files => "files",
+        diff::DiffSection::Labels => "labels",
+        diff::DiffSection::Other => "other",
     }
 }
