@@ -7,14 +7,15 @@ use std::path::PathBuf;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("link", &[]),
+    ("runtime-messages", &[]),
     ("proto", &["link"]),
     ("store", &["core"]),
     ("exec", &["core", "link"]),
     ("image", &[]),
     ("model", &["core"]),
     ("keeper", &["link"]),
-    ("runtime", &["link"]),
-    ("daemon", &["core", "proto", "store", "exec", "image", "model"]),
+    ("runtime", &["runtime-messages"]),
+    ("daemon", &["core", "proto", "store", "exec", "image", "model", "runtime-messages"]),
     ("selftest", &["proto"]),
     ("cli", &["proto", "selftest"]),
 ];
@@ -25,6 +26,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("link", &["libc"]),
     ("keeper", &["libc"]),
     ("runtime", &["libc", "serde", "serde_json"]),
+    ("runtime-messages", &["serde", "serde_json"]),
 ];
 
 fn crates() -> PathBuf {
