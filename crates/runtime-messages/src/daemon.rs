@@ -14,28 +14,28 @@ pub trait DaemonMethod: Serialize {
     type Reply;
 }
 
-impl DaemonMethod for InitializeParams {
+impl DaemonMethod for InitializeRequest {
     const METHOD: &'static str = "initialize";
     type Reply = InitializeReply;
 }
 
-impl DaemonMethod for TurnRunParams {
+impl DaemonMethod for TurnRunRequest {
     const METHOD: &'static str = "turn/run";
     type Reply = EmptyReply;
 }
 
-impl DaemonMethod for TurnInterruptParams {
+impl DaemonMethod for TurnInterruptRequest {
     const METHOD: &'static str = "turn/interrupt";
     type Reply = EmptyReply;
 }
 
-impl DaemonMethod for PingParams {
+impl DaemonMethod for PingRequest {
     const METHOD: &'static str = "ping";
     type Reply = EmptyReply;
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct InitializeParams {
+pub struct InitializeRequest {
     /// The highest version that the daemon speaks.
     pub protocol: u64,
     /// Grows with each daemon.
@@ -153,7 +153,7 @@ pub struct RunningTurn {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TurnRunParams {
+pub struct TurnRunRequest {
     pub turn: String,
     #[serde(default)]
     pub session: String,
@@ -195,12 +195,12 @@ fn first() -> u32 {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TurnInterruptParams {
+pub struct TurnInterruptRequest {
     pub turn: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PingParams {}
+pub struct PingRequest {}
 
 /// The `{}` of a request that is simply done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

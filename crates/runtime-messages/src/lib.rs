@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use daemon::{
-    AgentIdentity, ContextFile, ConversationEpoch, DaemonMethod, EmptyReply, InitializeParams,
-    InitializeReply, ModelParams, PingParams, RunningTurn, RuntimeName, SystemPrompt, ToolDeclaration,
-    ToolOffer, TurnInterruptParams, TurnRunParams, WindowSize,
+    AgentIdentity, ContextFile, ConversationEpoch, DaemonMethod, EmptyReply, InitializeReply,
+    InitializeRequest, ModelParams, PingRequest, RunningTurn, RuntimeName, SystemPrompt, ToolDeclaration,
+    ToolOffer, TurnInterruptRequest, TurnRunRequest, WindowSize,
 };
 pub use runtime::{
     CompactReply, CompactStrategy, ContextCompactRequest, ExecReply, ExecRunRequest, FinishStatus,

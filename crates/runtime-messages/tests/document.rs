@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_runtime_messages::{
-    CompactReply, DaemonMethod, EmptyReply, ExecReply, InitializeParams, InitializeReply, LINE_BYTES_MAX,
-    ModelStreamReply, PingParams, RuntimeMessage, RuntimeRequest, TurnInterruptParams, TurnRunParams,
+    CompactReply, DaemonMethod, EmptyReply, ExecReply, InitializeReply, InitializeRequest, LINE_BYTES_MAX,
+    ModelStreamReply, PingRequest, RuntimeMessage, RuntimeRequest, TurnInterruptRequest, TurnRunRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 const DAEMON_METHODS: [&str; 4] =
-    [InitializeParams::METHOD, TurnRunParams::METHOD, TurnInterruptParams::METHOD, PingParams::METHOD];
+    [InitializeRequest::METHOD, TurnRunRequest::METHOD, TurnInterruptRequest::METHOD, PingRequest::METHOD];
 
 fn document() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/runtime-protocol.md");
@@ -109,7 +109,7 @@ fn the_fields_of_every_request_and_reply_are_those_of_the_document() {
     let document = document();
     let initialize = section(&document, "### `initialize`");
     let agent = json!({"protocol": 1, "epoch": 1, "agent": {"id": "agt_1"}, "root": "/"});
-    assert_eq!(rows(initialize, "param"), fields::<InitializeParams>(agent));
+    assert_eq!(rows(initialize, "param"), fields::<InitializeRequest>(agent));
     let ready = json!({"context": {"id": "x", "system": "x"}});
     assert_eq!(rows(initialize, "result"), fields::<InitializeReply>(ready));
 
@@ -122,9 +122,9 @@ fn the_fields_of_every_request_and_reply_are_those_of_the_document() {
         let (described, replied) = signature(section(&document, &format!("### `{method}`")));
         assert_eq!((&described, &replied), (params, reply), "{method}");
     };
-    check("turn/run", &fields::<TurnRunParams>(json!({"turn": "x", "number": 1, "step": 1})), &empty);
-    check("turn/interrupt", &fields::<TurnInterruptParams>(json!({"turn": "x"})), &empty);
-    check("ping", &keys(&PingParams {}), &empty);
+    check("turn/run", &fields::<TurnRunRequest>(json!({"turn": "x", "number": 1, "step": 1})), &empty);
+    check("turn/interrupt", &fields::<TurnInterruptRequest>(json!({"turn": "x"})), &empty);
+    check("ping", &keys(&PingRequest {}), &empty);
     let requests = requests();
     let model = fields::<ModelStreamReply>(json!({"finished": true}));
     check("model/stream", &params_of(&requests["model/stream"]), &model);
@@ -182,9 +182,9 @@ fn the_transcript_is_what_the_types_read_and_write() {
     for (sender, value) in transcript() {
         let message: RuntimeMessage = serde_json::from_value(value.clone()).unwrap();
         match (sender, message.method.as_deref()) {
-            ('→', Some("initialize")) => same::<InitializeParams>(&value["params"]),
-            ('→', Some("turn/run")) => same::<TurnRunParams>(&value["params"]),
-            ('→', Some("ping")) => same::<PingParams>(&value["params"]),
+            ('→', Some("initialize")) => same::<InitializeRequest>(&value["params"]),
+            ('→', Some("turn/run")) => same::<TurnRunRequest>(&value["params"]),
+            ('→', Some("ping")) => same::<PingRequest>(&value["params"]),
             ('←', Some(method)) => {
                 let request = RuntimeRequest::parse(method, message.params).unwrap();
                 assert_eq!(request.id(), value["id"], "{value}");

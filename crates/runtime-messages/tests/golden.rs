@@ -2,8 +2,8 @@
 
 use lodge_runtime_messages::{
     AgentIdentity, AnswerBody, AnswerCall, ContextFile, ConversationEpoch, ErrorReply, ExecReply,
-    InitializeParams, InitializeReply, ModelStreamReply, REFUSED, RuntimeRequest, ToolAnswerRequest,
-    ToolDeclaration, TurnRunParams, write_daemon_request, write_error, write_result, write_runtime_request,
+    InitializeReply, InitializeRequest, ModelStreamReply, REFUSED, RuntimeRequest, ToolAnswerRequest,
+    ToolDeclaration, TurnRunRequest, write_daemon_request, write_error, write_result, write_runtime_request,
 };
 use serde_json::{Value, json};
 
@@ -90,11 +90,11 @@ fn what_a_small_runtime_leaves_out_has_a_default() {
 
 #[test]
 fn what_an_older_daemon_leaves_out_has_a_default() {
-    let run: TurnRunParams =
+    let run: TurnRunRequest =
         serde_json::from_value(json!({"turn": "trn_1", "session": "ses_1", "number": 4, "step": 1})).unwrap();
     assert_eq!((run.epoch, run.calls.len()), (ConversationEpoch::default(), 0));
     let params = json!({"protocol": 2, "epoch": 1, "agent": {"id": "agt_1"}, "new": true});
-    let params: InitializeParams = serde_json::from_value(params).unwrap();
+    let params: InitializeRequest = serde_json::from_value(params).unwrap();
     assert_eq!((params.root, params.tools.len()), (None, 0));
     let answer: AnswerBody<ExecReply> =
         serde_json::from_value(json!({"result": {"status": "done"}})).unwrap();
@@ -108,7 +108,7 @@ fn what_an_older_daemon_leaves_out_has_a_default() {
 
 #[test]
 fn the_daemons_lines_are_as_they_were() {
-    let initialize = InitializeParams {
+    let initialize = InitializeRequest {
         protocol: 1,
         epoch: 4,
         agent: AgentIdentity { id: "agt_7".into(), name: "reader".into(), model: "work/large".into() },
@@ -133,7 +133,7 @@ fn the_daemons_lines_are_as_they_were() {
         }})
     );
     let call = AnswerCall { id: "c1".into(), name: "cat".into(), arguments: json!("{\"args\":[]}") };
-    let run = TurnRunParams {
+    let run = TurnRunRequest {
         turn: "trn_5".into(),
         session: "ses_2".into(),
         number: 1,

@@ -8,8 +8,8 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 
 use lodge_runtime_messages::{
-    DaemonMethod, EmptyReply, InitializeParams, InitializeReply, LINE_BYTES_MAX, MessageHead, PROTOCOL,
-    PingParams, RequestBody, RunningTurn, RuntimeName, TurnInterruptParams, TurnRunParams, WindowSize,
+    DaemonMethod, EmptyReply, InitializeReply, InitializeRequest, LINE_BYTES_MAX, MessageHead, PROTOCOL,
+    PingRequest, RequestBody, RunningTurn, RuntimeName, TurnInterruptRequest, TurnRunRequest, WindowSize,
     write_error, write_result, write_runtime_request,
 };
 use serde::{Deserialize, Serialize};
@@ -117,14 +117,14 @@ impl Runtime {
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         match method {
-            InitializeParams::METHOD => {
+            InitializeRequest::METHOD => {
                 return self.initialize(params(line)?, id, out).inspect_err(|refusal| {
                     Event::InitializeRefused { code: refusal.code(), cause: refusal }.emit();
                 });
             }
-            TurnRunParams::METHOD => self.turn_run(params(line)?)?,
-            TurnInterruptParams::METHOD => self.turn_interrupt(&params(line)?)?,
-            PingParams::METHOD => {}
+            TurnRunRequest::METHOD => self.turn_run(params(line)?)?,
+            TurnInterruptRequest::METHOD => self.turn_interrupt(&params(line)?)?,
+            PingRequest::METHOD => {}
             _ => return Err(Refusal::UnknownMethod { method: method.chars().take(64).collect() }),
         }
         if let Some(id) = id {
@@ -136,7 +136,7 @@ impl Runtime {
     /// Settles prompt, tools and tunables. A refused `initialize` changes nothing.
     fn initialize(
         &mut self,
-        params: InitializeParams,
+        params: InitializeRequest,
         id: Option<&Value>,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
@@ -192,7 +192,7 @@ impl Runtime {
         Event::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
     }
 
-    fn turn_run(&mut self, params: TurnRunParams) -> Result<(), Refusal> {
+    fn turn_run(&mut self, params: TurnRunRequest) -> Result<(), Refusal> {
         let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
         let step = params.step;
         let first_possible = if params.calls.is_empty() { 1 } else { 2 };
@@ -209,7 +209,7 @@ impl Runtime {
         Ok(())
     }
 
-    fn turn_interrupt(&mut self, params: &TurnInterruptParams) -> Result<(), Refusal> {
+    fn turn_interrupt(&mut self, params: &TurnInterruptRequest) -> Result<(), Refusal> {
         let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
         turns.forget(&params.turn);
         Event::TurnInterrupted { turn: &params.turn }.emit();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use lodge_runtime_messages::{
     AnswerBody, AnswerCall, CompactReply, ContextCompactRequest, ErrorReply, ExecReply, ExecRunRequest,
     FinishStatus, JobListRequest, JobSubmitRequest, ModelStreamReply, ModelStreamRequest, OneJobRequest,
-    RuntimeRequest, ToolAnswerRequest, TurnFinishRequest, TurnRunParams,
+    RuntimeRequest, ToolAnswerRequest, TurnFinishRequest, TurnRunRequest,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -127,14 +127,14 @@ impl Turns {
     }
 
     /// Starts a turn, or goes on with one that another process began. A turn that runs already is left alone.
-    pub(crate) fn run(&mut self, params: TurnRunParams) -> Started {
+    pub(crate) fn run(&mut self, params: TurnRunRequest) -> Started {
         if self.running.iter().any(|turn| turn.id == params.turn) {
             return Started::AlreadyRunning;
         }
         if self.running.len() >= TURNS_MAX {
             return Started::Busy;
         }
-        let TurnRunParams { turn, number, step, calls, epoch, session: _ } = params;
+        let TurnRunRequest { turn, number, step, calls, epoch, session: _ } = params;
         let from_turn = epoch.from_turn;
         self.running.push(Turn { id: turn.clone(), from_turn, step, rounds: Rounds::default() });
         // Only before the first model call: a conversation is not changed in the middle of a turn.

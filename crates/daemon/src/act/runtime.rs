@@ -8,9 +8,9 @@ use lodge_core::{JobId, TurnId};
 use lodge_model::{Params, Tool};
 use lodge_runtime_messages::{
     AgentIdentity, AnswerCall, CompactStrategy, ContextFile, ConversationEpoch, DaemonMethod, ErrorReply,
-    ExecRunRequest, InitializeParams, InitializeReply, JobSubmitRequest, OneJobRequest, PROTOCOL, PingParams,
-    REFUSED, RuntimeMessage, RuntimeRequest, ToolDeclaration, TurnInterruptParams, TurnRunParams,
-    write_daemon_request, write_error, write_result,
+    ExecRunRequest, InitializeReply, InitializeRequest, JobSubmitRequest, OneJobRequest, PROTOCOL,
+    PingRequest, REFUSED, RuntimeMessage, RuntimeRequest, ToolDeclaration, TurnInterruptRequest,
+    TurnRunRequest, write_daemon_request, write_error, write_result,
 };
 use serde_json::Value;
 
@@ -92,7 +92,7 @@ pub(super) fn initialize(
         description: tool.description.clone(),
         usage: tool.usage.clone(),
     });
-    let params = InitializeParams {
+    let params = InitializeRequest {
         protocol: PROTOCOL,
         epoch,
         agent: AgentIdentity {
@@ -121,7 +121,7 @@ pub(super) fn run_turn(
         name: call.name.clone(),
         arguments: Value::String(call.arguments.clone()),
     });
-    let params = TurnRunParams {
+    let params = TurnRunRequest {
         turn: turn.to_string(),
         session: session.to_owned(),
         number,
@@ -139,12 +139,12 @@ pub(super) fn run_turn(
 }
 
 pub(super) fn drop_turn(turn: &TurnId) -> Vec<u8> {
-    request(&format!("drop:{turn}"), &TurnInterruptParams { turn: turn.to_string() })
+    request(&format!("drop:{turn}"), &TurnInterruptRequest { turn: turn.to_string() })
 }
 
 /// Are you there? Any line is an answer.
 pub(super) fn ping() -> Vec<u8> {
-    request("ping", &PingParams {})
+    request("ping", &PingRequest {})
 }
 
 fn request(id: &str, params: &impl DaemonMethod) -> Vec<u8> {

@@ -46,7 +46,6 @@ impl SettingFormat for AddressFormat {
 }
 
 #[derive(Debug)]
-
 pub struct PathFormat;
 
 impl SettingFormat for PathFormat {
@@ -78,7 +77,6 @@ impl SettingFormat for OptionalPathFormat {
 }
 
 #[derive(Debug)]
-
 pub struct SwitchFormat;
 
 impl SettingFormat for SwitchFormat {
@@ -103,7 +101,6 @@ impl SettingFormat for SwitchFormat {
 }
 
 #[derive(Debug)]
-
 pub struct CountFormat;
 
 impl SettingFormat for CountFormat {
@@ -124,7 +121,6 @@ impl SettingFormat for CountFormat {
 }
 
 #[derive(Debug)]
-
 pub struct SpanFormat;
 
 impl SettingFormat for SpanFormat {
@@ -282,7 +278,6 @@ impl SettingFormat for ListFormat {
 }
 
 #[derive(Debug)]
-
 pub struct LogFilterFormat;
 
 impl SettingFormat for LogFilterFormat {

@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lodge_runtime_messages::{
-    AgentIdentity, ConversationEpoch, DaemonMethod, ErrorReply, ExecReply, InitializeParams, InitializeReply,
-    ModelStreamReply, PROTOCOL, PingParams, REFUSED, RuntimeRequest, ToolDeclaration, TurnRunParams,
-    write_error,
+    AgentIdentity, ConversationEpoch, DaemonMethod, ErrorReply, ExecReply, InitializeReply,
+    InitializeRequest, ModelStreamReply, PROTOCOL, PingRequest, REFUSED, RuntimeRequest, ToolDeclaration,
+    TurnRunRequest, write_error,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -87,7 +87,7 @@ impl FakeDaemon {
     pub(crate) fn ready(command: &CommandLine, configs: Value) -> Self {
         let mut daemon = Self::start(command);
         let params = daemon.params(1, configs);
-        let reply = daemon.request(InitializeParams::METHOD, params);
+        let reply = daemon.request(InitializeRequest::METHOD, params);
         serde_json::from_value::<InitializeReply>(reply).expect("the reply fits the protocol");
         daemon
     }
@@ -99,7 +99,7 @@ impl FakeDaemon {
             description: description.to_owned(),
             usage: None,
         };
-        value(&InitializeParams {
+        value(&InitializeRequest {
             protocol: PROTOCOL,
             epoch,
             agent: AgentIdentity { id: "agt_1".into(), name: "tester".into(), model: "script/one".into() },
@@ -179,7 +179,7 @@ impl FakeDaemon {
 
     /// Proves that the runtime has nothing more to say: lines keep their order, so a reply to `ping` comes next.
     pub(crate) fn quiet(&mut self) {
-        assert_eq!(self.request(PingParams::METHOD, value(&PingParams {})), json!({}));
+        assert_eq!(self.request(PingRequest::METHOD, value(&PingRequest {})), json!({}));
     }
 
     /// Runs a fresh turn and returns its first `model/stream`.
@@ -187,13 +187,13 @@ impl FakeDaemon {
         let mut params = fresh_turn(turn, number, ConversationEpoch::default());
         // An older daemon does not send it.
         params.as_object_mut().unwrap().remove("epoch");
-        assert_eq!(self.request(TurnRunParams::METHOD, params), json!({}));
+        assert_eq!(self.request(TurnRunRequest::METHOD, params), json!({}));
         self.asked("model/stream")
     }
 
     /// Runs a fresh turn in the given epoch, and returns what it asks for first.
     pub(crate) fn run_in(&mut self, turn: &str, number: u32, epoch: ConversationEpoch) -> Value {
-        assert_eq!(self.request(TurnRunParams::METHOD, fresh_turn(turn, number, epoch)), json!({}));
+        assert_eq!(self.request(TurnRunRequest::METHOD, fresh_turn(turn, number, epoch)), json!({}));
         self.next()
     }
 
@@ -260,5 +260,5 @@ fn value(message: &impl Serialize) -> Value {
 
 fn fresh_turn(turn: &str, number: u32, epoch: ConversationEpoch) -> Value {
     let (turn, session) = (turn.to_owned(), "ses_1".to_owned());
-    value(&TurnRunParams { turn, session, number, step: 1, calls: Vec::new(), epoch })
+    value(&TurnRunRequest { turn, session, number, step: 1, calls: Vec::new(), epoch })
 }
