@@ -8,14 +8,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("engine", &["core"]),
     ("link", &[]),
+    ("runtime-messages", &[]),
     ("proto", &["link"]),
     ("store", &["core"]),
     ("exec", &["core", "link"]),
     ("image", &[]),
     ("model", &["core"]),
     ("keeper", &["link"]),
-    ("runtime", &["link"]),
-    ("daemon", &["core", "engine", "proto", "store", "exec", "image", "model"]),
+    ("runtime", &["runtime-messages"]),
+    ("daemon", &["core", "engine", "proto", "store", "exec", "image", "model", "runtime-messages"]),
     ("selftest", &["proto"]),
     ("cli", &["proto", "selftest"]),
 ];
@@ -27,6 +28,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("link", &["libc"]),
     ("keeper", &["libc"]),
     ("runtime", &["libc", "serde", "serde_json"]),
+    ("runtime-messages", &["serde", "serde_json"]),
 ];
 
 fn crates() -> PathBuf {

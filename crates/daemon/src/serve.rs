@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, Api, ListenError};
 use crate::auth::{Access, CREDENTIALS_MS, Gate};
 use crate::commit::{self, BATCHES_MAX};
-use crate::config::Config;
+use crate::config::{Config, ExecutorKind};
 use crate::crash;
 use crate::decide::{Decider, ToWriter};
 use crate::home::{Home, HomeError};
@@ -111,7 +111,8 @@ pub async fn serve(
     level: LogLevel,
     file_limit: Option<lodge_exec::FileLimit>,
 ) -> Result<(), ServeError> {
-    if config.text("executor") == "docker" {
+    let settings = config.settings();
+    if settings.executor == ExecutorKind::Docker {
         return Err(ServeError::Docker);
     }
     let mut home = Home::take(&config.data_dir)?;
@@ -121,7 +122,7 @@ pub async fn serve(
     // Before anything is changed, so that an address which cannot be is told at once. Nobody is served before the end of
     // this function.
     let tls = Tls::new(&config);
-    let tcp = api::bind_tcp((!config.flag("no-http")).then(|| config.text("http-addr")), &tls).await?;
+    let tcp = api::bind_tcp((!settings.no_http).then(|| settings.http_addr.clone()), &tls).await?;
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
@@ -142,11 +143,11 @@ pub async fn serve(
     let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
-    let (epoch, socket) = (opened.loaded.epoch, config.path("socket-path"));
+    let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
     let about = Host {
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
-        settings: config.settings(),
+        settings: config.engine_settings(),
         render: crate::view::rendered,
     };
     let parts = Parts {
@@ -211,7 +212,7 @@ pub async fn serve(
     shell.spawn(shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
     bound.serve(api, |http| tell_http(&home, &shell, http)).await;
-    let patience = shell.config.span("shutdown-timeout");
+    let patience = shell.config.settings().shutdown_timeout;
     shell.end.cancel();
     shell.tasks.close();
     if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {

@@ -262,7 +262,7 @@ impl Shell {
 
     /// Refuses a job while there is too little room for what it might write.
     pub fn admit_job(&self) -> Result<(), ErrorBody> {
-        self.room.admit_job(self.config.size("job-keep-free").unwrap_or(0))
+        self.room.admit_job(self.config.settings().job_keep_free)
     }
 
     /// A ticket for one answer, which comes when what was decided is durable.

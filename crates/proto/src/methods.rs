@@ -3,14 +3,19 @@
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
+use crate::agents::*;
+use crate::attach::*;
 use crate::bins::*;
+use crate::daemon::*;
 use crate::images::*;
 use crate::jobs::*;
+use crate::lineages::*;
+use crate::providers::*;
 use crate::quarantine::*;
 use crate::sessions::*;
-use crate::shapes::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
+use crate::turns::*;
 use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap, Output};
 
 /// One row of the method table.

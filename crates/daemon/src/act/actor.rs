@@ -295,7 +295,7 @@ impl Actor {
 
     /// A runtime that was given up lives, and there are never two: this one is started when that one has ended.
     async fn start_after(&mut self, earlier: String, start: StartExec) {
-        let patience = self.shell.config.span("readiness-timeout");
+        let patience = self.shell.config.settings().readiness_timeout;
         let Some(up) = &mut self.up else { return };
         up.probe = Some((String::new(), Some(Instant::now() + patience)));
         up.follows = Some((earlier.clone(), start));
@@ -304,7 +304,7 @@ impl Actor {
 
     /// Asks the runtime whether it is ready. The empty line ends whatever an earlier daemon left unfinished.
     async fn probe(&mut self) {
-        let (epoch, patience) = (self.shell.epoch, self.shell.config.span("readiness-timeout"));
+        let (epoch, patience) = (self.shell.epoch, self.shell.config.settings().readiness_timeout);
         let Some(up) = &mut self.up else { return };
         up.probes += 1;
         let id = format!("initialize:{epoch}:{}", up.probes);

@@ -126,7 +126,7 @@ impl Actor {
             output_max: limits::job_output_max(&up.row),
             job_head: layout.head,
             job_segment: layout.segment,
-            keep_free: self.shell.config.size("job-keep-free").unwrap_or(0),
+            keep_free: self.shell.config.settings().job_keep_free,
         };
         crash::point("before_job_start");
         self.send(KeeperCommand::Start(start)).await;

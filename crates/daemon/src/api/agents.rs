@@ -127,7 +127,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         incarnation: found.row.incarnation,
         runs: found.row.runs,
         runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
-        revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
+        revival_policy: found.row.spec.policy(shell.config.settings().revival_policy).word().to_owned(),
         context_window: context_window(shell, &found.row.spec.model),
         uid: found.row.uid,
         host_dirs: HostTrees::of(&found.row.spec, &shell.config.data_dir)

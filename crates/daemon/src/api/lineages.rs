@@ -104,7 +104,7 @@ pub(super) fn waiting(shell: &Shell) -> Result<Option<String>, ErrorBody> {
 }
 
 fn shown(shell: &Shell, found: LineageSummary) -> LineageView {
-    let policy = found.agent.spec.policy(shell.config.policy());
+    let policy = found.agent.spec.policy(shell.config.settings().revival_policy);
     view::lineage(&found.row, &found.agent.name, policy, found.last_turn)
 }
 

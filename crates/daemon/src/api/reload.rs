@@ -53,8 +53,8 @@ async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Cert
     if let Some(certificate) = certificate {
         shell.tls.put(certificate);
     }
-    shell.level.set(&shell.config.text("log-level"));
-    shell.tell(Seen::Configured(shell.config.settings())).await;
+    shell.level.set(&shell.config.settings().log_level);
+    shell.tell(Seen::Configured(shell.config.engine_settings())).await;
     shell.jobs.look_now();
     // Whoever edits the settings may have edited the providers too.
     shell.tell(Seen::ProvidersChanged).await;

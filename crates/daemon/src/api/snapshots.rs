@@ -78,11 +78,13 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
         config: SnapshotConfig {
             tools: tools.collect(),
             permissions: SnapshotPermissions {
-                executor: Some(shell.config.text("executor")),
+                executor: Some(shell.config.settings().executor.word().to_owned()),
                 mounts: mounts.collect(),
                 env_keys,
             },
-            limits: SnapshotLimits { revival_policy: spec.policy(shell.config.policy()).word().to_owned() },
+            limits: SnapshotLimits {
+                revival_policy: spec.policy(shell.config.settings().revival_policy).word().to_owned(),
+            },
             configs: image.configs,
         },
     }
