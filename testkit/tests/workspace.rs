@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 /// Crate, and which of ours it may depend on.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("core", &[]),
+    ("events", &[]),
+    ("core", &["events"]),
     ("engine", &["core"]),
     ("link", &[]),
     ("runtime-messages", &[]),
-    ("proto", &["link"]),
+    ("proto", &["events", "link"]),
     ("store", &["core"]),
     ("exec", &["core", "link"]),
     ("image", &[]),
@@ -23,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// What crates with a promise of their own may take from outside.
 const OUTSIDE: &[(&str, &[&str])] = &[
+    ("events", &["prost", "schemars", "serde", "serde_json"]),
     ("core", &["prost", "thiserror"]),
     ("engine", &["serde_json", "sha2", "thiserror"]),
     ("link", &["libc"]),

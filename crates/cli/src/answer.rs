@@ -2,8 +2,10 @@
 //!
 //! Owns: what of a turn is shown and when it is over. Never: reconnecting (see `follow`).
 
+use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult};
 use lodge_proto::{
-    AgentDetail, AgentRef, AgentView, Event, LineageRef, LineageView, QuarantineView, TurnRef, TurnView,
+    AgentDetail, AgentRef, AgentView, Event, EventBody, EventKind, LineageRef, LineageView, QuarantineView,
+    TurnRef, TurnView,
 };
 use serde_json::{Map, Value};
 
@@ -79,7 +81,7 @@ pub(crate) async fn follow(
             }
             // Of this turn, or of one before it. By now an operator may have decided.
             FollowedItem::Event(event)
-                if event.kind == "work.quarantined"
+                if event.is(EventKind::WorkQuarantined)
                     && text_of(&event.data, "session") == Some(turn.session.as_str()) =>
             {
                 if let Some(work) = quarantine_now(daemon, turn).await? {
@@ -143,14 +145,15 @@ impl AgentEnd {
 }
 
 fn agent_end(event: &Event) -> Option<AgentEnd> {
-    let how = match event.kind.as_str() {
-        "agent.failed" => "failed",
-        "agent.stopped" => "was stopped",
-        "agent.removed" => "was removed",
-        _ => return None,
-    };
-    let cause = render::why_failed(text_of(&event.data, "reason"), text_of(&event.data, "detail"));
-    Some(AgentEnd { how, causes: cause.into_iter().collect() })
+    match event.body()? {
+        EventBody::AgentFailed(failed) => {
+            let cause = render::why_failed(Some(&failed.reason), failed.detail.as_deref());
+            Some(AgentEnd { how: "failed", causes: cause.into_iter().collect() })
+        }
+        EventBody::AgentStopped(_) => Some(AgentEnd::plain("was stopped")),
+        EventBody::AgentRemoved(_) => Some(AgentEnd::plain("was removed")),
+        _ => None,
+    }
 }
 
 /// What became of a turn whose agent ended.
@@ -321,56 +324,46 @@ struct TurnScreen<'a> {
 
 impl TurnScreen<'_> {
     fn event(&mut self, event: &Event) -> Result<Option<TurnVerdict>, CommandFailure> {
-        let data = &event.data;
-        let step = number_of(data, "step").unwrap_or(0);
-        let attempt = number_of(data, "attempt");
-        let actions = match event.kind.as_str() {
-            "turn.step_started" => self.fold.step_started(step, attempt),
-            "turn.step_restarted" => {
-                attempt.map(|attempt| self.fold.step_restarted(step, attempt)).unwrap_or_default()
+        let (actions, verdict) = match event.body() {
+            Some(EventBody::TurnStepStarted(step)) => (self.fold.step_started(step.step, step.attempt), None),
+            Some(EventBody::TurnStepRestarted(step)) => {
+                (self.fold.step_restarted(step.step, step.attempt), None)
             }
-            "turn.text" => self.fold.durable(StepText {
-                step,
-                attempt: attempt.unwrap_or(0),
-                offset: data.get("offset").and_then(Value::as_u64).unwrap_or(0),
-                text: text_of(data, "text").unwrap_or(""),
-            }),
-            "turn.tool_call" => {
-                self.tool(&format!(
-                    "⚙ {}",
-                    render::tool_call(
-                        text_of(data, "name").unwrap_or("?"),
-                        data.get("arguments").unwrap_or(&Value::Null)
-                    )
-                ))?;
-                Vec::new()
+            Some(EventBody::TurnText(TurnText { step, attempt, offset, text, .. })) => {
+                (self.fold.durable(StepText { step, attempt, offset, text: &text }), None)
             }
-            "turn.tool_result" => {
-                let exit_code = data.get("exit_code").and_then(Value::as_i64);
-                let bytes = data.get("bytes").and_then(Value::as_u64);
-                let status = text_of(data, "cause").or_else(|| text_of(data, "status"));
-                // Of several that run at once the first to end is told first.
-                let name = render::one_line(text_of(data, "name").unwrap_or("?"));
-                let ended = match submitted(&name, text_of(data, "preview")) {
-                    Some(job) => render::one_line(&job),
-                    None => render::tool_result(status, exit_code, bytes),
-                };
-                self.tool(&format!("  → {name}: {ended}"))?;
-                Vec::new()
+            Some(EventBody::TurnToolCall(call)) => {
+                let arguments = Value::from(call.arguments);
+                self.tool(&format!("⚙ {}", render::tool_call(&call.name, &arguments)))?;
+                return Ok(None);
             }
-            "turn.finished" | "turn.interrupted" | "turn.failed" => {
-                let actions = self.fold.settle();
-                self.show(actions)?;
-                return Ok(Some(match event.kind.as_str() {
-                    "turn.finished" => TurnVerdict::Done,
-                    "turn.interrupted" => TurnVerdict::Interrupted,
-                    _failed => TurnVerdict::Failed(failed(data)),
-                }));
+            Some(EventBody::TurnToolResult(result)) => {
+                self.tool_result(&result)?;
+                return Ok(None);
             }
-            _ => Vec::new(),
+            Some(EventBody::TurnFinished(_)) => (self.fold.settle(), Some(TurnVerdict::Done)),
+            Some(EventBody::TurnInterrupted(_)) => (self.fold.settle(), Some(TurnVerdict::Interrupted)),
+            Some(EventBody::TurnFailed(turn)) => {
+                (self.fold.settle(), Some(TurnVerdict::Failed(failed(turn))))
+            }
+            Some(_) | None => return Ok(None),
         };
         self.show(actions)?;
-        Ok(None)
+        Ok(verdict)
+    }
+
+    fn tool_result(&self, result: &TurnToolResult) -> Result<(), CommandFailure> {
+        let status = result.cause.as_deref().unwrap_or(&result.status);
+        // Of several that run at once the first to end is shown first.
+        let name = render::one_line(&result.name);
+        let ended = match submitted(&name, Some(&result.preview)) {
+            Some(job) => render::one_line(&job),
+            None => {
+                let exit_code = result.exit_code.map(i64::from);
+                render::tool_result(Some(status), exit_code, Some(result.bytes))
+            }
+        };
+        self.tool(&format!("  → {name}: {ended}"))
     }
 
     fn show(&mut self, actions: Vec<FoldAction>) -> Result<(), CommandFailure> {
@@ -401,18 +394,10 @@ impl TurnScreen<'_> {
     }
 }
 
-fn failed(data: &Map<String, Value>) -> CommandFailure {
-    let failure = CommandFailure::refused("the turn failed");
-    let failure = match (text_of(data, "message"), text_of(data, "code")) {
-        (Some(message), Some(code)) => failure.because(format!("{message} ({code})")),
-        (Some(cause), None) | (None, Some(cause)) => failure.because(cause),
-        (None, None) => failure,
-    };
-    let failure = match text_of(data, "code") {
-        Some(code) => failure.with_code(code),
-        None => failure,
-    };
-    match text_of(data, "hint") {
+fn failed(turn: TurnFailed) -> CommandFailure {
+    let cause = format!("{} ({})", turn.message, turn.code);
+    let failure = CommandFailure::refused("the turn failed").because(cause).with_code(&turn.code);
+    match turn.hint {
         Some(hint) => failure.hint(hint),
         None => failure,
     }
@@ -420,10 +405,6 @@ fn failed(data: &Map<String, Value>) -> CommandFailure {
 
 fn text_of<'a>(data: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
     data.get(field).and_then(Value::as_str)
-}
-
-fn number_of(data: &Map<String, Value>, field: &str) -> Option<u32> {
-    data.get(field).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok())
 }
 
 #[cfg(test)]
@@ -442,6 +423,8 @@ mod tests {
     }
 
     fn end(kind: &str, data: &Value) -> Option<AgentEnd> {
+        let mut data = data.clone();
+        data["name"] = json!("coder");
         let event =
             json!({"seq": 9, "stream": "agt_1", "stream_seq": 3, "at": "", "kind": kind, "data": data});
         agent_end(&serde_json::from_value(event).unwrap())
@@ -514,8 +497,9 @@ mod tests {
         );
         assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
         // Whatever names no next step gets one, unless its agent is gone with the answer.
-        let data = json!({"code": "model.status", "message": "the provider answered with status 500"});
-        let told = |stays| parts(way_out(failed(data.as_object().unwrap()), &ada(stays), &turn())).2;
+        let (code, message) = ("model.status".to_owned(), "the provider answered with status 500".to_owned());
+        let turn_failed = TurnFailed { code, message, ..TurnFailed::default() };
+        let told = |stays| parts(way_out(failed(turn_failed.clone()), &ada(stays), &turn())).2;
         assert!(told(true).unwrap().ends_with("`lodge session regenerate ses_1` asks again"));
         assert_eq!(told(false), None);
     }

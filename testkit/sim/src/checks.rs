@@ -9,7 +9,7 @@ use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
-use lodge_core::{AgentId, EventKind, ExecId, IdSource};
+use lodge_core::{AgentId, EventBody, EventKind, ExecId, IdSource};
 use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::jobs::{jobs_agree, most_jobs};
@@ -232,18 +232,18 @@ impl SimWorld {
 
     fn count(&mut self, row: &EventRow) {
         self.tally.events += 1;
-        self.tally.revived += u64::from(row.kind == EventKind::LineageRevived);
-        self.tally.quarantined += u64::from(row.kind == EventKind::WorkQuarantined);
-        self.tally.ended += u64::from(row.kind == EventKind::LineageEnded);
-        self.tally.updated += u64::from(row.kind == EventKind::AgentUpdated);
+        self.tally.revived += u64::from(row.body.kind() == EventKind::LineageRevived);
+        self.tally.quarantined += u64::from(row.body.kind() == EventKind::WorkQuarantined);
+        self.tally.ended += u64::from(row.body.kind() == EventKind::LineageEnded);
+        self.tally.updated += u64::from(row.body.kind() == EventKind::AgentUpdated);
         self.tally.edited += u64::from(matches!(
-            row.kind,
+            row.body.kind(),
             EventKind::SessionRewound
                 | EventKind::SessionBranchActivated
                 | EventKind::SessionForked
                 | EventKind::SessionDeleted
         ));
-        let again = row.kind == EventKind::AgentPulling && row.data.attempt.is_some();
+        let again = matches!(&row.body, EventBody::AgentPulling(pulling) if pulling.attempt.is_some());
         self.tally.retried += u64::from(again);
     }
 
@@ -261,7 +261,7 @@ impl SimWorld {
                 }
             }
             self.cursor = event.seq;
-            self.prints.push((event.stream_seq, event.kind.code(), event.at.ms()));
+            self.prints.push((event.stream_seq, event.body.kind().code(), event.at.ms()));
         }
     }
 

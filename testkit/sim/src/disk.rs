@@ -179,7 +179,7 @@ impl SimDisk {
                     return Err(format!("event {row:?} does not follow {seq}, nor {at} of its stream"));
                 }
                 (self.seq, *head) = (row.seq, row.stream_seq);
-                self.prints.push((row.stream_seq, row.kind.code(), row.at.ms()));
+                self.prints.push((row.stream_seq, row.body.kind().code(), row.at.ms()));
             }
             Write::Token(row) => {
                 let before = self.tokens.insert(row.id.clone(), row.clone());

@@ -1,6 +1,6 @@
 //! Jobs in a chat: those of its session, and a line when one of them ends.
 
-use lodge_proto::{JobListParams, JobView};
+use lodge_proto::{EventBody, JobListParams, JobView};
 use tokio::sync::mpsc;
 
 use crate::args::STATUSES;
@@ -127,11 +127,12 @@ pub(super) async fn ends(context: &CommandContext, agent: &str, told: mpsc::Send
     loop {
         let Ok(seen) = daemon.next().await else { return };
         let FollowedItem::Event(event) = seen else { continue };
-        if !matches!(event.kind.as_str(), "job.finished" | "job.cancelled") {
-            continue;
-        }
-        let Some(id) = event.data.get("job").and_then(serde_json::Value::as_str) else { continue };
-        let Ok(view) = one(&mut daemon, id).await else { continue };
+        let id = match event.body() {
+            Some(EventBody::JobFinished(ended)) => ended.job,
+            Some(EventBody::JobCancelled(ended)) => ended.job,
+            Some(_) | None => continue,
+        };
+        let Ok(view) = one(&mut daemon, &id).await else { continue };
         if told.send(view).await.is_err() {
             return;
         }

@@ -1,6 +1,6 @@
 //! `events`: what happened, and what happens.
 
-use lodge_proto::{EVENT_KINDS, Event, EventList, EventListParams, PAGE_MAX};
+use lodge_proto::{Event, EventKind, EventList, EventListParams, PAGE_MAX};
 use serde_json::Value;
 
 use super::CommandContext;
@@ -40,13 +40,13 @@ pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result
 
 /// Refuses a kind that no event has: nothing would ever be shown.
 fn known(wanted: &str) -> Result<(), CommandFailure> {
-    if EVENT_KINDS.iter().any(|kind| kind_matches(wanted, kind)) {
+    if kinds().any(|kind| kind_matches(wanted, kind)) {
         return Ok(());
     }
     let given = wanted.split('.').next().unwrap_or(wanted);
-    let kinds: Vec<&str> = EVENT_KINDS.iter().copied().filter(|kind| kind_matches(given, kind)).collect();
+    let kinds: Vec<&str> = self::kinds().filter(|kind| kind_matches(given, kind)).collect();
     let hint = if kinds.is_empty() {
-        let mut families: Vec<&str> = EVENT_KINDS.iter().filter_map(|kind| kind.split('.').next()).collect();
+        let mut families: Vec<&str> = self::kinds().filter_map(|kind| kind.split('.').next()).collect();
         families.sort_unstable();
         families.dedup();
         format!("the families are {}", families.join(", "))
@@ -188,6 +188,11 @@ fn field(value: &Value) -> String {
     }
 }
 
+/// The names of all kinds.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    EventKind::ALL.iter().map(|kind| kind.word())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_kind_that_no_event_has_is_refused_with_those_there_are() {
-        for kind in EVENT_KINDS.iter().chain(&["turn", "turn.*", "daemon"]) {
+        for kind in kinds().chain(["turn", "turn.*", "daemon"]) {
             assert!(known(kind).is_ok(), "{kind}");
         }
         let hint = |kind: &str| match known(kind) {

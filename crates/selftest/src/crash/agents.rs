@@ -1,7 +1,7 @@
 //! The agents of a world: made, looked at, removed.
 
 use lodge_proto::client::ClientError;
-use lodge_proto::{AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentView, Event};
+use lodge_proto::{AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentView, Event, EventKind};
 use serde_json::Value;
 
 use super::plan::{self, CrashModel};
@@ -49,7 +49,7 @@ impl CrashAgent {
     pub fn has_finished(&self) -> impl Fn(&Event) -> bool + use<> {
         let (id, died_ms) = (self.id.clone(), self.died_ms);
         move |event| {
-            event.kind == "turn.finished"
+            event.is(EventKind::TurnFinished)
                 && event.stream == id
                 && ms_since_1970(&event.at).is_some_and(|at_ms| at_ms > died_ms)
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, JobList, JobListParams, JobView, MessageView, PAGE_MAX};
+use lodge_proto::{Event, EventBody, JobList, JobListParams, JobView, MessageView, PAGE_MAX};
 use serde_json::Value;
 
 use super::job_plan::{JobKind, effects_of, is_interleaved};
@@ -221,20 +221,21 @@ impl CrashWorld {
 
     /// The log tells of every job that it was submitted, started and over, each once.
     pub fn check_job_events(&mut self, jobs: &JobViews, logged: &[Event]) {
-        let mut told: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-        for event in logged.iter().filter(|event| event.kind.starts_with("job.")) {
-            let Some(job) = event.data.get("job").and_then(Value::as_str) else { continue };
-            let fact = match event.kind.as_str() {
-                "job.finished" | "job.cancelled" => "over",
-                // As often as it is worth telling.
-                "job.output" => continue,
-                kind => kind,
+        let mut told: BTreeMap<(String, &str), u64> = BTreeMap::new();
+        for event in logged {
+            let (job, fact) = match event.body() {
+                Some(EventBody::JobSubmitted(job)) => (job.job, "submitted"),
+                Some(EventBody::JobStarted(job)) => (job.job, "started"),
+                Some(EventBody::JobFinished(job)) => (job.job, "over"),
+                Some(EventBody::JobCancelled(job)) => (job.job, "over"),
+                // Output is told as often as it is worth telling.
+                Some(_) | None => continue,
             };
             *told.entry((job, fact)).or_default() += 1;
         }
         for view in jobs.views.values() {
-            for fact in ["job.submitted", "job.started", "over"] {
-                let broken = match told.remove(&(view.id.as_str(), fact)).unwrap_or(0) {
+            for fact in ["submitted", "started", "over"] {
+                let broken = match told.remove(&(view.id.clone(), fact)).unwrap_or(0) {
                     0 => BrokenPromise::EventMissed,
                     1 => continue,
                     _more => BrokenPromise::EventDoubled,

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64};
+use lodge_proto::{
+    Event, EventBody, JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64,
+};
 use serde_json::json;
 
 use super::CrashSetup;
@@ -154,9 +156,12 @@ impl CrashWorld {
     /// Acknowledged jobs of which no end was seen.
     fn open_jobs(&self) -> usize {
         let ended: BTreeSet<String> = self.follower.with(|events| {
-            let ends =
-                events.iter().filter(|event| matches!(event.kind.as_str(), "job.finished" | "job.cancelled"));
-            ends.filter_map(|event| Some(event.data.get("job")?.as_str()?.to_owned())).collect()
+            let ended = |event: &Event| match event.body()? {
+                EventBody::JobFinished(job) => Some(job.job),
+                EventBody::JobCancelled(job) => Some(job.job),
+                _ => None,
+            };
+            events.iter().filter_map(ended).collect()
         });
         self.jobs.iter().filter_map(|job| job.id.as_ref()).filter(|id| !ended.contains(*id)).count()
     }

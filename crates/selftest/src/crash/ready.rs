@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lodge_proto::{AgentDetail, AgentView};
+use lodge_proto::{AgentDetail, AgentView, EventKind};
 
 use super::agents::{CrashAgent, ExpectedKeeper};
 use super::report::BrokenPromise;
@@ -65,10 +65,10 @@ impl CrashWorld {
     /// Whether an agent's runtime has answered the daemon that started after the first `from` events.
     fn has_answered(&self, id: &str, from: usize) -> bool {
         self.follower.with(|events| {
-            let started = events.iter().rposition(|event| event.kind == "daemon.started");
+            let started = events.iter().rposition(|event| event.is(EventKind::DaemonStarted));
             let since = started.filter(|at| *at >= from).and_then(|at| events.get(at..)).unwrap_or_default();
             since.iter().any(|event| {
-                event.stream == id && matches!(event.kind.as_str(), "lineage.adopted" | "agent.ready")
+                event.stream == id && event.is_any(&[EventKind::LineageAdopted, EventKind::AgentReady])
             })
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, TurnSendParams, TurnView};
+use lodge_proto::{Event, EventBody, TurnSendParams, TurnView};
 use serde_json::json;
 
 use super::plan::{TurnPlan, TurnShape};
@@ -182,10 +182,10 @@ impl CrashWorld {
 }
 
 fn ended_turn(event: &Event) -> Option<String> {
-    match event.kind.as_str() {
-        "turn.finished" | "turn.failed" | "turn.interrupted" => {
-            Some(event.data.get("turn")?.as_str()?.to_owned())
-        }
+    match event.body()? {
+        EventBody::TurnFinished(turn) => Some(turn.turn),
+        EventBody::TurnFailed(turn) => Some(turn.turn),
+        EventBody::TurnInterrupted(turn) => Some(turn.turn),
         _ => None,
     }
 }
