@@ -88,7 +88,7 @@ events! {
         /// The name of the agent.
         #[prost(string, tag = "5")]
         name: String,
-        /// `ACTIVE`, `STALE` or `CRASHED`.
+        /// `active`, `stale` or `crashed`.
         #[prost(string, tag = "9")]
         status: String,
     }
