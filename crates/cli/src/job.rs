@@ -144,7 +144,11 @@ pub(crate) fn detail(job: &JobView, now_ms: i64) -> String {
         ),
         (
             "removed",
-            if job.output_removed { "its output, by the retention settings".to_owned() } else { String::new() },
+            if job.output_removed {
+                "its output, by the retention settings".to_owned()
+            } else {
+                String::new()
+            },
         ),
         ("labels", labels.join(" ")),
     ];

@@ -13,6 +13,7 @@ use lodge_link::{
 };
 
 use crate::captured::{StreamCapture, StreamTarget};
+use crate::child_report::{ProgramReplacement, SpawnError};
 use crate::disk::{DiskVerdict, WriteSpace};
 use crate::execs::{self, ClaimedExec, ExecClaim, ExecStage, OutputTarget, RunningExec};
 use crate::files::OpenDescriptors;
@@ -23,7 +24,7 @@ use crate::kills::ProcessHold;
 use crate::notify::Supervisor;
 use crate::parts::{StreamFiles, StreamLayout};
 use crate::relay::{LineSplitter, PipeFeed, WhenEmpty};
-use crate::spawn::{self, ProgramReplacement, SpawnError, SpawnHold, SpawnProgress, SpawnedChild};
+use crate::spawn::{self, SpawnHold, SpawnProgress, SpawnedChild};
 use crate::sys;
 use crate::watch::CountersAtStart;
 

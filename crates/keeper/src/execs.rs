@@ -17,12 +17,12 @@ use lodge_link::{
 };
 
 use crate::captured::StreamCapture;
+use crate::child_report::ChildReport;
 use crate::disk::WriteSpace;
 use crate::job::JobCapture;
 use crate::kills::ProcessHold;
 use crate::relay::{LineSplitter, PipeFeed};
 use crate::spares::{SpareDirs, SpareResult};
-use crate::spawn::ChildReport;
 use crate::sys;
 use crate::watch::CountersAtStart;
 

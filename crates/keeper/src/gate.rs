@@ -18,6 +18,7 @@ use crate::gate_serve;
 use crate::landlock;
 use crate::network::{self, GateSetup, ProxyListeners};
 use crate::seccomp;
+use crate::sockets;
 use crate::sys;
 
 /// Most connections of one sandbox at a time.
@@ -37,14 +38,14 @@ pub(crate) fn run() -> ExitCode {
     let Ok(control) = sys::inherit(network::CONTROL) else { return ExitCode::FAILURE };
     match prepare(&control) {
         Ok(gate) => {
-            if sys::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
+            if sockets::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
                 return ExitCode::FAILURE;
             }
             gate.serve(&control)
         }
         Err(error) => {
             // A keeper that is gone does not ask why.
-            drop(sys::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
+            drop(sockets::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
             ExitCode::FAILURE
         }
     }
@@ -160,18 +161,18 @@ impl GateServer {
 /// Hands over a socket for each that is asked for. An error: the keeper is gone.
 fn obey(control: &OwnedFd) -> io::Result<()> {
     let mut wanted = [0];
-    let (len, _) = sys::receive_packet(control.as_raw_fd(), &mut wanted)?;
+    let (len, _) = sockets::receive_packet(control.as_raw_fd(), &mut wanted)?;
     let family = match (len, wanted) {
         (1, [hand::V4]) => libc::AF_INET,
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
-    match sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
-        Ok(socket) => sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
+    match sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
+        Ok(socket) => sockets::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();
-            sys::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
+            sockets::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
         }
     }
 }
@@ -183,7 +184,7 @@ fn tell_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<
         IpAddr::V4(address) => message.extend_from_slice(&address.octets()),
         IpAddr::V6(address) => message.extend_from_slice(&address.octets()),
     }
-    sys::send_packet(control.as_raw_fd(), &message, None)
+    sockets::send_packet(control.as_raw_fd(), &message, None)
 }
 
 /// How messages between a keeper and its gate begin.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::gate_dns::{self, ANSWER_MAX, DnsCode, DnsQuestion};
 use crate::gate_names;
 use crate::gate_rules::{DefaultReach, NetworkRules, TargetHost};
+use crate::sockets;
 use crate::sys;
 
 /// Most questions under way; the next waits until its program asks again.
@@ -398,9 +399,9 @@ fn by_stream(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
 /// Begins to connect, and does not wait for it.
 fn dial(server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let socket = sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
-    let address = sys::SocketAddress::from(server);
-    match sys::connect(socket.as_raw_fd(), address.bytes()) {
+    let socket = sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
+    let address = sockets::SocketAddress::from(server);
+    match sockets::connect(socket.as_raw_fd(), address.bytes()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         Ok(()) | Err(_) => Ok(TcpStream::from(socket)),
     }

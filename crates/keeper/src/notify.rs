@@ -310,11 +310,11 @@ mod tests {
     use crate::gate_rules::{DefaultReach, NetworkRules};
     use crate::netlink::RouteSocket;
     use crate::network::SocketGuard;
-    use crate::sys;
+    use crate::sockets;
 
     /// A supervisor with the far end of its gate's socket.
     fn supervisor() -> (Supervisor, OwnedFd) {
-        let (control, gate) = sys::packet_pair().unwrap();
+        let (control, gate) = sockets::packet_pair().unwrap();
         let with = ConnectionPolicy {
             rules: Some(NetworkRules::read(DefaultReach::Public, &[]).unwrap()),
             guard: SocketGuard::Landlock,
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn a_call_that_gets_no_socket_is_answered_in_the_end() {
         let (mut supervisor, _gate) = supervisor();
-        let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
+        let to = sockets::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
         let stage = SyscallStage::Socket {
             theirs: stream(),
             family: AddressFamily::V4,
@@ -389,9 +389,9 @@ mod tests {
         let (mut supervisor, gate) = supervisor();
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         // It was somebody else's when the call came, and is this host's own now.
-        let to = sys::SocketAddress::from(server.local_addr().unwrap());
+        let to = sockets::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
-            [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
+            [0, 1].map(|_| sockets::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
         let stage = SyscallStage::Socket {
             theirs,
             family: AddressFamily::V4,
@@ -399,7 +399,7 @@ mod tests {
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);
-        sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
+        sockets::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
         drop(ours);
         supervisor.hear_gate();
         assert_eq!(supervisor.waiting.len(), 0);

@@ -18,6 +18,7 @@ use crate::notify_address::{AddressTarget, SocketKind, SyscallAddress};
 use crate::notify_epoll;
 use crate::notify_options;
 use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
+use crate::sockets;
 use crate::stock::{AddressFamily, SocketStock};
 use crate::sys;
 
@@ -84,7 +85,7 @@ impl Supervisor {
             (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(SyscallAnswer::Continue)),
             (libc::SYS_bind, SocketKind::Own(_)) => {
                 let address = self.address(listener, &call)?;
-                Ok(Some(sys::bind(theirs.as_raw_fd(), address.bytes()).into()))
+                Ok(Some(sockets::bind(theirs.as_raw_fd(), address.bytes()).into()))
             }
             (libc::SYS_listen, SocketKind::Own(_) | SocketKind::Other) => {
                 self.check_waits(listener, &call)?;
@@ -123,7 +124,9 @@ impl Supervisor {
     ) -> io::Result<Option<SyscallAnswer>> {
         let (to, port) = match address.leads(family)? {
             AddressTarget::To(to, port) => (to, port),
-            AddressTarget::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
+            AddressTarget::Away => {
+                return Ok(Some(sockets::connect(theirs.as_raw_fd(), address.bytes()).into()));
+            }
         };
         let until = give_up_at(&theirs);
         if let SocketKind::Hosts(_) = kind {
@@ -200,7 +203,7 @@ impl Supervisor {
     fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<SocketHistory> {
         let fd = theirs.as_raw_fd();
         Ok(match state(theirs)? {
-            CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
+            CLOSE => match sockets::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
                 0 => SocketHistory::Nothing,
                 errno => SocketHistory::Answer(SyscallAnswer::Error(errno)),
             },
@@ -231,11 +234,11 @@ impl Supervisor {
     ) -> io::Result<Option<SyscallAnswer>> {
         let fd = theirs.as_raw_fd();
         if !is_blocking(&theirs)? {
-            return Ok(Some(sys::connect(fd, address.bytes()).into()));
+            return Ok(Some(sockets::connect(fd, address.bytes()).into()));
         }
         let flags = sys::flags_of(fd)?;
         sys::set_flags(fd, flags | libc::O_NONBLOCK)?;
-        let connected = sys::connect(fd, address.bytes());
+        let connected = sockets::connect(fd, address.bytes());
         sys::set_flags(fd, flags)?;
         match connected.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
@@ -281,7 +284,7 @@ impl Supervisor {
             return Ok(Some(SyscallAnswer::Error(libc::EISCONN)));
         }
         notify_options::copy(&theirs, &ours);
-        let connected = sys::connect(ours.as_raw_fd(), address.bytes());
+        let connected = sockets::connect(ours.as_raw_fd(), address.bytes());
         let is_under_way = match connected.as_ref().map_err(io::Error::raw_os_error) {
             Ok(()) => false,
             Err(Some(libc::EINPROGRESS)) => true,
@@ -428,7 +431,7 @@ impl Supervisor {
         if !self.still_waits(listener, &call) {
             return;
         }
-        match sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
+        match sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => {
                 if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
@@ -450,12 +453,12 @@ impl Supervisor {
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.
     fn listen(&self, theirs: &OwnedFd, backlog: i32) -> io::Result<()> {
-        let domain: i32 = sys::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        let domain: i32 = sockets::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         match self.user {
             ExecUser::Own(uid) if domain == libc::AF_UNIX => {
-                confine::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
+                confine::as_user(uid, || sockets::listen(theirs.as_raw_fd(), backlog))?
             }
-            ExecUser::Own(_) | ExecUser::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
+            ExecUser::Own(_) | ExecUser::Keeper => sockets::listen(theirs.as_raw_fd(), backlog),
         }
     }
 }
@@ -466,12 +469,12 @@ fn own_socket(family: AddressFamily) -> io::Result<OwnedFd> {
         AddressFamily::V4 => libc::AF_INET,
         AddressFamily::V6 => libc::AF_INET6,
     };
-    sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
+    sockets::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
 }
 
 /// Of TCP: [`CLOSE`] as long as it is neither connected nor listens.
 fn state(socket: &OwnedFd) -> io::Result<u8> {
-    sys::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
+    sockets::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
@@ -480,7 +483,7 @@ fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
 
 /// What a socket is known by for as long as it lives.
 fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
+    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
 }
 
 fn give_up_at(theirs: &OwnedFd) -> Option<Instant> {

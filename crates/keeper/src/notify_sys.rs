@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::sockets;
 use crate::sys;
 
 const GET_NOTIF_SIZES: libc::c_uint = 3;
@@ -78,11 +79,11 @@ pub(crate) fn check_kernel() -> io::Result<()> {
 
 /// By which sockets of this process's network are known. Needs Linux 5.14.
 pub(crate) fn own_cookie() -> io::Result<u64> {
-    cookie(&sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?)
+    cookie(&sockets::socket(libc::AF_INET, libc::SOCK_DGRAM)?)
 }
 
 pub(crate) fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
+    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
 /// Lets whoever answers run on the caller's processor, which is faster. Older kernels do without.

@@ -9,6 +9,7 @@ mod checks;
 mod client;
 mod daemon;
 mod disk;
+mod facts;
 mod fault;
 mod images;
 mod jobs;

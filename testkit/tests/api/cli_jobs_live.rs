@@ -247,7 +247,7 @@ async fn a_chat_lists_shows_and_cancels_the_jobs_of_its_session_and_tells_their_
     typing.type_in("/jobs done\r");
     typing.see(&first);
     typing.type_in("\u{4}");
-    typing.see("go on with");
+    typing.see("to continue");
     assert_eq!(typing.end(), 0);
 }
 

@@ -217,5 +217,8 @@ async fn an_agent_with_a_tool_that_has_no_program_for_this_host_fails_and_is_not
         "{failed:#}"
     );
     let (code, _, told) = world.cli(&["start", "one"]);
-    assert!(code != 0 && told.contains("not retried automatically") && !told.contains("the agent starts"), "{told}");
+    assert!(
+        code != 0 && told.contains("not retried automatically") && !told.contains("the agent starts"),
+        "{told}"
+    );
 }

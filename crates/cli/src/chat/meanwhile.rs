@@ -73,7 +73,9 @@ pub(super) fn meanwhile(
                 return InputDuringTurn::Look(JobQuery::Cancel(id));
             }
             ChatLine::Text(_) | ChatLine::Command(_) if queued.len() == QUEUED_MAX => {
-                words.murmur(&format!("{QUEUED_MAX} lines are queued already; this one is kept for the next prompt"));
+                words.murmur(&format!(
+                    "{QUEUED_MAX} lines are queued already; this one is kept for the next prompt"
+                ));
             }
             ChatLine::Text(_) | ChatLine::Command(_) => {
                 if let EditorOutcome::Sent(line) = editor.press(Key::Enter) {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use lodge_proto::{BinBuildParams, BinDetail, BinList, BinListParams, BinProgram, BinRef, BinView, PAGE_MAX};
 
-use super::agents::ResultList;
 use super::images::{names_of, remove, short};
+use super::results::ResultList;
 use super::source::utf8;
 use super::transfers::{self, TransferKind};
 use super::{CommandContext, map, read_bytes, read_stdin, request_id};

@@ -6,7 +6,7 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
-use super::agents::ResultList;
+use super::results::ResultList;
 use super::source::{AgentSource, place};
 use super::transfers::{self, TransferKind};
 use super::{CommandContext, images_archive, images_diff, map, request_id};

@@ -100,10 +100,11 @@ async fn fetch(
 /// A body that ended before its end. What was written of it is of no use.
 fn cut(error: ClientError) -> CommandFailure {
     match error {
-        ClientError::Lost => {
-            CommandFailure::new(CommandExit::NoDaemon, "the daemon closed the connection before the archive was complete")
-                .hint("run the command again")
-        }
+        ClientError::Lost => CommandFailure::new(
+            CommandExit::NoDaemon,
+            "the daemon closed the connection before the archive was complete",
+        )
+        .hint("run the command again"),
         other => other.into(),
     }
 }

@@ -9,8 +9,8 @@ use lodge_proto::{
 };
 use tokio::time::Instant;
 
-use super::agents::ResultList;
 use super::jobs_output::{self, ShownStreams};
+use super::results::ResultList;
 use super::{CommandContext, read_bytes, request_id};
 use crate::args::{JobListArgs, JobRunArgs, JobWaitArgs, JobsCommand};
 use crate::failure::{CommandExit, CommandFailure};

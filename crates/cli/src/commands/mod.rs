@@ -19,6 +19,7 @@ mod names;
 pub(crate) mod prompt;
 mod providers;
 mod quarantine;
+mod results;
 mod run;
 mod selftest;
 mod sessions;

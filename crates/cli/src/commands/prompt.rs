@@ -80,7 +80,10 @@ pub(super) async fn see(
     turn: TurnView,
     show: ShownSteps,
 ) -> Result<(), CommandFailure> {
-    context.say_on_interrupt(format!("detached; the turn is still running: lodge session show {}", turn.session));
+    context.say_on_interrupt(format!(
+        "detached; the turn is still running: lodge session show {}",
+        turn.session
+    ));
     let ending = answer::follow(daemon, agent, &turn, &context.words, show).await?;
     if let (ShownSteps::Steps, TurnEnding::Done, false) = (show, &ending, context.words.json) {
         let turn: TurnView = daemon.call("turn/get", TurnRef { turn: turn.id }).await?;

@@ -7,7 +7,7 @@ use lodge_proto::{
     ProviderTested, ProviderView,
 };
 
-use super::agents::ResultList;
+use super::results::ResultList;
 use super::{CommandContext, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::CommandFailure;

@@ -5,8 +5,8 @@ use lodge_proto::{
     SessionRegenerateParams, SessionRewindParams, SessionView, TurnView,
 };
 
-use super::agents::ResultList;
 use super::prompt::{print_sent, see};
+use super::results::ResultList;
 use super::sessions::turns_text;
 use super::{CommandContext, request_id};
 use crate::answer::{PromptedAgent, ShownSteps};

@@ -3,6 +3,7 @@
 //! Owns: requests, answers within bounds, credentials where they belong. Never: writes a file but through the store.
 
 mod auth;
+mod blob_answer;
 mod challenge;
 mod error;
 mod http;
