@@ -171,11 +171,11 @@ impl TextFold {
             actions.push(FoldAction::NewStep);
         }
         self.printed.extend_from_slice(&fresh);
-        self.beyond_left(fresh, actions);
+        self.print_unseen(fresh, actions);
     }
 
     /// Prints `fresh`, the end of the text so far, unless an earlier attempt has put it on the screen already.
-    fn beyond_left(&mut self, fresh: Vec<u8>, actions: &mut Vec<FoldAction>) {
+    fn print_unseen(&mut self, fresh: Vec<u8>, actions: &mut Vec<FoldAction>) {
         if self.left.is_empty() {
             return actions.push(FoldAction::Print(fresh));
         }

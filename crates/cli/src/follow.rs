@@ -125,7 +125,7 @@ impl<'a> DaemonClient<'a> {
     }
 
     /// Like `call`, for a command that only looks on: it does not bring back what was shut down.
-    pub(crate) async fn look<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn call_without_start<P: Serialize, R: DeserializeOwned>(
         &mut self,
         method: &str,
         params: P,
@@ -188,7 +188,7 @@ impl<'a> DaemonClient<'a> {
     }
 
     /// Waits until the daemon has closed the connection.
-    pub(crate) async fn gone(&mut self) {
+    pub(crate) async fn wait_until_closed(&mut self) {
         while self.client.next().await.is_ok() {}
     }
 
@@ -233,7 +233,7 @@ impl<'a> DaemonClient<'a> {
                         return Ok(());
                     }
                 }
-                Err(failure) if waited >= RECONNECT_MAX => return Err(given_up(failure)),
+                Err(failure) if waited >= RECONNECT_MAX => return Err(did_not_return(failure)),
                 // No daemon yet, or one that is still coming up or going down: worth another try.
                 Err(failure) if failure.exit() == CommandExit::NoDaemon || is_passing(&failure) => {}
                 Err(failure) if waited < RESTART_GRACE => drop(failure),
@@ -270,7 +270,7 @@ fn is_passing(failure: &CommandFailure) -> bool {
     failure.is(SHUTTING_DOWN) || failure.is("daemon.busy")
 }
 
-fn given_up(failure: CommandFailure) -> CommandFailure {
+fn did_not_return(failure: CommandFailure) -> CommandFailure {
     let given_up = CommandFailure::new(CommandExit::NoDaemon, "the daemon did not come back");
     match failure {
         CommandFailure::Told(report) => {

@@ -269,7 +269,7 @@ fn frame(doing: &str, parts: &[ProgressPart], rate: Option<u64>, room: TerminalS
         title: if sum.parts > 1 { format!("{} of {} parts", sum.over, sum.parts) } else { String::new() },
         done: sum.moved_bytes,
         total: sum.total_bytes,
-        after: bytes_told(&sum, rate),
+        after: transfer_text(&sum, rate),
     });
     let more = running.len().saturating_sub(lines_max);
     let mut lines = vec![within(doing, columns)];
@@ -336,13 +336,13 @@ fn total_text(parts: &[ProgressPart], rate: Option<u64>) -> String {
         told.push(format!("{} already there", sum.there));
     }
     if sum.parts > 0 {
-        told.push(bytes_told(&sum, rate));
+        told.push(transfer_text(&sum, rate));
     }
     told.join(", ")
 }
 
 /// How much came, how fast, and how long it will take when that can be told.
-fn bytes_told(sum: &TransferTotals, rate: Option<u64>) -> String {
+fn transfer_text(sum: &TransferTotals, rate: Option<u64>) -> String {
     /// Of so many parts one must have come before it is told how long the others take.
     const TELLING_PART: u64 = 50;
     let mut told = amount(sum.moved_bytes, sum.total_bytes);
@@ -352,12 +352,12 @@ fn bytes_told(sum: &TransferTotals, rate: Option<u64>) -> String {
     let left_s = sum.total_bytes.saturating_sub(sum.moved_bytes).checked_div(rate);
     let can_tell = sum.total_bytes > 0 && sum.moved_bytes >= sum.total_bytes / TELLING_PART;
     if let Some(left_s) = left_s.filter(|_| can_tell) {
-        told.push_str(&format!(", {} left", left_text(left_s.saturating_add(1))));
+        told.push_str(&format!(", {} left", time_left_text(left_s.saturating_add(1))));
     }
     told
 }
 
-fn left_text(seconds: u64) -> String {
+fn time_left_text(seconds: u64) -> String {
     match seconds {
         ..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

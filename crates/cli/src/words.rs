@@ -165,7 +165,7 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Words that wait for something to be typed behind them.
-pub(crate) fn tell_part(words: &str) {
+pub(crate) fn prompt_for(words: &str) {
     drop(screen::write(TerminalStream::Stderr, words));
 }
 

@@ -188,12 +188,12 @@ fn place() -> Result<PathBuf, String> {
     if rustix::process::geteuid().is_root() && is_ruled && !place.ancestors().any(is_delegated) {
         return Err("the daemon's own one is not delegated to it".to_owned());
     }
-    Ok(beside(&place).unwrap_or(place))
+    Ok(parent_cgroup(&place).unwrap_or(place))
 }
 
 /// Where controllers can be given on: not where processes are, so the cgroup above, if this process was put into one
 /// beneath it for that (`DelegateSubgroup=`). What can be had of them is asked for.
-fn beside(place: &Path) -> Option<PathBuf> {
+fn parent_cgroup(place: &Path) -> Option<PathBuf> {
     let above = place.parent()?;
     let user = rustix::process::geteuid();
     let is_ours = if user.is_root() {

@@ -95,7 +95,7 @@ impl Helper {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
         while out.is_some() || err.is_some() {
-            let left = self.left(until)?;
+            let left = self.time_left(until)?;
             let (out_ready, err_ready) = ready(&out, &err, left).map_err(not_run)?;
             if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == PipeState::Ended {
                 out = None;
@@ -108,12 +108,12 @@ impl Helper {
             }
         }
         while !has_ended(child).map_err(not_run)? {
-            std::thread::sleep(self.left(until)?.min(END_PAUSE));
+            std::thread::sleep(self.time_left(until)?.min(END_PAUSE));
         }
         Ok((stdout, stderr))
     }
 
-    fn left(&self, until: Instant) -> Result<Duration, HelperError> {
+    fn time_left(&self, until: Instant) -> Result<Duration, HelperError> {
         until.checked_duration_since(Instant::now()).ok_or_else(|| HelperError::TooSlow {
             program: self.program.clone(),
             within_s: self.within.as_secs(),

@@ -91,7 +91,7 @@ impl SandboxHost {
         let started = async {
             loop {
                 if self.is_held(&spec.id) {
-                    match self.await_other(spec).await? {
+                    match self.await_other_keeper(spec).await? {
                         OtherKeeper::Listens => return Ok(()),
                         OtherKeeper::Ended => {}
                     }
@@ -198,7 +198,7 @@ impl SandboxHost {
     }
 
     /// Another keeper holds the lock: waits until it listens, or ends.
-    async fn await_other(&self, spec: &SandboxSpec) -> Result<OtherKeeper, StartError> {
+    async fn await_other_keeper(&self, spec: &SandboxSpec) -> Result<OtherKeeper, StartError> {
         let path = self.run.join(&spec.id);
         let dir = File::open(&path);
         let dir = dir.map_err(|cause| StartError::Prepare { sandbox: spec.id.clone(), cause })?;

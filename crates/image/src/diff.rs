@@ -68,7 +68,7 @@ fn facts(loaded: &LoadedAgentfile) -> ImageFacts {
     services(&mut facts, loaded);
     settings(&mut facts, loaded);
     contents(&mut facts, loaded);
-    others(&mut facts, loaded);
+    add_other_facts(&mut facts, loaded);
     facts
 }
 
@@ -193,7 +193,7 @@ fn contents(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     }
 }
 
-fn others(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
+fn add_other_facts(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
     let other = DiffSection::Other;
     if let Some(name) = &agentfile.name {

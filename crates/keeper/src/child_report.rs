@@ -46,7 +46,7 @@ impl ChildReport {
     }
 
     /// What the child says, if it is known by now or the child had its time.
-    pub(crate) fn look(&mut self, now: Instant) -> Option<ProgramReplacement> {
+    pub(crate) fn poll_report(&mut self, now: Instant) -> Option<ProgramReplacement> {
         loop {
             return match receive_message(&self.socket) {
                 Ok(ChildMessage::Calls(calls)) => {

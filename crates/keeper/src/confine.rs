@@ -162,7 +162,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
     let tcp = if closes_tcp { TcpAccess::Closed } else { TcpAccess::Open };
-    let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
+    let apart = layers.has("landlock").then(|| landlock::restrict_signals(tcp)).transpose()?;
     if closes_tcp && apart.is_none() {
         return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
     }

@@ -110,9 +110,9 @@ impl WriteSpace {
 
 impl Keeper {
     /// Looks at how much is free, and has the root counted if that could be too little.
-    pub(crate) fn look_at_disk(&mut self, now: Instant) {
+    pub(crate) fn check_disk(&mut self, now: Instant) {
         let Some(limit) = self.confined.bounds.limits.disk_bytes else { return };
-        self.hear_count(now);
+        self.receive_count(now);
         let Some(free) = self.free() else { return };
         let is_awaited = !self.disk.waiting.is_empty();
         let must_count = self.disk.counted.is_none_or(|count| {
@@ -142,7 +142,7 @@ impl Keeper {
     }
 
     /// Takes the answer of whoever counts, if there is one.
-    pub(crate) fn hear_count(&mut self, now: Instant) {
+    pub(crate) fn receive_count(&mut self, now: Instant) {
         let Some((measuring, free, began)) = &self.disk.under_way else { return };
         let used = match measuring.answer() {
             Ok(None) if now < measuring.until => return,

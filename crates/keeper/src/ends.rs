@@ -84,7 +84,7 @@ impl Keeper {
             };
             if pid <= 0 {
                 // Whoever is gone has said how its start went.
-                return self.hear_starts(Instant::now());
+                return self.poll_starts(Instant::now());
             }
             let died = if libc::WIFSIGNALED(status) {
                 ProgramDeath::Signal(libc::WTERMSIG(status))
@@ -202,7 +202,7 @@ impl Keeper {
         if let Some(cause) = record.cause {
             self.explained(cause.resource);
             // What it left behind is part of what ran into the limit.
-            self.doom(&one.id, Duration::ZERO);
+            self.schedule_kill(&one.id, Duration::ZERO);
         }
         self.tell(&KeeperEvent::Exited { exec: one.id, record });
     }
@@ -226,7 +226,7 @@ impl Keeper {
         }
     }
 
-    pub(crate) fn go_on_ending(&mut self, now: Instant) {
+    pub(crate) fn continue_ending(&mut self, now: Instant) {
         let is_empty = self.ending.is_some() && self.is_empty();
         match self.ending {
             None | Some(SandboxEnd::Over) => {}

@@ -258,7 +258,7 @@ impl ExecDirs {
     }
 
     /// Every claimed exec, with its state as far as `running` and the records tell.
-    pub(crate) fn known(&self, running: &[RunningExec]) -> Vec<KnownExec> {
+    pub(crate) fn list_execs(&self, running: &[RunningExec]) -> Vec<KnownExec> {
         let path = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
         let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());

@@ -152,7 +152,7 @@ impl GateServer {
                 proxy.accept(&ready, &self.rules);
             }
             // A keeper that does not take it is gone, which the next round sees.
-            let mut open = |opened| drop(tell_opened(control, opened));
+            let mut open = |opened| drop(report_opened(control, opened));
             self.answers.serve(&self.rules, Instant::now(), &mut open);
         }
     }
@@ -177,7 +177,7 @@ fn obey(control: &OwnedFd) -> io::Result<()> {
     }
 }
 
-fn tell_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
+fn report_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
     let [high, low] = port.to_be_bytes();
     let mut message = vec![hand::OPENED, high, low];
     match address {
@@ -313,7 +313,7 @@ impl GateProxy {
             match (self.serving < CONNECTIONS_MAX, leads) {
                 (true, ProxyRoute::Asked) => gate_serve::serve(&client, rules),
                 (true, ProxyRoute::Loopback(to)) => gate_serve::serve_loopback(&client, to),
-                (false, ProxyRoute::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
+                (false, ProxyRoute::Asked) => gate_serve::refuse(&client, CONNECTIONS_MAX),
                 // It hears that by the end of its connection.
                 (false, ProxyRoute::Loopback(_)) => {}
             }

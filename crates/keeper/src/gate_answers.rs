@@ -124,8 +124,8 @@ impl NameServer {
             self.take(&bytes[..len], QuestionSource::Datagram(from), rules, now, open);
         }
         self.accept(now);
-        self.hear_clients(rules, now, open);
-        self.hear_servers(rules, now, open);
+        self.read_clients(rules, now, open);
+        self.read_servers(rules, now, open);
     }
 
     fn accept(&mut self, now: Instant) {
@@ -139,7 +139,7 @@ impl NameServer {
         }
     }
 
-    fn hear_clients(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
+    fn read_clients(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut asked = Vec::new();
         self.clients.retain_mut(|client| {
             let is_open = client.read();
@@ -162,8 +162,8 @@ impl NameServer {
         now: Instant,
         open: &mut dyn FnMut(OpenedAddress),
     ) {
-        let Some(asked) = gate_dns::asked(message) else { return };
-        let known = known(&asked, rules);
+        let Some(asked) = gate_dns::parse_question(message) else { return };
+        let known = answer_locally(&asked, rules);
         let answer = match known {
             LocalAnswer::Elsewhere if self.questions.len() >= QUESTIONS_MAX => {
                 Some(gate_dns::reply(message, &asked, DnsCode::Failed, &[]))
@@ -194,11 +194,11 @@ impl NameServer {
         self.questions.push(question);
     }
 
-    fn hear_servers(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
+    fn read_servers(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut at = 0;
         while at < self.questions.len() {
             let question = &mut self.questions[at];
-            let answer = match question.hear() {
+            let answer = match question.read_reply() {
                 UpstreamReply::Answer(answer) => {
                     tell(&question.asked, rules, &gate_dns::addresses(&answer), open);
                     Some(answer)
@@ -245,7 +245,7 @@ enum LocalAnswer {
     Elsewhere,
 }
 
-fn known(asked: &DnsQuestion, rules: &NetworkRules) -> LocalAnswer {
+fn answer_locally(asked: &DnsQuestion, rules: &NetworkRules) -> LocalAnswer {
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     let Some(name) = &asked.name else {
         return if rules.reach() == DefaultReach::Listed { LocalAnswer::No } else { LocalAnswer::Elsewhere };
@@ -343,7 +343,7 @@ impl ForwardedQuestion {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    fn hear(&mut self) -> UpstreamReply {
+    fn read_reply(&mut self) -> UpstreamReply {
         let mut bytes = vec![0; ANSWER_MAX];
         let heard = match &mut self.upstream {
             None => return UpstreamReply::Failed,

@@ -95,7 +95,7 @@ impl Guardian {
     }
 
     /// Lets the guardian collect what ended, which it does not before.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn release(&self) {
         let Some(status) = &self.status else { return };
         // One that was killed collects nothing.
         if sys::write(status.as_raw_fd(), &[0]).is_err() {}

@@ -58,7 +58,7 @@ impl JobCapture {
         }
     }
 
-    fn spoke(&mut self, who: Speaker, len: u64) {
+    fn mark_order(&mut self, who: Speaker, len: u64) {
         let Some(mark) = self.marks.spoke(who, len) else { return };
         if matches!(self.order, OrderFile::Unmade) {
             let made = execs::create_output(&self.dir, ORDER_FILE);
@@ -75,7 +75,7 @@ impl JobCapture {
     }
 
     /// Why nothing more may be kept, if it is time to look and so.
-    fn look_at_disk(&mut self, seen: u64) -> Option<io::Error> {
+    fn check_disk(&mut self, seen: u64) -> Option<io::Error> {
         if self.keep_free == 0 || seen < self.look_at {
             return None;
         }
@@ -95,7 +95,7 @@ pub(crate) fn pump(
     ways: &SplicePipes,
 ) -> PipeFlow {
     for _ in 0..MOVES_MAX {
-        if let Some(why) = job.look_at_disk(stdout.counted.seen + stderr.counted.seen) {
+        if let Some(why) = job.check_disk(stdout.counted.seen + stderr.counted.seen) {
             stderr.keep_no_more(io::Error::other(why.to_string()));
             stdout.keep_no_more(why);
             job.order = OrderFile::Over;
@@ -105,7 +105,7 @@ pub(crate) fn pump(
             let before = stream.counted.seen;
             let flow = stream.shift(ways);
             if stream.counted.seen > before {
-                job.spoke(who, stream.counted.seen - before);
+                job.mark_order(who, stream.counted.seen - before);
             }
             flow
         };
@@ -135,13 +135,13 @@ impl Keeper {
             let due = job.told_at.map_or(now, |at| (at + TELL_EVERY).max(now));
             job.tell_at.get_or_insert(due);
             self.check_output(serial);
-            self.tell_outputs(now);
+            self.report_outputs(now);
         }
         flow
     }
 
     /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
-    pub(crate) fn tell_outputs(&mut self, now: Instant) {
+    pub(crate) fn report_outputs(&mut self, now: Instant) {
         let behind = self.daemon.as_ref().map(DaemonPeer::behind);
         let is_due =
             |one: &&mut RunningExec| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
@@ -163,7 +163,7 @@ impl Keeper {
     }
 
     /// When the next job has to be told of, if anybody would hear it. The loop wakes by itself when a daemon has read.
-    pub(crate) fn tell_at(&self) -> Option<Instant> {
+    pub(crate) fn report_at(&self) -> Option<Instant> {
         let hears = self.daemon.as_ref().is_some_and(|daemon| daemon.behind() <= OUT_SOFT_MAX);
         let due = self.running.iter().filter_map(|one| one.job.as_ref()?.tell_at).min();
         due.filter(|_| hears)

@@ -127,7 +127,7 @@ pub(crate) fn prepare(
 /// outside of it can be looked into: not the runtime's memory, environment or pipes.
 ///
 /// With `Tcp::Closed` they take connecting and binding away as well, which the keeper then does for them.
-pub(crate) fn apart(tcp: TcpAccess) -> io::Result<Ruleset> {
+pub(crate) fn restrict_signals(tcp: TcpAccess) -> io::Result<Ruleset> {
     let (handled_net, size) = match tcp {
         TcpAccess::Open => (0, size_of::<u64>()),
         TcpAccess::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),

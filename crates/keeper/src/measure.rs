@@ -105,7 +105,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     let root = sys::c_string(root.as_os_str())?;
     let top = enter(libc::AT_FDCWD, &root)?.ok_or(io::ErrorKind::NotFound)?;
     let device = sys::stat(top.fd())?.st_dev;
-    let own = look(top.fd(), c"")?;
+    let own = stat_entry(top.fd(), c"")?;
     let named = walk(top, own.mount)?.saturating_add(own.bytes);
     Ok(match namespaces {
         Namespaces::Own => named.saturating_add(removed::bytes(device)),
@@ -126,7 +126,7 @@ fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let entry = match look(dir, name) {
+        let entry = match stat_entry(dir, name) {
             Ok(entry) => entry,
             // Somebody closes it while it is counted, so it cannot be.
             Err(error) if !may_look_into(dir) => return Err(error),
@@ -148,7 +148,7 @@ fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
     Ok(used)
 }
 
-fn look(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
+fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
     let mask = libc::STATX_TYPE | libc::STATX_NLINK | libc::STATX_BLOCKS | libc::STATX_MNT_ID;
     // SAFETY: `statx` is plain data, for which zeroes are a valid value, and outlives the call, as the name does.
@@ -202,14 +202,14 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
 
 /// One may be listed and yet not say what is in it.
 fn may_look_into(dir: RawFd) -> bool {
-    look(dir, c".").is_ok()
+    stat_entry(dir, c".").is_ok()
 }
 
 /// What lies in the files of execs: output that is not archived yet, and what is kept of tool calls.
 fn output_bytes(dir: &OwnedFd) -> io::Result<u64> {
     let name = sys::c_string(OsStr::new(EXEC_DIR))?;
     let Some(top) = enter(dir.as_raw_fd(), &name)? else { return Ok(0) };
-    let mount = look(top.fd(), c"")?.mount;
+    let mount = stat_entry(top.fd(), c"")?.mount;
     walk(top, mount)
 }
 

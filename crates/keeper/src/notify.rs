@@ -174,7 +174,7 @@ impl Supervisor {
     pub(crate) fn serve(&mut self, watched: WatchedDescriptor, events: libc::c_short) {
         let _watchdog = Watchdog::start();
         match watched {
-            WatchedDescriptor::Gate => self.hear_gate(),
+            WatchedDescriptor::Gate => self.receive_sockets(),
             WatchedDescriptor::Calls(serial) => {
                 for _ in 0..TURN_MAX {
                     if !self.take_call(serial) {
@@ -190,7 +190,7 @@ impl Supervisor {
             WatchedDescriptor::Waits(serial) => {
                 if let Some(at) = self.waiting.iter().position(|waiting| waiting.serial == serial) {
                     let waiting = self.waiting.swap_remove(at);
-                    self.go_on(waiting);
+                    self.finish_connect(waiting);
                 }
             }
         }
@@ -401,7 +401,7 @@ mod tests {
         supervisor.wait((1, CALL), stage, None);
         sockets::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
         drop(ours);
-        supervisor.hear_gate();
+        supervisor.receive_sockets();
         assert_eq!(supervisor.waiting.len(), 0);
         server.set_nonblocking(true).unwrap();
         assert_eq!(server.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);

@@ -139,7 +139,7 @@ impl Supervisor {
                 }
             }
         }
-        match (self.way(to, port)?, kind) {
+        match (self.find_route(to, port)?, kind) {
             (ConnectRoute::Inside, SocketKind::Own(_)) => {
                 self.connect_inside(caller, theirs, &address, until)
             }
@@ -166,7 +166,7 @@ impl Supervisor {
     }
 
     /// Where an address leads, if it is open.
-    fn way(&mut self, to: IpAddr, port: u16) -> io::Result<ConnectRoute> {
+    fn find_route(&mut self, to: IpAddr, port: u16) -> io::Result<ConnectRoute> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let rules = self.with.rules.as_ref();
         if network::is_inside(to) {
@@ -176,7 +176,7 @@ impl Supervisor {
         }
         let (Some(rules), Some(stock)) = (rules, &mut self.stock) else { return errno(libc::ENETUNREACH) };
         // What the gate answered comes here before the program hears of it.
-        stock.hear();
+        stock.receive();
         let answered = stock.is_opened(to, port, Instant::now());
         // Rules that close it whatever the host's own addresses are need no look at those.
         if !rules.opens(to, port, AddressOwner::Elsewhere, answered) {
@@ -209,13 +209,13 @@ impl Supervisor {
             },
             SYN_SENT if is_blocking(theirs)? => SocketHistory::Wait,
             SYN_SENT => SocketHistory::Answer(SyscallAnswer::Error(libc::EALREADY)),
-            _ if self.is_told_now(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
+            _ if self.take_connect_result(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
             _ => SocketHistory::Answer(SyscallAnswer::Error(libc::EISCONN)),
         })
     }
 
     /// Whether a program has yet to be told of its connection, which it is by the answer to this.
-    fn is_told_now(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+    fn take_connect_result(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let cookie = cookie(socket)?;
         let at = self.untold.iter().position(|untold| *untold == cookie);
         if let Some(at) = at {
@@ -319,7 +319,7 @@ impl Supervisor {
         }
         let answer = if is_under_way { SyscallAnswer::Error(libc::EINPROGRESS) } else { SyscallAnswer::Done };
         if self.answer(listener, &call, answer) && !is_under_way {
-            self.is_told_now(&ours)?;
+            self.take_connect_result(&ours)?;
         }
         Ok(None)
     }
@@ -361,9 +361,9 @@ impl Supervisor {
     }
 
     /// Hears the gate, and gives what it sent to those who wait for it.
-    pub(crate) fn hear_gate(&mut self) {
+    pub(crate) fn receive_sockets(&mut self) {
         if let Some(stock) = &mut self.stock {
-            stock.hear();
+            stock.receive();
         }
         self.give_sockets();
     }
@@ -397,7 +397,7 @@ impl Supervisor {
         let AddressTarget::To(to, port) = address.leads(family)? else {
             return Ok(Some(SyscallAnswer::Error(libc::EINVAL)));
         };
-        match self.way(to, port)? {
+        match self.find_route(to, port)? {
             ConnectRoute::Outside => {}
             ConnectRoute::Inside => return Ok(Some(SyscallAnswer::Error(CLOSED))),
         }
@@ -425,7 +425,7 @@ impl Supervisor {
     }
 
     /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
-    pub(crate) fn go_on(&mut self, waiting: PendingSyscall) {
+    pub(crate) fn finish_connect(&mut self, waiting: PendingSyscall) {
         let PendingSyscall { listener, call, stage, .. } = waiting;
         let SyscallStage::Connected(socket) = stage else { return };
         if !self.still_waits(listener, &call) {
@@ -435,7 +435,7 @@ impl Supervisor {
             Ok(0) => {
                 if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
-                    drop(self.is_told_now(&socket));
+                    drop(self.take_connect_result(&socket));
                 }
             }
             other => self.finish(listener, &call, other.map(|errno| Some(SyscallAnswer::Error(errno)))),

@@ -77,7 +77,7 @@ impl StreamFiles {
     }
 
     /// Counts bytes that were written, and returns how many are kept now.
-    pub(crate) fn took(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn count_written(&mut self, bytes: u64) -> u64 {
         self.len += bytes;
         match self.part {
             CurrentFile::Head => self.len,

@@ -186,7 +186,7 @@ pub(crate) fn spawn(
             (None, guard)
         }
     };
-    guard.go_on();
+    guard.release();
     Ok(SpawnedChild { pid, guard: Some(guard), stdin, stdout, stderr, progress, calls })
 }
 

@@ -113,7 +113,7 @@ impl SocketStock {
     }
 
     /// Takes what the gate sent.
-    pub(crate) fn hear(&mut self) {
+    pub(crate) fn receive(&mut self) {
         let mut message = [0; 32];
         for _ in 0..MESSAGES_MAX {
             let received = sockets::receive_packet(self.control.as_raw_fd(), &mut message);
@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut before), 0);
             let none = libc::rlimit { rlim_cur: 0, ..before };
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &none), 0);
-            stock.hear();
+            stock.receive();
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &before), 0);
         }
         assert!(stock.has_news(AddressFamily::V4));
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         assert_eq!(stock.sockets[AddressFamily::V4 as usize].asked, asked + 1);
         hand_over();
-        stock.hear();
+        stock.receive();
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(true));
     }
 }

@@ -89,7 +89,7 @@ impl Keeper {
     }
 
     /// Looks at everything that runs, if it is time to.
-    pub(crate) fn look(&mut self, now: Instant) {
+    pub(crate) fn check_limits(&mut self, now: Instant) {
         if self.watch.at.is_none_or(|at| at > now) {
             return;
         }
@@ -104,14 +104,14 @@ impl Keeper {
             return self.watch.at = None;
         };
         let loads = self.needs_loads().then(Loads::now);
-        self.look_at_cpu_time(loads.as_ref());
+        self.check_cpu_time(loads.as_ref());
         match (self.confined.bounds.oom_kills(), &loads) {
-            (Some(kills), _) => self.look_at_kills(kills, now),
-            (None, Some(loads)) => self.look_at_memory(loads, now),
+            (Some(kills), _) => self.check_kills(kills, now),
+            (None, Some(loads)) => self.check_memory(loads, now),
             (None, None) => {}
         }
-        self.look_at_tasks(loads.as_ref());
-        self.look_at_disk(now);
+        self.check_tasks(loads.as_ref());
+        self.check_disk(now);
     }
 
     /// Whether processes have to be added up, for want of a cgroup that does.
@@ -123,7 +123,7 @@ impl Keeper {
         self.confined.proc_is_ours && (memory || pids || cpu)
     }
 
-    fn look_at_cpu_time(&mut self, loads: Option<&Loads>) {
+    fn check_cpu_time(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.cpu_ms else { return };
         let mut over = Vec::new();
         for one in self.running.iter_mut().filter(|one| one.kind.is_called()) {
@@ -147,7 +147,7 @@ impl Keeper {
 
     /// The kernel killed somebody for want of memory: the rest of that exec is ended, too. It does not say whom it was,
     /// so it is told of the exec whose main process fell, or else of the one that uses the most.
-    fn look_at_kills(&mut self, kills: u64, now: Instant) {
+    fn check_kills(&mut self, kills: u64, now: Instant) {
         if kills <= self.watch.oom_kills {
             return self.watch.killed_at = None;
         }
@@ -185,7 +185,7 @@ impl Keeper {
     }
 
     /// Adds up what is in memory. What several processes share counts once, if it comes to that.
-    fn look_at_memory(&mut self, loads: &Loads, now: Instant) {
+    fn check_memory(&mut self, loads: &Loads, now: Instant) {
         let Some(limit) = self.confined.bounds.limits.memory_bytes else { return };
         let using = self.using(loads);
         let shared = match self.confined.namespaces {
@@ -218,7 +218,7 @@ impl Keeper {
     }
 
     /// A fork that is refused is the program's to deal with; one who goes on trying, or leaves no room, is ended.
-    fn look_at_tasks(&mut self, loads: Option<&Loads>) {
+    fn check_tasks(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.pids else { return };
         let is_full = match (self.confined.bounds.refused_forks(), loads) {
             (Some(refused), _) => {
@@ -296,8 +296,8 @@ impl Keeper {
             None => {
                 self.log.say(&format!("what {} left ran into a limit: {cause:?}", using.exec));
                 self.explained(cause.resource);
-                self.doom(&using.exec, Duration::ZERO);
-                self.kill_doomed(Instant::now());
+                self.schedule_kill(&using.exec, Duration::ZERO);
+                self.kill_due(Instant::now());
             }
         }
     }
@@ -311,8 +311,8 @@ impl Keeper {
         one.cause = Some(cause);
         let exec = one.id.clone();
         self.log.say(&format!("{exec} ran into a limit: {cause:?}"));
-        self.doom(&exec, grace);
-        self.kill_doomed(Instant::now());
+        self.schedule_kill(&exec, grace);
+        self.kill_due(Instant::now());
     }
 
     /// What the kernel counted until now is told of somebody, so that it is told of nobody else who lives.
@@ -368,7 +368,7 @@ impl Keeper {
         let now = self.before();
         // Whoever runs beside it may have been hit as well.
         let is_alone = one.kind.is_called() && !self.running.iter().any(|one| one.kind.is_called());
-        let was_asked_to_end = self.is_doomed(&one.id) || self.ending.is_some();
+        let was_asked_to_end = self.is_kill_scheduled(&one.id) || self.ending.is_some();
         let was_large = match (&one.stage, limits.memory_bytes) {
             (ExecStage::Draining { usage, .. }, Some(limit)) => {
                 usage.max_rss_kb.saturating_mul(1024) >= limit / 2
@@ -397,7 +397,7 @@ impl Keeper {
             None => {
                 *ended != ExitOutcome::Code(0) && self.confined.proc_is_ours && {
                     let loads = Loads::now();
-                    self.is_full(&loads, limit.saturating_sub(left_tasks(one, &loads)))
+                    self.is_full(&loads, limit.saturating_sub(leftover_tasks(one, &loads)))
                 }
             }
         }
@@ -407,12 +407,12 @@ impl Keeper {
     fn has_most_tasks(&self, one: &RunningExec) -> bool {
         let limit = self.confined.bounds.limits.pids;
         self.confined.proc_is_ours
-            && limit.is_some_and(|limit| left_tasks(one, &Loads::now()).saturating_mul(2) > limit)
+            && limit.is_some_and(|limit| leftover_tasks(one, &Loads::now()).saturating_mul(2) > limit)
     }
 }
 
 /// The tasks of an exec that is over. It is not among those that run any more, and neither is its main process.
-fn left_tasks(one: &RunningExec, loads: &Loads) -> u64 {
+fn leftover_tasks(one: &RunningExec, loads: &Loads) -> u64 {
     loads.sum(&pids_of(&one.held, loads)).tasks + 1
 }
 

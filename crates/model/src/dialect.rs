@@ -45,7 +45,7 @@ pub(crate) trait AnswerReader: Send {
     /// Takes the data of one event, or one line.
     fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
     /// Takes the one JSON object of a server that does not stream.
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
     fn progress(&self) -> AnswerProgress;
     /// The answer, if it is all there.
     fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault>;

@@ -261,7 +261,8 @@ impl Lodge {
         loop {
             match Client::connect(&self.target(), token).await {
                 // A daemon lets those go who say nothing for seconds, as a machine with too much to do may make one.
-                Err(ClientError::NoDaemon { cause, .. }) if was_let_go(&cause) && Instant::now() < until => {}
+                Err(ClientError::NoDaemon { cause, .. })
+                    if is_closed_by_peer(&cause) && Instant::now() < until => {}
                 other => return other,
             }
         }
@@ -297,7 +298,7 @@ impl Lodge {
 }
 
 /// Whether there was somebody at the other end, who did not wait.
-fn was_let_go(cause: &io::Error) -> bool {
+fn is_closed_by_peer(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 

@@ -187,7 +187,7 @@ impl SimWorld {
     }
 
     fn asks(&self, what: SimRequest, request_id: Option<String>) -> PendingRequest {
-        let (keeper, begun) = (self.keeper_meant(&what), self.begun_meant(&what));
+        let (keeper, begun) = (self.target_keeper(&what), self.target_session_begun(&what));
         PendingRequest { what, request_id, digest: 0, keeper, begun }
     }
 
@@ -209,7 +209,8 @@ impl SimWorld {
             && let Some(row) = self.disk.request(&key.caller, &key.request_id)
         {
             if row.digest != key.digest {
-                return self.heard(caller, Err(ErrorBody::new("request.reused", "it was used before")));
+                return self
+                    .handle_reply(caller, Err(ErrorBody::new("request.reused", "it was used before")));
             }
             let answer: Value = serde_json::from_slice(&row.answer).unwrap_or_default();
             match asks.what {
@@ -234,14 +235,14 @@ impl SimWorld {
                 | SimRequest::Build { .. }
                 | SimRequest::RemoveImage(_)
                 | SimRequest::Tag { .. }
-                | SimRequest::Send { .. } => return self.heard(caller, Ok(answer)),
+                | SimRequest::Send { .. } => return self.handle_reply(caller, Ok(answer)),
             }
         }
         match self.command(&asks.what) {
             // What was found to be so without the engine is nobody's business unless it is asked for again.
-            Ok(Command::Keep { answer }) if key.is_none() => self.heard(caller, Ok(answer)),
+            Ok(Command::Keep { answer }) if key.is_none() => self.handle_reply(caller, Ok(answer)),
             Ok(command) => self.put(caller, key, command),
-            Err(refusal) => self.heard(caller, Err(refusal)),
+            Err(refusal) => self.handle_reply(caller, Err(refusal)),
         }
     }
 
@@ -263,7 +264,7 @@ impl SimWorld {
         self.trace.say(self.now, || format!("caller {caller} is told {}", crate::words::reply(&reply)));
         if self.clients.callers[caller].turn == turn {
             self.check_gone(caller, &reply);
-            self.heard(caller, reply);
+            self.handle_reply(caller, reply);
         }
     }
 
@@ -276,7 +277,7 @@ impl SimWorld {
         }
     }
 
-    fn heard(&mut self, caller: usize, reply: Result<Value, ErrorBody>) {
+    fn handle_reply(&mut self, caller: usize, reply: Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.take() else { return };
         self.tally.told += 1;
         match reply {

@@ -105,7 +105,7 @@ impl SimWorld {
     }
 
     /// The end of a pull, or of one that nobody waits for.
-    pub fn pull_goes(&mut self, agent: &AgentId, ask: u64) {
+    pub fn finish_pull(&mut self, agent: &AgentId, ask: u64) {
         let fails = !self.calm && self.rng.chance(self.plan.pull_fails);
         let again = if fails && self.rng.chance(200) { Again::Never } else { Again::Later };
         let twice = self.rng.chance(50);
@@ -123,11 +123,11 @@ impl SimWorld {
             }
         }
         for _ in 0..=usize::from(twice) {
-            self.tell(self.told(&row, ask, end));
+            self.tell(self.pull_observation(&row, ask, end));
         }
     }
 
-    fn told(&self, row: &AgentRow, ask: u64, end: PullEnd) -> Seen {
+    fn pull_observation(&self, row: &AgentRow, ask: u64, end: PullEnd) -> Seen {
         let agent = row.id.clone();
         match end {
             PullEnd::Failed(again) => {

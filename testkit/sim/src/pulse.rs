@@ -97,7 +97,7 @@ impl SimWorld {
             pulse.dying_until = Some(until);
         }
         if self.mutation == Mutation::HastyDeath {
-            self.tell_died(agent, run, Part::Runtime);
+            self.report_death(agent, run, Part::Runtime);
         }
         self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
     }
@@ -120,6 +120,6 @@ impl SimWorld {
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");
         }
-        self.tell_died(agent, run, Part::Sandbox);
+        self.report_death(agent, run, Part::Sandbox);
     }
 }

@@ -63,7 +63,9 @@ pub(super) async fn check_turn(
     agent: &PromptedAgent,
     turn: &TurnView,
 ) -> TurnAfterAgent {
-    let Ok(now) = daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await else {
+    let Ok(now) =
+        daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await
+    else {
         return TurnAfterAgent::Left(AbandonedTurn::Gone);
     };
     if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
@@ -101,9 +103,9 @@ async fn agent_now(
     agent: &PromptedAgent,
 ) -> Result<(AgentView, LineageView), CommandFailure> {
     let given = AgentRef { agent: agent.id.clone(), request_id: None };
-    let view = daemon.look::<_, AgentDetail>("agent/get", given).await?.agent;
+    let view = daemon.call_without_start::<_, AgentDetail>("agent/get", given).await?.agent;
     let given = LineageRef { lineage: view.lineage.clone() };
-    let lineage = daemon.look("lineage/get", given).await?;
+    let lineage = daemon.call_without_start("lineage/get", given).await?;
     Ok((view, lineage))
 }
 
@@ -112,7 +114,7 @@ pub(super) async fn find_quarantine(
     daemon: &mut DaemonClient<'_>,
     turn: &TurnView,
 ) -> Result<Option<QuarantineView>, CommandFailure> {
-    match daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
+    match daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
         Ok(now) => Ok(now.quarantine),
         Err(failure) if failure.is("turn.not_found") => Ok(None),
         Err(failure) => Err(shut_down(failure)),

@@ -45,7 +45,7 @@ pub(super) async fn list(
             job::command(view),
             job::status(view),
             job::ended_with(view),
-            job::took(view, now),
+            job::run_time(view, now),
             job::output(view),
         ]
     };

@@ -63,7 +63,7 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
             chat.greet(&agent).await?;
             chat.at_terminal(terminal).await
         }
-        None => chat.over_pipe().await,
+        None => chat.run_piped().await,
     }
 }
 
@@ -234,7 +234,7 @@ impl Chat<'_> {
     }
 
     /// One turn a line.
-    async fn over_pipe(&mut self) -> Result<(), CommandFailure> {
+    async fn run_piped(&mut self) -> Result<(), CommandFailure> {
         let (sender, mut lines) = mpsc::channel(LINES_MAX);
         // A thread, because reading a pipe cannot be called off. It ends with the program.
         std::thread::spawn(move || {

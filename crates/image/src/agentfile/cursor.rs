@@ -192,7 +192,7 @@ impl<'a> TokenCursor<'a> {
     }
 
     /// All tokens that are left, for an instruction with a grammar of its own.
-    pub(super) fn rest(&mut self) -> Vec<AgentfileToken> {
+    pub(super) fn take_rest(&mut self) -> Vec<AgentfileToken> {
         self.tokens.by_ref().collect()
     }
 

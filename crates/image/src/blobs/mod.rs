@@ -192,7 +192,7 @@ impl Blobs {
                 found => Err(MakeFileError::Made(BlobError::Wrong { wanted: *digest, found }.into())),
             }
         });
-        taken.map_err(|error| error.told(failed))
+        taken.map_err(|error| error.into_error(failed))
     }
 
     /// Returns once nobody receives this blob. Then it may be there, or it can be received, unless somebody was faster.
@@ -201,7 +201,7 @@ impl Blobs {
             let mut freed = std::pin::pin!(self.shared.freed.notified());
             // From here on, nothing that is freed is missed.
             freed.as_mut().enable();
-            if !self.shared.held().receiving.contains(digest) {
+            if !self.shared.lock_pins().receiving.contains(digest) {
                 return;
             }
             freed.await;
@@ -228,7 +228,7 @@ impl Blobs {
         let found = dirs::stat(&dir, name).map_err(failed)?;
         if !found.is_some_and(|found| dirs::is_file(&found)) {
             let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(MakeFileError::Made));
-            made.map_err(|error| error.told(failed))?;
+            made.map_err(|error| error.into_error(failed))?;
         }
         Ok(path)
     }
@@ -298,7 +298,7 @@ enum MakeFileError<E> {
 }
 
 impl<E: From<BlobError>> MakeFileError<E> {
-    fn told(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
+    fn into_error(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
         match self {
             MakeFileError::Made(error) => error,
             MakeFileError::Io(cause) => failed(cause).into(),

@@ -242,7 +242,7 @@ pub fn read_bin(
     let programs: Vec<_> = manifests.iter().filter(|(named, _)| !is_about(named)).collect();
     let said = match programs.first() {
         None => return Err(BadImage::new("it has no program for any platform")),
-        Some((_, first)) => said(index, first, blob)?,
+        Some((_, first)) => read_description(index, first, blob)?,
     };
     let path = program_path(&said)?;
     let mut platforms = Vec::new();
@@ -297,7 +297,11 @@ impl ToolDescription {
 }
 
 /// Said by the index, by a manifest, or by the labels of a config, as those have them who cannot annotate.
-fn said(index: &Index, first: &Manifest, blob: FetchContents<'_>) -> Result<ToolDescription, BadImage> {
+fn read_description(
+    index: &Index,
+    first: &Manifest,
+    blob: FetchContents<'_>,
+) -> Result<ToolDescription, BadImage> {
     let said =
         match ToolDescription::of(&index.annotations).or_else(|| ToolDescription::of(&first.annotations)) {
             Some(said) => said,

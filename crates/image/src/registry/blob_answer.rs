@@ -25,11 +25,11 @@ impl PullPace {
     }
 
     /// How much longer it is waited for.
-    pub(super) fn left(&self) -> Duration {
+    pub(super) fn time_left(&self) -> Duration {
         self.silence.saturating_sub(self.waited)
     }
 
-    pub(super) fn came(&mut self, bytes: u64, waited: Duration) {
+    pub(super) fn count_bytes(&mut self, bytes: u64, waited: Duration) {
         self.came += bytes;
         self.waited += waited;
         if self.came >= self.wanted {
@@ -41,7 +41,7 @@ impl PullPace {
 /// Where in the blob an answer begins, when it can be what is missing of it.
 pub(super) fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, AttemptError> {
     let host = shown_host(answer.url());
-    let lies = |why: String| Err(AttemptError::lies(&host, why));
+    let lies = |why: String| Err(AttemptError::contradiction(&host, why));
     let length = answer.content_length();
     match answer.status() {
         StatusCode::OK => match length {
@@ -79,13 +79,13 @@ mod tests {
         let terms = RegistryTerms { silence: Duration::from_secs(30), pace: 10, ..RegistryTerms::default() };
         let mut pace = PullPace::new(&terms);
         for _ in 0..9 {
-            pace.came(1, Duration::from_secs(3));
+            pace.count_bytes(1, Duration::from_secs(3));
         }
-        assert_eq!(pace.left(), Duration::from_secs(3));
-        pace.came(1, Duration::from_secs(2));
-        assert_eq!(pace.left(), terms.silence, "enough came in time");
-        pace.came(9, Duration::from_secs(31));
-        assert_eq!(pace.left(), Duration::ZERO);
+        assert_eq!(pace.time_left(), Duration::from_secs(3));
+        pace.count_bytes(1, Duration::from_secs(2));
+        assert_eq!(pace.time_left(), terms.silence, "enough came in time");
+        pace.count_bytes(9, Duration::from_secs(31));
+        assert_eq!(pace.time_left(), Duration::ZERO);
     }
 
     #[test]

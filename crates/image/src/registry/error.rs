@@ -94,7 +94,7 @@ impl AttemptError {
         AttemptError { error, again: RetryAdvice::Soon }
     }
 
-    pub(super) fn lies(host: &str, why: impl Into<String>) -> AttemptError {
+    pub(super) fn contradiction(host: &str, why: impl Into<String>) -> AttemptError {
         RegistryError::Lies { host: host.to_owned(), why: why.into() }.into()
     }
 }

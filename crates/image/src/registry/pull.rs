@@ -107,7 +107,7 @@ impl RegistryClient {
         loop {
             match self.document_once(home, reference, wanted, about).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -122,10 +122,13 @@ impl RegistryClient {
         let ask = RegistryRequest::new(Method::GET, home.manifest(reference), RegistryRight::Pull, about);
         let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(RedirectPolicy::SameOrigin)).await?;
         let claimed = answer.headers().get(CONTENT_DIGEST).cloned();
-        let bytes = self.read_whole(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
+        let bytes = self.read_bounded(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
         let found = Digest::of(&bytes);
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(AttemptError::lies(&home.host, format!("asked for {wanted} it sent {found}")));
+            return Err(AttemptError::contradiction(
+                &home.host,
+                format!("asked for {wanted} it sent {found}"),
+            ));
         }
         agrees(home, claimed.as_ref(), found)?;
         Ok(bytes)
@@ -149,7 +152,7 @@ pub(super) fn agrees(
     if other_kind || text.parse() == Ok(found) {
         return Ok(());
     }
-    Err(AttemptError::lies(&home.host, format!("it gives {found} another digest")))
+    Err(AttemptError::contradiction(&home.host, format!("it gives {found} another digest")))
 }
 
 /// Runs what waits for the disk where it may.
@@ -268,7 +271,7 @@ impl ImagePull<'_> {
         let mut lied = false;
         loop {
             let Some(incoming) = self.take_turn(&part).await? else { return Ok(()) };
-            let whole = self.go_on(&part, incoming).await?;
+            let whole = self.receive_blob(&part, incoming).await?;
             match on_disk(move || whole.finish()).await {
                 Ok(()) => return Ok(()),
                 Err(BlobError::Wrong { wanted, found }) if lied => {
@@ -296,7 +299,7 @@ impl ImagePull<'_> {
     }
 
     /// Asks until all of a blob came, or it gets no further.
-    async fn go_on(
+    async fn receive_blob(
         &self,
         part: &Descriptor,
         mut incoming: IncomingBlob,
@@ -308,7 +311,7 @@ impl ImagePull<'_> {
             tries.reached(incoming.len());
             match done {
                 Ok(()) => return Ok(incoming),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -385,7 +388,7 @@ impl ImagePull<'_> {
             Ok(()) => came,
             Err(BlobError::TooLarge { size }) => {
                 let why = format!("it sends more than the {size} bytes of {digest}");
-                Err(AttemptError::lies(&self.home.host, why))
+                Err(AttemptError::contradiction(&self.home.host, why))
             }
             Err(error) => Err(error.into()),
         };
@@ -404,10 +407,10 @@ impl ImagePull<'_> {
         let mut body = answer.bytes_stream();
         loop {
             let asked = Instant::now();
-            let piece = tokio::time::timeout(pace.left(), body.next()).await;
+            let piece = tokio::time::timeout(pace.time_left(), body.next()).await;
             let Some(piece) = piece.map_err(|_| stalled(&url, pace.silence))? else { return Ok(()) };
             let piece = piece.map_err(|cause| unreachable(&url, cause))?;
-            pace.came(piece.len() as u64, asked.elapsed());
+            pace.count_bytes(piece.len() as u64, asked.elapsed());
             left = left.saturating_sub(piece.len() as u64);
             // Whoever writes has stopped when it was too much, and says so.
             if pieces.send(piece).await.is_err() || left == 0 {

@@ -96,7 +96,7 @@ impl EditedSessions {
 
 impl CrashWorld {
     /// Waits for the end of a turn, and for the right one.
-    pub async fn wait_said(&mut self, said: &EditedTurn) -> Result<(), Trouble> {
+    pub async fn wait_for_turn(&mut self, said: &EditedTurn) -> Result<(), Trouble> {
         self.edited.turns.insert(said.turn.clone(), said.plan.text.clone());
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let until = Instant::now() + PATIENCE;

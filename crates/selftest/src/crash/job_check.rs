@@ -40,7 +40,7 @@ pub struct JobViews {
 
 impl CrashWorld {
     /// Whoever has jobs that ended gets one more message, so that there is an occasion to tell of them.
-    pub async fn tell_of_jobs(&mut self) -> Result<(), Trouble> {
+    pub async fn prompt_for_notes(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let listed = all_jobs(&mut client).await.map_err(refused("list the jobs"))?;
         let sessions: BTreeSet<(String, String)> =
@@ -63,7 +63,7 @@ impl CrashWorld {
                 return Ok(jobs);
             }
         };
-        let mut wanted = self.wanted();
+        let mut wanted = self.expected_jobs();
         for view in listed {
             let token = token_of(&view);
             let known = jobs.views.contains_key(&token);
@@ -93,7 +93,7 @@ impl CrashWorld {
     }
 
     /// All that was submitted: by clients, and by models.
-    fn wanted(&self) -> BTreeMap<String, ExpectedJob> {
+    fn expected_jobs(&self) -> BTreeMap<String, ExpectedJob> {
         let clients = self.jobs.iter().map(|job| {
             (job.token.clone(), ExpectedJob { kind: job.kind, agent: job.agent, id: job.id.clone() })
         });

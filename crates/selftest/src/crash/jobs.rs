@@ -123,7 +123,7 @@ impl CrashWorld {
     pub async fn gather_jobs(&mut self) {
         while let Some(joined) = self.submitting.join_next().await {
             match joined {
-                Ok((at, Ok(view))) => self.took(at, view),
+                Ok((at, Ok(view))) => self.record_view(at, view),
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("job {} was refused: {error:?}", self.jobs[at].token);
@@ -136,7 +136,7 @@ impl CrashWorld {
         }
     }
 
-    fn took(&mut self, at: usize, view: JobView) {
+    fn record_view(&mut self, at: usize, view: JobView) {
         let job = &mut self.jobs[at];
         match &job.id {
             None => {
@@ -188,7 +188,7 @@ impl CrashWorld {
     }
 
     /// Looks at some of the jobs so far: they are there, and what can be read of them is what they wrote.
-    pub async fn look_at_jobs(&mut self) -> Result<(), Trouble> {
+    pub async fn check_some_jobs(&mut self) -> Result<(), Trouble> {
         let known: Vec<usize> = (0..self.jobs.len()).filter(|at| self.jobs[*at].id.is_some()).collect();
         for _ in 0..LOOKS.min(known.len() as u64) {
             let at = *self.rng.pick(&known);

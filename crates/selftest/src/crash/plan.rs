@@ -222,7 +222,7 @@ impl TurnShape {
     }
 
     /// The last tool's output is in the answer where it is certain which one that is.
-    fn tells_tool(self) -> bool {
+    fn shows_tool_output(self) -> bool {
         match self {
             TurnShape::Plain
             | TurnShape::Stream
@@ -295,7 +295,7 @@ impl TurnPlan {
         let heard = note
             .map_or_else(|| self.text.clone(), |note| format!("{NOTE_HEAD}{note}{NOTE_END}{}", self.text));
         let echo = self.echo.as_ref().unwrap_or(&heard);
-        answer(echo, if self.shape.tells_tool() { last_result } else { "" })
+        answer(echo, if self.shape.shows_tool_output() { last_result } else { "" })
     }
 }
 
@@ -333,7 +333,7 @@ fn commands(shape: TurnShape, token: &str, lines: &ToolScripts, rng: &mut CrashR
     let faults =
         ["", "", "", "[[cut:1]]", "[[cut:3]]", "[[status-once:500]]", "[[garbage-once]]", "[[error-once]]"];
     text.push_str(rng.pick::<&str>(&faults));
-    let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+    let said = if shape.shows_tool_output() { "{{tool}}" } else { "" };
     text.push_str(&format!("[[reply:{}]]", answer(token, said)));
     text
 }
@@ -347,7 +347,7 @@ pub fn script(lines: &ToolScripts) -> Value {
             json!({"calls": calls.iter().map(call).collect::<Vec<Value>>()})
         });
         let mut steps: Vec<Value> = calls.collect();
-        let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+        let said = if shape.shows_tool_output() { "{{tool}}" } else { "" };
         let mut last = json!({"text": answer("{{input}}", said)});
         if shape.streams() {
             last["chunks"] = CHUNKS.into();

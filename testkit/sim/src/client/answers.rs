@@ -13,7 +13,7 @@ use crate::world::SimWorld;
 
 impl SimWorld {
     /// The keeper that a stop or kill is about.
-    pub(super) fn keeper_meant(&self, what: &SimRequest) -> Option<(u64, u32)> {
+    pub(super) fn target_keeper(&self, what: &SimRequest) -> Option<(u64, u32)> {
         let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = what else { return None };
         let row = self.disk.agent(agent)?;
         let keeper = self.machine.sandboxes.get(&row.sandbox)?.keeper.as_ref()?;
@@ -21,7 +21,7 @@ impl SimWorld {
     }
 
     /// The session that a deletion is about, by how often it had begun.
-    pub(super) fn begun_meant(&self, what: &SimRequest) -> u32 {
+    pub(super) fn target_session_begun(&self, what: &SimRequest) -> u32 {
         let SimRequest::Edit { session, edit: SessionEdit::Delete } = what else { return 0 };
         self.disk.begun(session)
     }
@@ -30,7 +30,7 @@ impl SimWorld {
     pub(super) fn check_gone(&mut self, caller: usize, reply: &Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.as_ref() else { return };
         let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = &asks.what else { return };
-        let lives = asks.keeper.is_some() && self.keeper_meant(&asks.what) == asks.keeper;
+        let lives = asks.keeper.is_some() && self.target_keeper(&asks.what) == asks.keeper;
         let stopped = self.disk.agent(agent).is_some_and(|row| row.state == AgentState::Stopped);
         if reply.is_ok() && stopped && lives {
             self.fail(format!("{agent} is told to be stopped, and its sandbox lives"));
