@@ -130,7 +130,7 @@ fn shut_down(failure: CommandFailure) -> CommandFailure {
     failure
 }
 
-/// The job that a model was told of: what one wants to know of it is what it is called.
+/// The job that a model submitted, by its id.
 fn submitted(tool: &str, result: Option<&str>) -> Option<String> {
     let told: Value = serde_json::from_str(result.filter(|_| tool == "job_submit")?).ok()?;
     Some(told.get("job_id")?.as_str()?.to_owned())
@@ -172,7 +172,7 @@ impl TurnScreen<'_> {
                 let exit_code = data.get("exit_code").and_then(Value::as_i64);
                 let bytes = data.get("bytes").and_then(Value::as_u64);
                 let status = text_of(data, "cause").or_else(|| text_of(data, "status"));
-                // Of several that run at once the first to end is told first.
+                // Of several parallel calls, the first to end is shown first.
                 let name = render::one_line(text_of(data, "name").unwrap_or("?"));
                 let ended = match submitted(&name, text_of(data, "preview")) {
                     Some(job) => render::one_line(&job),

@@ -149,7 +149,7 @@ fn could_not_start(cause: impl ToString) -> CommandFailure {
     CommandFailure::new(CommandExit::NoDaemon, "could not start the daemon").because(cause)
 }
 
-/// The `lodged` beside this program, else whatever the PATH has.
+/// The `lodged` in the directory of this program, otherwise the one on the PATH.
 pub(crate) fn find_lodged() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("lodged")));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
@@ -194,7 +194,8 @@ fn detached(runs: &Path, program: &Path, state_dir: &Path, log: File) -> io::Res
     command
         .arg0(program)
         .arg("serve")
-        // The daemon must keep its state where we look for its socket, whatever else the environment says.
+        // The daemon must use the state directory in which we look for its socket, regardless of the rest of the
+        // environment.
         .env_remove("LODGED_DATA_DIR")
         .current_dir("/")
         .stdin(Stdio::null())

@@ -117,7 +117,7 @@ impl DaemonAddress {
         }
     }
 
-    /// Dials once. The token is read anew each time: a daemon that started meanwhile may have written another.
+    /// Connects once. The token is read each time: a new daemon may have written another.
     pub(crate) async fn dial(&self) -> Result<Client, ClientError> {
         Client::connect(&self.target, self.login()).await
     }

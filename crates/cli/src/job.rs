@@ -83,7 +83,7 @@ pub(crate) fn standing(job: &JobView, now_ms: i64) -> String {
     }
 }
 
-/// The code that whoever waited for it ends with: its own, or what a shell says of a signal.
+/// The exit code for a command that waited for it: its own, or the shell's code for a signal.
 pub(crate) fn exit(job: &JobView) -> CommandExit {
     let code = job.exit_code.or(job.signal.map(|signal| SIGNAL_BASE + signal));
     match (job.status.as_str(), code) {

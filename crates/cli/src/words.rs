@@ -69,7 +69,7 @@ impl Words {
         self.stderr_is_terminal && !self.quiet
     }
 
-    /// Whether what stands on stderr can be drawn anew, and whether in colour.
+    /// Whether stderr can be redrawn, and whether in colour.
     pub(crate) fn canvas(&self) -> Canvas {
         match (self.stderr_is_terminal && !self.dumb, self.colour) {
             (false, _) => Canvas::Lines,

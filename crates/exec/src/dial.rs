@@ -48,7 +48,7 @@ impl SandboxHost {
                 Err(error) => return Err(no_keeper(error)),
             }
         };
-        // Taken before the proof: whoever answers it afterwards is this process, not a later one.
+        // Opened before the proof, so that it refers to the process that answers, not to a later one.
         let pidfd = peer_pidfd(&stream).ok();
         let mut input = Assembler::default();
         let welcome = shake_hands(&stream, &mut input, sandbox, secret, epoch).await?;

@@ -224,7 +224,7 @@ pub enum SendError {
     TooLong { len: usize, len_max: usize },
 }
 
-/// A file that a sandbox left is not what it should be. Whoever reads decides about each of these.
+/// A file of a sandbox is not valid. The caller decides what to do about each of these.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("`{id}` cannot name a sandbox or an exec")]

@@ -13,7 +13,7 @@ use crate::request::ModelRequest;
 use crate::secret::Secret;
 use crate::{anthropic, gemini, ollama, openai};
 
-/// How the pieces of an answer are told apart.
+/// How the pieces of an answer are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// Server-sent events; a server may answer with one JSON object instead.
@@ -28,7 +28,7 @@ pub(crate) trait Dialect: Sync {
     fn address(&self, provider: &Provider, model: &str) -> Url;
     /// Where the models are listed.
     fn listing(&self, provider: &Provider) -> Url;
-    /// The key and whatever else every request must carry.
+    /// The key and the other headers of every request.
     fn headers(&self, key: Option<&Secret>) -> HeaderMap;
     fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8>;
     fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader>;

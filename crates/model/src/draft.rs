@@ -1,4 +1,4 @@
-//! An answer in the making, within its limits, whatever protocol it comes in.
+//! An answer that is being assembled, within its limits, for all protocols.
 
 use crate::context::CallLimits;
 use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};

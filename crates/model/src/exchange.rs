@@ -267,7 +267,7 @@ impl<'a> Exchange<'a> {
                 },
             }
             if frames.progress() == AnswerProgress::Done {
-                // Reading to the end lets the connection serve the next call; an answer is not held up for it.
+                // Reading to the end lets the connection serve the next call. The answer does not wait for it.
                 let _ = tokio::time::timeout(DRAIN_GRACE, response.chunk()).await;
                 break;
             }

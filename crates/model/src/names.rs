@@ -38,7 +38,7 @@ impl<'a> PlainNames<'a> {
         self.names.get(name)
     }
 
-    /// The name that a model means: what it was told may not be what the tool is called.
+    /// The tool that a model means: the protocol may not allow the tool's own name.
     pub(crate) fn tool_name<'s>(&'s self, name: &'s str) -> &'s str {
         self.names.odd.iter().find(|(_, written)| *written == name).map_or(name, |(odd, _)| odd)
     }

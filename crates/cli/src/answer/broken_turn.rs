@@ -57,7 +57,7 @@ pub(super) enum AbandonedTurn {
     Gone,
 }
 
-/// Looks at the turn, the agent and its lineage: the agent's policy has decided by the time its end is told.
+/// Checks the turn, the agent and its lineage: the agent's policy has been applied before its end is reported.
 pub(super) async fn check_turn(
     daemon: &mut DaemonClient<'_>,
     agent: &PromptedAgent,

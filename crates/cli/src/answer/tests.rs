@@ -84,7 +84,7 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
         Some("the turn will not continue; `lodge session show ses_1` shows its progress")
     );
     assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
-    // Whatever names no next step gets one, unless its agent is gone with the answer.
+    // A failure without a next step gets one, unless its agent is removed.
     let data = json!({"code": "model.status", "message": "the provider answered with status 500"});
     let told = |stays| parts(with_next_step(failed(data.as_object().unwrap()), &ada(stays), &turn())).2;
     assert!(told(true).unwrap().ends_with("`lodge session regenerate ses_1` asks again"));

@@ -10,7 +10,7 @@ use crate::job;
 use crate::render::{counted, now_ms};
 use crate::words::prompt_for;
 
-/// Jobs that are told one by one; of more there is a listing.
+/// The most jobs that are listed one by one; for more there is a listing.
 const TOLD_MAX: usize = 5;
 const WAYS_OUT: &str = "`--jobs cancel` cancels its jobs, `--jobs wait` waits for them";
 
@@ -49,7 +49,7 @@ pub(super) struct StopWithJobs<'a> {
 }
 
 impl<'a> StopWithJobs<'a> {
-    /// `state` is what was told when the agent was attached to.
+    /// `state` is the state at the time of the attach.
     pub(super) fn new(
         context: &'a CommandContext,
         end: AgentStopKind,
@@ -65,7 +65,7 @@ impl<'a> StopWithJobs<'a> {
         daemon: &mut DaemonClient<'_>,
         fate: Option<JobsFate>,
     ) -> Result<AgentView, CommandFailure> {
-        // What is told when one attaches ends somewhere, and those that run may be the oldest.
+        // The state of an attach is limited, and the running jobs may be the oldest.
         if !self.jobs.is_empty() {
             self.load_jobs(daemon).await?;
         }

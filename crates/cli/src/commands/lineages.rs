@@ -19,7 +19,7 @@ use crate::words::put;
 
 /// The largest snapshot that is read from a file.
 const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// Lineages that are told about one by one; of more there is a listing.
+/// The most lineages that are listed one by one; for more there is a listing.
 const WAITING_TOLD_MAX: usize = 5;
 
 pub(super) async fn lineage(context: &CommandContext, command: LineageCommand) -> Result<(), CommandFailure> {
@@ -106,7 +106,7 @@ pub(super) async fn orphaned(daemon: &mut DaemonClient<'_>) -> Result<Vec<Lineag
     list_visible(daemon, ORPHANED).await
 }
 
-/// What there is of a status for whoever asks: an agent's token may see its agent, and no lineages.
+/// The lineages with a status that the caller may see: an agent's token sees its agent but no lineages.
 async fn list_visible(
     daemon: &mut DaemonClient<'_>,
     status: &str,
@@ -226,7 +226,7 @@ async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), Comm
     put(&format!("{}\n", view.id))
 }
 
-/// Streams the document: one page of messages is held at a time.
+/// Streams the document: only one page of messages is in memory at a time.
 async fn show_snapshot(context: &CommandContext, lineage: &str) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut sessions: Vec<SessionBoundary> = Vec::new();

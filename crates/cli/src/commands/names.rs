@@ -14,7 +14,7 @@ pub(super) struct AgentNames {
 }
 
 impl AgentNames {
-    /// Remembers a name that was told anyway.
+    /// Remembers a name that another reply contained.
     pub(super) fn learn(&mut self, agent: &str, name: &str) {
         self.known.insert(agent.to_owned(), name.to_owned());
     }

@@ -92,7 +92,7 @@ pub(super) async fn see(
     if context.words.json {
         match daemon.call::<_, TurnView>("turn/get", TurnRef { turn: turn.id }).await {
             Ok(turn) => context.words.json(&turn)?,
-            // A turn that went with its agent cannot be shown; why it ended is told instead.
+            // A turn that was removed with its agent cannot be shown; the reason for its end is shown instead.
             Err(failure) => {
                 return Err(match ending {
                     TurnEnding::Done => failure,

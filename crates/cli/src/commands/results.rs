@@ -39,7 +39,7 @@ impl<'a> ResultList<'a> {
         Ok(())
     }
 
-    /// The only one that was asked for fails the command; of several, each is told.
+    /// If there was only one argument, its failure fails the command; of several, each failure is reported.
     pub(super) fn failed(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         match failure {
             CommandFailure::Told(report) if self.asked > 1 => {

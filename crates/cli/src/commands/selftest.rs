@@ -1,6 +1,6 @@
-//! `selftest`: the proof that nothing is lost and nothing happens twice, on a throw-away state directory.
+//! `selftest`: tests that nothing is lost and nothing happens twice, on a temporary state directory.
 //!
-//! Owns: what is told of a run. Never: the user's own daemon or state directory; see the crate `lodge-selftest`.
+//! Owns: the output of a run. Never: the user's own daemon or state directory; see the crate `lodge-selftest`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ use crate::words::{Words, put, tell};
 /// Between two looks at the progress, for a person who watches and for a log.
 const WATCHED_EVERY: Duration = Duration::from_millis(200);
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
-/// Broken promises that are told in words; the rest is counted.
+/// Broken promises that are described; the rest is counted.
 const TOLD_MAX: usize = 10;
 const TOLD_CHARS_MAX: usize = 2_000;
 

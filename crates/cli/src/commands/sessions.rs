@@ -159,7 +159,7 @@ fn head(view: &SessionDetail, words: &Words) -> String {
     text
 }
 
-/// What stands behind a turn: what there is of an answer that broke off, how it ended, and its other branches.
+/// The lines after a turn: a partial answer, how it ended, and its other branches.
 fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
     let mut text = String::new();
     if turn.status != "done" {

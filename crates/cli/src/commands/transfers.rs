@@ -107,15 +107,15 @@ async fn pull_image(
 
 fn begin_pull(context: &CommandContext, kind: TransferKind, reference: &str) -> TransferMeter {
     let noun = kind.noun();
-    // The daemon fetches for whoever asks next, too.
+    // The daemon also continues the transfer for other callers.
     context.set_interrupt_note(format!(
         "detached; the daemon continues the pull: `lodge {noun} pull {reference}` shows its progress again"
     ));
     TransferMeter::new(&context.words, format!("pulling {reference}"))
 }
 
-/// Brings an image that is not here and that names a registry, before an agent is made of it: whoever waits sees how far
-/// it is. What cannot be looked up or pulled is left to whatever comes next to complain about.
+/// Pulls an image that is not local and that names a registry, before an agent is created from it, so that its
+/// progress is shown. Errors of the lookup and of the pull are left to the call that follows.
 pub(super) async fn pull_if_missing(
     context: &CommandContext,
     daemon: &mut DaemonClient<'_>,

@@ -23,7 +23,7 @@ const IN_THE_WAY: &[&str] = &["oneOf", "not", "prefixItems"];
 const WITHOUT: &[&str] =
     &["claude-2", "claude-3", "claude-opus-4-0", "claude-opus-4-2", "claude-sonnet-4-0", "claude-sonnet-4-2"];
 
-/// The schema for `model`, or nothing when it cannot be told: then the instruction alone asks for it.
+/// The schema for `model`, or nothing if the protocol cannot express it: then only the instruction requests it.
 pub(crate) fn schema_for(model: &str, schema: &Value) -> Option<Value> {
     if WITHOUT.iter().any(|older| model.starts_with(older)) {
         return None;
@@ -50,7 +50,7 @@ fn narrowed(schema: &Value) -> Option<Value> {
                 Value::Array(schemas.iter().map(narrowed).collect::<Option<Vec<_>>>()?)
             }
             ("items", schema) => narrowed(schema)?,
-            // An object is closed, or it cannot be told.
+            // An object must be closed, or the protocol cannot express it.
             ("additionalProperties", Value::Bool(false)) => Value::Bool(false),
             ("additionalProperties", _) => return None,
             (_, value) => value.clone(),

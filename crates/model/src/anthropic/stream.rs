@@ -93,7 +93,7 @@ impl AnthropicReader {
         Self { draft, blocks: Vec::new(), began: false, refusal: None, done: false }
     }
 
-    /// Counts are of the whole so far. Here the input is told without what the cache had and got.
+    /// Counts are totals so far. The input count excludes tokens that were read from or written to the cache.
     fn count(&mut self, usage: &AnthropicUsage) {
         let counted = &mut self.draft.usage;
         let kept = counted.cached_tokens.saturating_add(counted.cache_write_tokens);

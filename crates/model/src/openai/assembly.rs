@@ -170,7 +170,7 @@ fn weight(value: &Value) -> usize {
     }
 }
 
-/// In a whole answer each entry is a call of its own, whatever index or id it has.
+/// In a complete answer each entry is a separate call, regardless of its index and id.
 fn numbered(mut message: OpenaiDelta) -> OpenaiDelta {
     for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
         call.index = Some(index);

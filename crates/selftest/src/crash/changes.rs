@@ -282,7 +282,7 @@ impl CrashWorld {
         Ok(self.numbered(method, params, what))
     }
 
-    /// A change that is written down at once, whatever else there is to do.
+    /// A change that is recorded immediately, regardless of other work.
     fn plan_recorded(&mut self) -> RequestedChange {
         let (method, params, what) = match self.plan_edit() {
             (_, _, ChangeKind::Send { .. }) => self.plan_token(),
@@ -352,7 +352,7 @@ impl CrashWorld {
         let key = format!("CHANGE_{:X}", self.rng.next());
         let kind = self.rng.below(3);
         if kind > 0 {
-            // A restart breaks off what runs; an update waits for it, and may as well find nothing.
+            // A restart interrupts running work; an update waits for it, and may find nothing to do.
             if kind == 2 || self.rng.percent(50) {
                 self.settle().await?;
             }

@@ -49,7 +49,7 @@ impl EditedSession {
     pub fn rewind(&mut self, turns: usize) {
         let before = self.path.clone();
         self.path.truncate(turns);
-        // Whatever was left at one of these turns goes on from there now.
+        // Branches at these turns now start from the new path.
         self.left.retain(|tip, _| !before.iter().any(|said| said.turn == *tip));
         if let Some(tip) = before.last().filter(|_| before.len() > turns) {
             self.left.insert(tip.turn.clone(), before);
@@ -192,7 +192,7 @@ pub async fn conversation(client: &mut Client, session: &str) -> Result<Vec<[Str
             [pair[0].turn.clone(), text(0, "user"), text(1, "assistant")]
         })
         .collect();
-    // Where the two lists do not agree, the turn is told without its words.
+    // Where the two lists differ, the turn is reported without its text.
     for (at, turn) in turns.into_iter().enumerate() {
         match told.get_mut(at) {
             Some(pair) if pair[0] == turn => {}

@@ -1,4 +1,5 @@
-//! Jobs against their plans: none lost, none run twice, every byte, how each ended, who was told, and nothing left.
+//! Jobs compared with their plans: none lost, none run twice, every byte, how each ended, who was notified, and
+//! nothing left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::trouble::{Trouble, refused};
 /// How the error of a job begins whose keeper died.
 const LOST: &str = "lost: ";
 
-/// What somebody submitted, whoever it was.
+/// A submitted job, from a client or a model.
 #[derive(Debug, Clone)]
 struct ExpectedJob {
     kind: JobKind,
@@ -39,7 +40,7 @@ pub struct JobViews {
 }
 
 impl CrashWorld {
-    /// Whoever has jobs that ended gets one more message, so that there is an occasion to tell of them.
+    /// Sends one more message to sessions with ended jobs, so that the jobs can be reported.
     pub async fn prompt_for_notes(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let listed = all_jobs(&mut client).await.map_err(refused("list the jobs"))?;
@@ -193,7 +194,8 @@ impl CrashWorld {
         }
     }
 
-    /// Each end of a session's job was told once: to the turn that waited for it, or in a note before a later one.
+    /// Each end of a session's job was reported once: to the turn that waited for it, or in a note before a later
+    /// turn.
     pub fn check_notes(&mut self, jobs: &JobViews, messages: &BTreeMap<String, Vec<MessageView>>) {
         let waited: BTreeSet<&str> = self
             .sent
@@ -283,7 +285,7 @@ fn falls_during(view: &JobView, agent: usize, falls: &[KeeperDeath]) -> bool {
 }
 
 impl JobViews {
-    /// Whether a model may be told this of the job of its turn.
+    /// Whether this is a valid report to a model about the job of its turn.
     pub fn may_say(&self, tool: CrashTool, token: &str, text: &str) -> bool {
         let Some(view) = self.views.get(token) else { return false };
         let [stdout, stderr] = MODEL_JOB.written(token);

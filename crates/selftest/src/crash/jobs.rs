@@ -38,7 +38,7 @@ pub struct SubmittedJob {
     pub id: Option<String>,
 }
 
-/// Kills whoever may die while jobs run and are archived, and nothing else is at work.
+/// Kills processes that may die while jobs run and are archived, and no other work runs.
 pub async fn jobs_alone(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, 2, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
@@ -161,7 +161,7 @@ impl CrashWorld {
         self.jobs.iter().filter_map(|job| job.id.as_ref()).filter(|id| !ended.contains(*id)).count()
     }
 
-    /// Waits until no job waits or runs, whoever submitted it.
+    /// Waits until no job is pending or running.
     pub async fn settle_jobs(&mut self) -> Result<(), Trouble> {
         let until = Instant::now() + self.setup.patience;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;

@@ -96,7 +96,7 @@ impl CrashWorld {
         self.settle().await
     }
 
-    /// Whatever killed the daemon here, it was not what it computed.
+    /// The work that the daemon computed did not cause these deaths.
     pub async fn expect_no_quarantine(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {

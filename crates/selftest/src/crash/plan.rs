@@ -37,9 +37,9 @@ pub enum TurnShape {
     Long,
     /// One tool that leaves a daemon behind: forked twice, in a session of its own, with no name or place of Lodge's.
     Leave,
-    /// The same, and deaf to every signal that it can be deaf to: whoever ends it has to wait.
+    /// The same, and it ignores every signal that can be ignored: ending it takes time.
     LeaveDeaf,
-    /// A job that is started and left alone: a later turn is told of its end.
+    /// A job that is started and ignored: its end is reported to a later turn.
     JobLeft,
     /// A job that is waited for.
     JobWaited,
@@ -137,7 +137,7 @@ impl CrashTool {
 pub const BINS: &str = "BIN bash host:bash \"run a line\"\nBIN again host:bash safe \"run a line that may be repeated\"\n\
      BIN sleep host:sleep \"wait\"\nBIN setsid host:setsid \"begin a session\"\n";
 
-/// How the daemon begins when it asks a model to sum up what it will not be told again.
+/// The start of the daemon's request for a summary of the turns that the model will not read again.
 pub const SUMMARY_ASKED: &str = "[This is not from the user.";
 
 const CHUNKS: u64 = 8;
@@ -290,7 +290,7 @@ impl TurnPlan {
         TurnPlan { shape, token: token.to_owned(), text, echo }
     }
 
-    /// The answer, when this is what the last tool said, and what was told of jobs before the message.
+    /// The answer, given the output of the last tool and the notes about jobs before the message.
     pub fn answer(&self, last_result: &str, note: Option<&str>) -> String {
         let heard = note
             .map_or_else(|| self.text.clone(), |note| format!("{NOTE_HEAD}{note}{NOTE_END}{}", self.text));
