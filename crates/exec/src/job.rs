@@ -98,7 +98,7 @@ impl SandboxHost {
         })
     }
 
-    /// The marks of the order in which both streams spoke, from `offset` on: see [`Runs`](lodge_link::OrderRuns).
+    /// The marks of the order in which both streams spoke, from `offset` on: see [`OrderRuns`](lodge_link::OrderRuns).
     pub fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
         self.in_job(sandbox, job, |dir| {
             let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {

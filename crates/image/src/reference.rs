@@ -157,7 +157,7 @@ impl fmt::Display for TaggedName {
     }
 }
 
-/// How the tools are had that come with Lodge, for whoever names one of them.
+/// The hint how to get the tools that come with Lodge.
 pub fn stock_hint(reference: &str) -> Option<&'static str> {
     reference.starts_with("stock/").then_some(
         "`make stock` builds the tools that come with Lodge; `lodge image import --yes target/stock/stock.tar` brings them in",

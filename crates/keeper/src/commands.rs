@@ -1,4 +1,4 @@
-//! What a keeper does when it is told to.
+//! The commands of the daemon.
 //!
 //! Owns: carrying out each command once, however often it arrives.
 

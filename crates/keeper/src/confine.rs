@@ -1,6 +1,6 @@
 //! The inner fence: what processes of the sandbox may do, decided once for all of them.
 //!
-//! Whatever is inherited is set on the keeper itself, so starting an exec costs no more than it must.
+//! Inherited restrictions are set on the keeper itself, so that starting an exec costs as little as possible.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -21,7 +21,7 @@ const COUNT_AGAIN_MAX: Duration = Duration::from_secs(30);
 /// Between two counts, at least; and so many times as long as the last one took.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 4;
-/// Counts in a row that came to nothing, until whoever runs is taken to be in their way.
+/// Failed counts in a row after which a running program is assumed to prevent them.
 const FAILURES_MAX: u32 = 3;
 /// Most tools that wait for a count.
 const WAITING_MAX: usize = 64;
@@ -61,7 +61,7 @@ impl FreeSpace {
         Ok(FreeSpace { bytes: stat.f_bfree.saturating_mul(stat.f_bsize.max(0) as u64), files: stat.f_ffree })
     }
 
-    /// What was taken since, by whomever.
+    /// Space that was used since then, by any process.
     fn taken_until(self, now: FreeSpace) -> u64 {
         let files = self.files.saturating_sub(now.files).saturating_mul(ENTRY_BYTES);
         self.bytes.saturating_sub(now.bytes).max(files)
@@ -141,7 +141,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the answer of whoever counts, if there is one.
+    /// Reads the result of the counting process, if there is one.
     pub(crate) fn receive_count(&mut self, now: Instant) {
         let Some((measuring, free, began)) = &self.disk.under_way else { return };
         let used = match measuring.answer() {
@@ -227,7 +227,7 @@ impl Keeper {
         self.disk.under_way.is_some() || !self.disk.waiting.is_empty()
     }
 
-    /// The descriptor on which the answer of whoever counts arrives.
+    /// The descriptor on which the result of the counting process arrives.
     pub(crate) fn count_answer(&self) -> Option<&std::os::fd::OwnedFd> {
         self.disk.under_way.as_ref().map(|(measuring, ..)| &measuring.answer)
     }

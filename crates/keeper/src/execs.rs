@@ -1,7 +1,7 @@
-//! Execs on disk and in flight: the claim, the running one, the exit record.
+//! Execs on disk and running: the claim, the running exec, the exit record.
 //!
-//! Owns: the layout of `exec/<id>` and the order in which it is written. The claim comes before the
-//! start, the record before anybody is told.
+//! Owns: the layout of `exec/<id>` and the order in which it is written. The claim comes before the start, the record
+//! before the report.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -119,7 +119,7 @@ pub(crate) enum ExecStage {
 }
 
 impl RunningExec {
-    /// The main process as it is told to others.
+    /// The main process as it is reported.
     pub(crate) fn shown_pid(&self) -> u32 {
         self.pid.unwrap_or_default().cast_unsigned()
     }

@@ -23,7 +23,7 @@ use crate::sys;
 
 /// Most connections of one sandbox at a time.
 const CONNECTIONS_MAX: usize = 128;
-/// Most that are told at a time that there are too many. Beyond these, nobody is told anything.
+/// The most clients that get the answer that there are too many. Further ones get no answer.
 const REFUSALS_MAX: usize = 16;
 /// Between two attempts to accept at one door, where the host has no descriptors or processes left.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
@@ -80,7 +80,7 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         sys::check(libc::setrlimit(libc::RLIMIT_FSIZE, &none))?;
         libc::prctl(libc::PR_SET_NAME, c"gate".as_ptr());
-        // The sandbox's end is told by the keeper, and not to this process.
+        // The keeper reports the end of the sandbox, not this process.
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }

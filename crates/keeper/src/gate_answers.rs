@@ -113,7 +113,8 @@ impl NameServer {
         })
     }
 
-    /// Does whatever can be done now. `open` tells the keeper of an address, before the program hears of it.
+    /// Does all work that can be done now. `open` reports an address to the keeper before the program gets the
+    /// answer.
     pub(crate) fn serve(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut bytes = vec![0; ANSWER_MAX];
         for _ in 0..TURN_MAX {

@@ -158,7 +158,7 @@ pub(crate) struct NetworkRules {
 /// Where an address lies, seen from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressOwner {
-    /// One of the host's own addresses, whatever it is.
+    /// One of the host's own addresses.
     Own,
     Elsewhere,
 }

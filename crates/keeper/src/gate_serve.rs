@@ -1,7 +1,7 @@
 //! One connection to the gate, from its first byte to its last.
 //!
-//! Owns: the order in which a request is read, checked, connected and passed on, and what a client is told that is
-//! refused. A name is resolved once, and what was checked is what is connected to.
+//! Owns: the order in which a request is read, checked, connected and passed on, and the answer to a refused client.
+//! A name is resolved once, and the connection goes to the address that was checked.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ const SILENT_LOOPBACK_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Why a client is not connected.
 #[derive(Debug)]
 enum ProxyRefusal {
-    /// It left, and nobody is there to be told.
+    /// The client disconnected, so there is nobody to answer.
     Gone,
     Late,
     TooLong,

@@ -1,6 +1,6 @@
-//! The output of a job as a whole: both streams by turns, the order in which they spoke, and telling of it.
+//! The output of a job: both streams in turn, the order of their writes, and the reports about it.
 //!
-//! Owns: the file `order`, how often the daemon is told, and that a disk which gets full is left alone.
+//! Owns: the file `order`, how often the daemon gets a report, and that a nearly full disk is not filled.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::keep::Keeper;
 use crate::peers::{DaemonPeer, OUT_SOFT_MAX};
 use crate::sys;
 
-/// Between two times that the daemon is told of output which flows.
+/// Time between two reports about output that is being written.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 /// How much is kept between two looks at the disk.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
@@ -31,7 +31,7 @@ pub(crate) struct JobCapture {
     /// How much was seen when the disk is looked at next.
     look_at: u64,
     told_at: Option<Instant>,
-    /// When the daemon has to be told of what came since.
+    /// When the next report to the daemon is due.
     pub(crate) tell_at: Option<Instant>,
 }
 
@@ -149,7 +149,7 @@ impl Keeper {
         for one in self.running.iter_mut().filter(is_due) {
             let Some(job) = &mut one.job else { continue };
             match behind {
-                // It is told once the daemon has read what it was told before.
+                // The next report is sent when the daemon has read the last one.
                 Some(behind) if behind > OUT_SOFT_MAX => {}
                 Some(_) => {
                     (job.told_at, job.tell_at) = (Some(now), None);
@@ -162,7 +162,7 @@ impl Keeper {
         events.iter().for_each(|event| self.tell(event));
     }
 
-    /// When the next job has to be told of, if anybody would hear it. The loop wakes by itself when a daemon has read.
+    /// When the next report is due, if a daemon is connected. The loop wakes when the daemon has read.
     pub(crate) fn report_at(&self) -> Option<Instant> {
         let hears = self.daemon.as_ref().is_some_and(|daemon| daemon.behind() <= OUT_SOFT_MAX);
         let due = self.running.iter().filter_map(|one| one.job.as_ref()?.tell_at).min();

@@ -41,7 +41,7 @@ const READ_MAX: usize = 8 * 1024;
 pub(crate) struct Keeper {
     pub(crate) spec: KeeperSpec,
     pub(crate) dir: OwnedFd,
-    /// Held for as long as this process and the guardians live; never read.
+    /// Locked while this process or a guardian lives; never read.
     pub(crate) lock: OwnedFd,
     pub(crate) log: KeeperLog,
     listener: UnixListener,
@@ -150,7 +150,7 @@ impl Keeper {
         })
     }
 
-    /// Keeps the sandbox until it is told to end, or nobody can want it any more.
+    /// Keeps the sandbox until it is ended, or until it cannot be needed any more.
     pub(crate) fn run(mut self) {
         self.log.say(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
         let (mut polled, mut sources) = (Vec::new(), Vec::new());
@@ -223,7 +223,7 @@ impl Keeper {
         for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
             add(pipe.as_raw_fd(), libc::POLLIN, WakeSource::Leftovers);
         }
-        // Behind everything else: whoever calls often has no say over what comes before.
+        // After everything else: programs that call often must not delay the rest.
         if let Some(supervisor) = &self.supervisor {
             supervisor.watch(|fd, events, watched| add(fd, events, WakeSource::Net(watched)));
         }

@@ -225,7 +225,7 @@ impl Keeper {
         self.remove_empty_groups();
     }
 
-    /// Kills whatever has no guardian. As every exec has one, that is what a killed one left.
+    /// Kills every process without a guardian. As every exec has one, these are what a killed guardian left.
     pub(crate) fn kill_strays(&mut self, now: Instant) {
         let Some(mut strays) = self.strays.filter(|strays| strays.at <= now) else { return };
         if self.confined.proc_is_ours {

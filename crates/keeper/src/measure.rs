@@ -26,7 +26,7 @@ const DEPTH_MAX: usize = 512;
 const WITHIN: Duration = Duration::from_secs(60);
 /// What an owner needs to see what a directory holds.
 const OWNER_LOOKS: libc::mode_t = 0o500;
-/// Leaves the processor to whoever wants it.
+/// Runs at the lowest priority.
 const NICENESS: libc::c_int = 19;
 
 /// What the one who counts is called, to tell it from those who stay.
@@ -160,7 +160,7 @@ fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let is_dir = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
     // Each of a file's names is found, so that together they count it once.
     let names = if is_dir { 1 } else { u64::from(found.stx_nlink).max(1) };
-    // Before Linux 5.8 mounts have no number, and those of other devices alone are told apart.
+    // Before Linux 5.8 mounts have no id, and only those of other devices can be distinguished.
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     let mount = if found.stx_mask & libc::STATX_MNT_ID == 0 { device } else { found.stx_mnt_id };
     Ok(DirEntryStat { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
@@ -233,7 +233,7 @@ impl DirReader {
     }
 
     fn next(&mut self) -> Option<&CStr> {
-        // SAFETY: the stream is open, and what is returned lives until the next call, which needs it borrowed anew.
+        // SAFETY: the stream is open, and the returned entry lives until the next call, which needs a new borrow.
         unsafe {
             let entry = libc::readdir64(self.stream);
             (!entry.is_null()).then(|| CStr::from_ptr((&raw const (*entry).d_name).cast()))

@@ -90,7 +90,7 @@ impl SandboxNetwork {
         }
     }
 
-    /// What every program of the sandbox is told.
+    /// The environment variables of every program of the sandbox.
     pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
         match &self.gate {
             Some(gate) if gate.has_proxy => &VARIABLES,
@@ -329,8 +329,8 @@ pub(crate) fn is_inside(address: IpAddr) -> bool {
     }
 }
 
-/// Starts this program anew as a gate: its memory has nothing of the keeper's. It keeps the mounts of now, so that it
-/// asks whom the host asks for names.
+/// Starts this program again as a gate, with none of the keeper's memory. It keeps the current mounts, so that it
+/// uses the host's name servers.
 fn start_gate() -> io::Result<(i32, OwnedFd)> {
     let (control, theirs) = sockets::packet_pair()?;
     let pid = sys::fork()?;

@@ -134,7 +134,7 @@ impl Supervisor {
         self.listeners.push(SyscallListener { serial: self.serial, fd });
     }
 
-    /// How many descriptors are held here.
+    /// How many descriptors are open here.
     pub(crate) fn descriptors(&self) -> usize {
         self.listeners.len() + self.waiting.len() + self.hand_ins().count()
     }
@@ -152,7 +152,7 @@ impl Supervisor {
         let has_room = self.waiting.len() < self.waiting_max;
         for listener in &self.listeners {
             let own = self.waiting.iter().filter(|waiting| waiting.listener == listener.serial).count();
-            // Its end is told in any case.
+            // Its end is reported in any case.
             let events = if has_room && own < WAITING_OF_ONE_MAX { libc::POLLIN } else { 0 };
             add(listener.fd.as_raw_fd(), events, WatchedDescriptor::Calls(listener.serial));
         }
@@ -259,7 +259,7 @@ impl Supervisor {
         self.waiting.push(PendingSyscall { serial: self.serial, listener, call, stage, until });
     }
 
-    /// Whether whoever called still does. What was fetched from it before is its own then.
+    /// Whether the caller still waits. If so, what was fetched from it before is valid.
     pub(crate) fn still_waits(&self, listener: u64, call: &SupervisedSyscall) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::is_valid(fd, call.id))
     }
@@ -360,7 +360,7 @@ mod tests {
         supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), None);
         let until = supervisor.waiting[0].until.unwrap();
         assert!(until >= begun + SOCKET_WITHIN);
-        // Both sockets are held meanwhile, and the next attempt is soon.
+        // Both sockets stay open, and the next attempt is soon.
         assert_eq!(supervisor.descriptors(), 2);
         assert!(supervisor.due().unwrap() <= Instant::now() + HAND_IN_EVERY);
         // What was given up before has no second time, and a program that gives up earlier is answered then.

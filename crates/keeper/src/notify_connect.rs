@@ -22,7 +22,7 @@ use crate::sockets;
 use crate::stock::{AddressFamily, SocketStock};
 use crate::sys;
 
-/// What a program is told of an address that it may not reach.
+/// The error for an address that a program may not reach.
 const CLOSED: i32 = libc::EACCES;
 /// Most connections of which it is remembered that their programs were not told.
 const UNTOLD_MAX: usize = 64;
@@ -42,7 +42,7 @@ enum ConnectRoute {
 
 /// What is known of a socket that was handed in.
 enum SocketHistory {
-    /// It is free to be connected anew.
+    /// It can be connected again.
     Nothing,
     Answer(SyscallAnswer),
     /// It is on its way.
@@ -178,7 +178,7 @@ impl Supervisor {
         // What the gate answered comes here before the program hears of it.
         stock.receive();
         let answered = stock.is_opened(to, port, Instant::now());
-        // Rules that close it whatever the host's own addresses are need no look at those.
+        // If the rules close the address in any case, the host's own addresses need not be checked.
         if !rules.opens(to, port, AddressOwner::Elsewhere, answered) {
             return errno(CLOSED);
         }
@@ -214,7 +214,7 @@ impl Supervisor {
         })
     }
 
-    /// Whether a program has yet to be told of its connection, which it is by the answer to this.
+    /// Whether the program has not been told of its connection yet. The answer to this call tells it.
     fn take_connect_result(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let cookie = cookie(socket)?;
         let at = self.untold.iter().position(|untold| *untold == cookie);
@@ -270,8 +270,8 @@ impl Supervisor {
         self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
-    /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
-    /// meanwhile finds it there.
+    /// Connects a socket, and puts it in the place of the program's socket as soon as the connection is under way, so
+    /// that an interrupted program finds it there.
     fn dial(
         &mut self,
         (listener, call): (u64, SupervisedSyscall),
@@ -368,7 +368,7 @@ impl Supervisor {
         self.give_sockets();
     }
 
-    /// Gives what is there to those who wait for it, whoever heard of it.
+    /// Gives available sockets to the calls that wait for them.
     pub(crate) fn give_sockets(&mut self) {
         let is_next = |waiting: &PendingSyscall, stock: &SocketStock| match waiting.stage {
             SyscallStage::Socket { family, .. } => stock.has_news(family),
@@ -424,7 +424,7 @@ impl Supervisor {
         self.answer(listener, call, answer);
     }
 
-    /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
+    /// A connection was made or failed. An interrupted program checks the result itself.
     pub(crate) fn finish_connect(&mut self, waiting: PendingSyscall) {
         let PendingSyscall { listener, call, stage, .. } = waiting;
         let SyscallStage::Connected(socket) = stage else { return };

@@ -48,7 +48,7 @@ impl SupervisedSyscall {
 pub(crate) enum SyscallAnswer {
     Done,
     Error(i32),
-    /// The kernel carries it out, with whatever its arguments mean by then.
+    /// The kernel carries it out, with the arguments as they are by then.
     Continue,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn cookie(socket: &OwnedFd) -> io::Result<u64> {
     sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
-/// Lets whoever answers run on the caller's processor, which is faster. Older kernels do without.
+/// Lets the answering process run on the caller's processor, which is faster. Optional on older kernels.
 pub(crate) fn prefer_speed(listener: &OwnedFd) {
     // SAFETY: the flags are passed as a number.
     unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };

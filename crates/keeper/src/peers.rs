@@ -1,4 +1,4 @@
-//! Whoever dials the socket: strangers until they prove themselves, then the one daemon.
+//! Connections to the socket: unproven until the handshake, then the one daemon.
 //!
 //! Owns: the handshake and the buffers of a connection. Never: what a command means.
 

@@ -72,7 +72,7 @@ pub(crate) enum SpawnProgress {
     /// It is on its way, and reports how that went.
     Begun(ChildReport),
     Runs,
-    /// Somebody holds it up. Whether the program began cannot be told.
+    /// Something delays it. Whether the program started is unknown.
     Late,
 }
 
@@ -366,7 +366,7 @@ fn replace(prepared: &PreparedChild) -> io::Error {
             if error.raw_os_error() != Some(libc::ETXTBSY) {
                 break;
             }
-            // Whoever stored the program forked meanwhile, and that child has not closed its copy yet.
+            // The process that stored the program forked in the meantime, and that child has not closed its copy yet.
             // SAFETY: as above; `usleep` takes a plain integer.
             unsafe {
                 libc::usleep(BUSY_PAUSE_US);

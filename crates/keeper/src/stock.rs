@@ -94,7 +94,7 @@ impl SocketStock {
         Ok(taken)
     }
 
-    /// Whether whoever waits for one can be told something.
+    /// Whether a waiting call can be answered.
     pub(crate) fn has_news(&self, family: AddressFamily) -> bool {
         let shelf = &self.sockets[family as usize];
         !shelf.ready.is_empty() || shelf.refused.is_some()

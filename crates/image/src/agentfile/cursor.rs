@@ -76,7 +76,7 @@ impl<'a> TokenCursor<'a> {
         self.faults
     }
 
-    /// Refuses whatever is left on the line.
+    /// Refuses everything that is left on the line.
     pub(super) fn finish(&mut self) {
         if let Some(token) = self.next() {
             self.unexpected::<()>(token);

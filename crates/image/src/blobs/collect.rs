@@ -48,7 +48,7 @@ impl Blobs {
 
     fn drop_blob(&self, digest: &Digest, collected: &mut CollectionTotals) -> io::Result<()> {
         let name = digest.hex();
-        // Whoever pins it from now on finds that it is gone.
+        // A later pin finds that it is removed.
         let held = self.shared.lock_pins();
         let Some(found) = dirs::stat(&self.dirs.blobs, name.as_str())? else { return Ok(()) };
         if held.is_spared(digest) || dirs::is_dir(&found) {

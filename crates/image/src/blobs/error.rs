@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use crate::Digest;
 use crate::oci::BadImage;
 
-/// What whoever has too little room on the disk can do.
+/// The hint for a disk without enough space.
 pub const NO_ROOM_HINT: &str =
     "make room, or remove images with `lodge image rm`; what came so far is gone on with";
 

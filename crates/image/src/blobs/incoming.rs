@@ -59,7 +59,7 @@ impl IncomingBlob {
         let partial = &blobs.dirs.partial;
         match dirs::stat(partial, name.as_str()).map_err(failed)? {
             None => {}
-            // Whoever was killed at the very end had made it a blob that cannot be written.
+            // A process that was killed at the very end had already made it a read-only blob.
             Some(found) if dirs::is_file(&found) => {
                 chmodat(partial, name.as_str(), Mode::RUSR | Mode::WUSR, AtFlags::empty())
                     .map_err(|cause| failed(cause.into()))?;

@@ -13,7 +13,7 @@ pub(super) struct BlobState {
     held: Mutex<PinTable>,
     /// Somebody stopped receiving something.
     pub(super) freed: Notify,
-    /// Held by a collection: there is one at a time.
+    /// Locked by a collection: there is one at a time.
     pub(super) collection: Mutex<()>,
 }
 
@@ -25,8 +25,8 @@ pub(super) struct PinTable {
     spared: Option<BTreeSet<Digest>>,
 }
 
-/// Keeps blobs from being collected until it is dropped. Whoever writes or finds a blob and records it later holds one
-/// until that is recorded.
+/// Keeps blobs from being collected until it is dropped. A caller that writes or finds a blob and records it later
+/// keeps a pin until then.
 #[derive(Debug)]
 pub struct Pins {
     shared: Arc<BlobState>,
@@ -38,8 +38,8 @@ impl BlobState {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, until what this returns is dropped, whatever is pinned is spared, even once it is pinned no more: it
-    /// may have been recorded after it was asked what is wanted.
+    /// Until the returned guard is dropped, blobs that were pinned at any time are spared, even if they are not
+    /// pinned any more: they may have been recorded after the collection listed what is needed.
     pub(super) fn spare(&self) -> CollectionGuard<'_> {
         let mut held = self.lock_pins();
         held.spared = Some(held.pins.keys().copied().collect());

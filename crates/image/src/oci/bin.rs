@@ -40,7 +40,7 @@ pub struct NewBin {
 }
 
 impl NewBin {
-    /// Everything that can be told before a program is packed.
+    /// All checks that are possible before a program is packed.
     pub fn check(&self) -> Result<(), BadImage> {
         check_texts(&self.name, self.description.as_deref())?;
         if self.usage.as_ref().is_some_and(|usage| usage.len() as u64 > USAGE_MAX) {

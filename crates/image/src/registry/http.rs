@@ -70,8 +70,8 @@ impl RepositoryClient {
         self.at("blobs/uploads/")
     }
 
-    /// Who cannot be connected to at all, and never was, is most likely misspelled or not running: people want to know
-    /// that now. Whoever answered before may be starting again.
+    /// A registry that cannot be reached and never was is most likely misspelled or not running: report that
+    /// immediately. One that answered before may be restarting.
     fn note_unreachable(&self, trouble: AttemptError) -> AttemptError {
         let nobody = match &trouble.error {
             RegistryError::Unreachable { cause, .. } => {
@@ -175,7 +175,8 @@ impl<'a> RegistryRequest<'a> {
 }
 
 impl RegistryClient {
-    /// Asks once, and once more when the registry wants to know who we are. Whatever is no success is trouble.
+    /// Sends the request, and once more with a login if the registry asks for one. Every answer except success is an
+    /// error.
     pub(super) async fn ask(
         &self,
         home: &RepositoryClient,
@@ -288,7 +289,7 @@ impl RegistryClient {
         })
     }
 
-    /// All of an answer that must not be large, whatever it says about its length; `None` when it is.
+    /// The body of an answer that must not be large, regardless of its announced length; `None` if it is too large.
     pub(super) async fn read_bounded(
         &self,
         answer: Response,
@@ -337,7 +338,7 @@ pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> AttemptError {
     if let Some(why) = net::refused_hop(&cause) {
         return AttemptError::contradiction(&host, why.to_string());
     }
-    // Addresses of blobs elsewhere are signed: whoever has one can read.
+    // Addresses of blobs elsewhere are signed: everybody who has one can read the blob.
     let cause = cause.without_url();
     let passing = !cause.is_builder();
     let error = RegistryError::Unreachable { host, cause: Box::new(cause) };

@@ -163,7 +163,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(cut)?
 }
 
-/// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
+/// Adds what a document names. Blobs of a single platform are marked with it, for progress; blobs of several are not.
 pub(super) fn add_parts(
     parts: &mut BTreeMap<Digest, Descriptor>,
     document: &ManifestDocument,
@@ -189,7 +189,7 @@ struct ImagePull<'a> {
 }
 
 impl ImagePull<'_> {
-    /// Brings the documents below one, and returns the blobs that all of them name.
+    /// Fetches the documents below one, and returns the blobs that all of them name.
     async fn documents(&self, top: &ManifestDocument) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
         let mut found = BTreeMap::new();
         let mut count = 0;
@@ -266,7 +266,7 @@ impl ImagePull<'_> {
         brought.buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// Brings one blob, or finds that somebody else just did.
+    /// Fetches one blob, or finds that another transfer just did.
     async fn blob(&self, part: Descriptor) -> Result<(), RegistryError> {
         let mut lied = false;
         loop {
@@ -291,7 +291,7 @@ impl ImagePull<'_> {
             let (store, held, wanted) = (self.blobs.clone(), self.blobs.pins(), part.clone());
             let taken = on_disk(move || store.receive(&held, &wanted.digest, wanted.size)).await;
             if !matches!(taken, Err(BlobError::Busy { .. })) {
-                // Whoever had it before us may have finished.
+                // The previous transfer may have completed it.
                 return if self.is_here(part)? { Ok(None) } else { Ok(Some(taken?)) };
             }
             self.blobs.until_free(&part.digest).await;
@@ -412,7 +412,7 @@ impl ImagePull<'_> {
             let piece = piece.map_err(|cause| unreachable(&url, cause))?;
             pace.count_bytes(piece.len() as u64, asked.elapsed());
             left = left.saturating_sub(piece.len() as u64);
-            // Whoever writes has stopped when it was too much, and says so.
+            // The writer has stopped because it was too much, and reports that.
             if pieces.send(piece).await.is_err() || left == 0 {
                 return Ok(());
             }

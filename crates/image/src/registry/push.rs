@@ -302,7 +302,7 @@ impl ImagePush<'_> {
             .header(CONTENT_RANGE, range);
         ask.body = Some(&body);
         if length > upload.chunk {
-            // Whoever stands before the registry may pass all of it on before it answers.
+            // A proxy before the registry may forward all of it before it answers.
             ask.silence = Some(self.registries.inner.terms.whole);
         }
         let answer = self.registries.ask(&self.home, &ask).await;
@@ -312,7 +312,7 @@ impl ImagePush<'_> {
         }
         let answer = answer.map_err(|trouble| {
             self.in_chunks.store(true, Ordering::Relaxed);
-            // Whoever stands before the registry takes less at once.
+            // A proxy before the registry accepts less at once.
             if length > upload.chunk && is_too_large(&trouble.error) {
                 return AttemptError::passing(trouble.error);
             }
@@ -400,7 +400,7 @@ impl ImagePush<'_> {
     }
 }
 
-/// An upload that is not where we think it is begins anew.
+/// An upload with an unexpected offset is restarted.
 fn restart_upload(trouble: AttemptError) -> AttemptError {
     if is_lost(&trouble.error) { AttemptError::passing(trouble.error) } else { trouble }
 }
@@ -413,8 +413,8 @@ fn is_too_large(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Refused { status: 413, .. })
 }
 
-/// Reads `Range: 0-LAST` as the bytes that are there. Nothing is written as `0-0` by some, and so is one byte: what is
-/// sent twice is refused, and then it all begins anew.
+/// Reads `Range: 0-LAST` as the number of received bytes. Some registries write `0-0` for nothing, which also means
+/// one byte: bytes that are sent twice are refused, and then the upload is restarted.
 fn received_bytes(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(RANGE)?.to_str().ok()?.trim();
     let (first, last) = text.strip_prefix("bytes=").unwrap_or(text).split_once('-')?;

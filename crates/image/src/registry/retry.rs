@@ -33,7 +33,8 @@ impl<'a> RetryAttempts<'a> {
         Ok(())
     }
 
-    /// The transfer is at `at` now. Where it has been before is no progress, or starting anew would go on for ever.
+    /// The transfer is at `at` now. Positions that it reached before are no progress; otherwise restarts could repeat
+    /// without limit.
     pub(super) fn reached(&mut self, at: u64) {
         if at.saturating_sub(self.mark) >= PROGRESS {
             (self.made, self.mark) = (0, at);

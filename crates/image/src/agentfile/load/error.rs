@@ -48,7 +48,7 @@ impl LoadError {
     }
 }
 
-/// The mistakes of one file, which are told in the order of its lines.
+/// The mistakes of one file, reported in the order of its lines.
 pub(super) struct FileFaults {
     file: String,
     found: Vec<AgentfileError>,

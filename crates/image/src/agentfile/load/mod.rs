@@ -60,7 +60,7 @@ pub struct PackedFiles {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a build asks of whoever wants it.
+/// What a build needs from its caller.
 pub trait Builder {
     /// The image of that name; `None` when there is none.
     fn image(
