@@ -210,7 +210,7 @@ impl Bounds {
         match (kind, space) {
             (ExecKind::Tool | ExecKind::Job, WriteSpace::Left) => {}
             // A refused write must not kill a runtime, whose log is a file, or a program that removes files.
-            // SAFETY:  no memory is passed.
+            // SAFETY: no memory is passed.
             (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, WriteSpace::Full { .. }) => unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             },

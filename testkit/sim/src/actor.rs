@@ -302,7 +302,7 @@ impl SimWorld {
         let alive = known.iter().find(|(exec, state)| {
             exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == SimExecState::Running
         });
-        // Whoever tells deaths before they happened does not look, either.
+        // A mutation that reports deaths before they happened does not check either.
         match alive.filter(|_| self.mutation != Mutation::HastyDeath) {
             None => self.start_runtime(agent, runtime),
             Some((alive, _)) => self.start_after(agent, alive.clone()),

@@ -85,7 +85,7 @@ impl SimWorld {
         }
     }
 
-    /// What a step may not do whatever happens: let more agents work than may, or start one that somebody stopped.
+    /// What no step may do: let more agents work than allowed, or start an agent that was stopped.
     pub fn check_slots(&mut self, before: EngineBefore, batch: &Batch) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
@@ -152,7 +152,7 @@ impl SimWorld {
         host.settings.max_jobs = daemon.engine.sizes().jobs.max;
         let (engine, _) = Engine::boot(loaded, host, ids, "sim", self.wall());
         let mut found = engine.facts();
-        // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
+        // A boot records its event, and streams of removed agents are dropped by the step that removed them.
         found.seq -= 1;
         found.streams.entry(lodge_daemon::engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
         found.streams.retain(|stream, _| facts.streams.contains_key(stream));
@@ -162,7 +162,7 @@ impl SimWorld {
         self.check_memory();
     }
 
-    /// What an engine remembers of sessions is what the store has of them, and none is remembered for ever.
+    /// The engine's memory of sessions equals the store, and no session is remembered without limit.
     pub fn check_memory(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let mut held = daemon.engine.session_facts().into_iter();
@@ -255,7 +255,7 @@ impl SimWorld {
         }
     }
 
-    /// Whatever was published is there, and is the same.
+    /// Every published event is stored and unchanged.
     pub fn check_published(&mut self) {
         for at in 0..self.prints.len() {
             let seq = at as u64 + 1;

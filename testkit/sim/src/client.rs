@@ -1,6 +1,6 @@
-//! Callers: they create, start, change, remove, send, interrupt; they lose answers and ask again.
+//! Callers: they create, start, change, remove, send, interrupt; they lose replies and repeat requests.
 //!
-//! Owns: what every caller was told, which is what has to be true for ever.
+//! Owns: every reply that a caller received, which must stay true.
 
 mod answers;
 mod jobs;
@@ -45,7 +45,7 @@ pub struct SimClients {
     pub refused: BTreeSet<TurnId>,
     /// Turns about which a runtime lied.
     pub harmed: BTreeSet<TurnId>,
-    /// What is asked for whatever chance says, before anything else.
+    /// Requests that are sent before all random ones.
     pub errands: Vec<SimRequest>,
     pub idle: bool,
 }
@@ -256,7 +256,7 @@ impl SimWorld {
         self.input(Input::Api { ticket, request: key, command });
     }
 
-    /// An answer leaves the daemon. Whoever lost patience does not hear it.
+    /// A reply leaves the daemon. A caller that gave up does not receive it.
     pub fn answer(&mut self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.pulls.answered(ticket);

@@ -39,7 +39,7 @@ pub struct SimSandbox {
     pub spawn_fails: u32,
     /// How often a start finds that nobody offers the model.
     pub lacks_model: u32,
-    /// An attempt to end it failed, and whoever asked was told so.
+    /// An attempt to end it failed, and the caller got that error.
     pub given_up: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct SimKeeper {
     pub up_at: u64,
     pub down_at: u64,
     pub running: BTreeMap<String, SimExec>,
-    /// Execs that ended under this very keeper: whatever they left behind can still be killed.
+    /// Execs that ended under this keeper: processes that they left can still be killed.
     pub ended: BTreeSet<String>,
     pub runtime: Option<SimRuntime>,
     pub ending: bool,
@@ -184,7 +184,7 @@ impl SimWorld {
         }
     }
 
-    /// A keeper says something to whoever is connected. Without a daemon it is lost, as are the words of a runtime.
+    /// A keeper sends a message to the connected daemon. Without a daemon it is lost, as are lines of a runtime.
     pub fn send_to_daemon(&mut self, id: &SandboxId, told: KeeperMessage) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
@@ -233,7 +233,7 @@ impl SimWorld {
         }
     }
 
-    /// True when the exec is this call's to start. Otherwise how it stands was told.
+    /// True if this call must start the exec. Otherwise its state was reported.
     fn claim(&mut self, id: &SandboxId, exec: &str) -> bool {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return false };
         if !sandbox.shelf.contains_key(exec) {

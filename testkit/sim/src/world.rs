@@ -289,7 +289,7 @@ pub struct SimWorld {
     pub prints: Vec<crate::disk::EventPrint>,
     /// Turns whose model call is with the provider, in which life.
     pub asked: std::collections::BTreeMap<TurnId, u64>,
-    /// Every group that was committed, for whoever wants to compare; empty unless asked for.
+    /// Every committed group, for comparisons; empty unless enabled.
     pub kept: Option<Vec<DiskGroup>>,
 }
 

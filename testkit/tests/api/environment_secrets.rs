@@ -86,7 +86,7 @@ async fn nothing_of_the_daemons_environment_and_no_key_reaches_a_process_a_file_
             ] {
                 expected.insert(format!("{key}=/{below}"));
             }
-            // The shell sets these for what it starts, whatever it was given.
+            // The shell always sets these for its children.
             let seen: BTreeSet<String> = environ
                 .into_iter()
                 .filter(|pair| !["PWD=", "OLDPWD=", "SHLVL=", "_="].iter().any(|own| pair.starts_with(own)))

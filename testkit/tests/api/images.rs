@@ -1,4 +1,4 @@
-//! Images of agents: what they are made of, what they are called, and what is told of them.
+//! Images of agents: their contents, names and descriptions.
 
 use std::collections::BTreeMap;
 use std::fs;

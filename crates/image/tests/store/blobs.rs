@@ -220,7 +220,7 @@ fn what_is_too_much_too_little_or_wrong_is_never_a_blob() {
     assert_eq!(incoming.len(), 5);
     incoming.write(b"!").unwrap();
     assert!(matches!(incoming.finish(), Err(BlobError::Wrong { wanted, .. }) if wanted == digest));
-    // It is forgotten, or it would be wrong for ever.
+    // It is discarded; otherwise it would be wrong permanently.
     let mut incoming = store.blobs.receive(&pins, &digest, 6).unwrap();
     assert_eq!(incoming.len(), 0);
     incoming.write(b"wrong").unwrap();
@@ -335,7 +335,7 @@ fn what_is_pinned_and_recorded_during_a_collection_stays_though_its_pins_are_gon
     let mut before = Some(before);
     let mut fresh = None;
     let collected = store.blobs.collect(&mut || {
-        // Somebody who began earlier records his blob and lets go; others find one, or bring one.
+        // A caller that started earlier records its blob and drops its pins; others find or add one.
         before.take();
         assert!(store.blobs.has(&store.blobs.pins(), &found, 5).unwrap());
         fresh = Some(put(b"fresh"));

@@ -85,7 +85,7 @@ fn a_later_layer_goes_before_an_earlier_one_and_what_it_removes_is_gone() {
     found(&[old(), tar().file("other", b"x").gzip()], "bin/rg", b"old");
     for gone in ["bin/.wh.rg", ".wh.bin", "bin/.wh..wh..opq", ".wh..wh..opq", "./bin/.wh.rg"] {
         refused(&[old(), tar().file(gone, b"").end()], "bin/rg", "it removes `bin/rg`");
-        // Only those below are meant, in whatever order they stand.
+        // It applies only to the layers below, in any order.
         found(&[old(), tar().file(gone, b"").file("bin/rg", b"new").end()], "bin/rg", b"new");
         found(&[old(), tar().file("bin/rg", b"new").file(gone, b"").end()], "bin/rg", b"new");
     }

@@ -16,7 +16,7 @@ fn links_in_the_store_lead_nowhere() {
     fs::write(&outside, b"otters").unwrap();
     let digest = Digest::of(b"otters");
     let pins = store.blobs.pins();
-    // As a blob: not there, damaged to whoever reads it, and replaced.
+    // As a blob: missing, damaged for readers, and replaced.
     symlink(&outside, store.path(&digest)).unwrap();
     assert!(!store.blobs.has(&pins, &digest, 6).unwrap());
     assert!(matches!(store.blobs.read(&digest, 6), Err(BlobError::Damaged { .. })));

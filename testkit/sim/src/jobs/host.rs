@@ -56,7 +56,7 @@ impl SimWorld {
         }
     }
 
-    /// The file of a job goes. Whatever was in it is in the archive by now.
+    /// The file of a job is removed. Its contents are in the archive by now.
     pub fn remove_job_file(&mut self, id: &SandboxId, job: &JobId) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         sandbox.shelf.remove(job.as_str());
