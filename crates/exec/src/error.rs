@@ -162,13 +162,13 @@ pub enum DialError {
     TimedOut { sandbox: String, waited_ms: u64 },
     #[error("the keeper of sandbox {sandbox} does not accept this daemon's proof")]
     WrongSecret { sandbox: String },
-    #[error("whoever answers for sandbox {sandbox} is not its keeper")]
+    #[error("the process that answers for sandbox {sandbox} is not its keeper")]
     Impostor { sandbox: String },
     #[error("the keeper of sandbox {sandbox} serves a daemon of the later epoch {current}")]
     OldEpoch { sandbox: String, current: u64 },
     #[error("too many others are dialling the keeper of sandbox {sandbox}")]
     Busy { sandbox: String },
-    #[error("the keeper of sandbox {sandbox} speaks out of turn")]
+    #[error("the keeper of sandbox {sandbox} violates the link protocol")]
     Garbled {
         sandbox: String,
         #[source]

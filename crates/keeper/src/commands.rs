@@ -93,7 +93,7 @@ impl Keeper {
         self.record_guardians();
         self.tell(&KeeperEvent::Started { exec, pid });
         if went == StartResult::Late {
-            self.condemn(serial, "it was held up before it could begin. ");
+            self.condemn(serial, "it was delayed before it could start. ");
         }
     }
 

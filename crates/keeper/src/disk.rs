@@ -166,7 +166,7 @@ impl Keeper {
                 self.disk.failures += 1;
                 if self.disk.failures >= FAILURES_MAX {
                     self.disk.failures = 0;
-                    self.log.say("the root cannot be counted, so nobody may write to it");
+                    self.log.say("the root cannot be measured, so writes are refused");
                     self.disk.counted = Some(DiskCount { used: u64::MAX, free, at: now, took });
                     self.settle_disk(u64::MAX);
                 }

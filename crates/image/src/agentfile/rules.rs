@@ -134,7 +134,7 @@ pub(super) fn not_empty(what: &'static str, text: &str) -> RuleResult {
 pub enum UnfitEntry {
     #[error("its {keyword} is refused: {mistake}")]
     Value { keyword: Keyword, mistake: Mistake },
-    #[error("its {keyword} `{}` stands there twice", shown(key))]
+    #[error("its {keyword} `{}` occurs twice", shown(key))]
     Twice { keyword: Keyword, key: String },
     #[error("it has more than {max} of {keyword}")]
     TooMany { keyword: Keyword, max: usize },

@@ -73,7 +73,7 @@ impl BlobError {
             }
             BlobError::Io { .. } if self.is_full() => NO_ROOM_HINT,
             BlobError::Io { .. } => "look at that directory and its disk, then try again",
-            BlobError::Busy { .. } => "try again: somebody else is about to bring it",
+            BlobError::Busy { .. } => "try again: another transfer is about to fetch it",
             BlobError::Wrong { .. }
             | BlobError::TooLarge { .. }
             | BlobError::Short { .. }

@@ -325,7 +325,7 @@ fn once(
     })?;
     match slot.replace(bytes) {
         None => Ok(()),
-        Some(_) => Err(BadImage::new(format!("`{}` stands in it twice", name())).into()),
+        Some(_) => Err(BadImage::new(format!("`{}` occurs in it twice", name())).into()),
     }
 }
 
@@ -360,7 +360,7 @@ fn take_blob(
     };
     match taken {
         Err(StreamError::Blob(BlobError::Wrong { wanted, found })) => {
-            Err(BadImage::new(format!("what stands under {wanted} has the digest {found}")).into())
+            Err(BadImage::new(format!("the content of {wanted} has the digest {found}")).into())
         }
         taken => taken,
     }

@@ -47,10 +47,7 @@ impl NewBin {
             return Err(BadImage::new(format!("its usage is longer than {USAGE_MAX} bytes")));
         }
         if self.usage.is_some() && self.name == bare(USAGE) {
-            return Err(BadImage::new(format!(
-                "the program `{}` would stand where its usage does",
-                self.name
-            )));
+            return Err(BadImage::new(format!("the program `{}` has the name of its usage file", self.name)));
         }
         let is_own = |key: &&String| PREFIXES.iter().any(|prefix| key.starts_with(prefix));
         match self.labels.keys().find(is_own) {

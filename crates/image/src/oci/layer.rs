@@ -107,7 +107,7 @@ pub(super) fn read_file(mut layer: &[u8], path: &str, max: u64) -> Result<Vec<u8
         }
         match entry.kind {
             TarEntryKind::File if found.is_some() => {
-                return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
+                return Err(BadImage::new(format!("`{}` occurs in it twice", shown(path))).into());
             }
             TarEntryKind::File => {}
             TarEntryKind::Directory | TarEntryKind::Odd(_) => {
@@ -176,7 +176,7 @@ fn look(
             (LayerEntryRole::Removed, _) => found.is_covered = true,
             (LayerEntryRole::Above, TarEntryKind::Directory) => {}
             (LayerEntryRole::Program, TarEntryKind::File) if found.size.is_some() => {
-                return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
+                return Err(BadImage::new(format!("`{}` occurs in it twice", shown(path))).into());
             }
             (LayerEntryRole::Program, TarEntryKind::File) if entry.size > PROGRAM_MAX => {
                 return Err(BadImage::new(format!(

@@ -169,7 +169,7 @@ fn only_zeros(rest: &mut dyn Read) -> Result<(), StreamError> {
                 return Err(bad(format!("behind its end there are more than {PADDING_MAX} zeros")));
             }
             Ok(got) if piece[..got].iter().all(|byte| *byte == 0) => zeros += got as u64,
-            Ok(_) => return Err(bad("something stands behind its end".to_owned())),
+            Ok(_) => return Err(bad("there is data after its end".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(StreamError::of_reading(error)),
         }

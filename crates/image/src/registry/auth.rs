@@ -118,7 +118,7 @@ impl RegistryClient {
         let (logins, asked) = (Arc::clone(&self.inner.logins), host.to_owned());
         let found = tokio::task::spawn_blocking(move || logins.login(&asked)).await;
         let failed = |why: String| RegistryError::Login { host: host.to_owned(), why };
-        let found = found.map_err(|_| failed("looking for it broke off".to_owned()))?;
+        let found = found.map_err(|_| failed("the lookup was interrupted".to_owned()))?;
         Ok(found.map_err(failed)?)
     }
 

@@ -91,7 +91,7 @@ impl RegistryClient {
         // Nobody may wait for it any more.
         let reading = Box::new(move || drop(done.send((ManifestDocument::read(&bytes), bytes))));
         drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
-        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it broke off"))?;
+        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it was interrupted"))?;
         Ok((document?, bytes))
     }
 

@@ -252,10 +252,7 @@ impl ImagePush<'_> {
         ask.body = Some(&body);
         let answer = self.registries.ask(&self.home, &ask).await?;
         let url = self.location(&answer)?.ok_or_else(|| {
-            AttemptError::contradiction(
-                &self.home.host,
-                "it begins an upload and does not say where it goes on",
-            )
+            AttemptError::contradiction(&self.home.host, "it starts an upload without a location")
         })?;
         let least = answer.headers().get(&CHUNK_MIN).and_then(|value| value.to_str().ok()?.parse().ok());
         let chunk = self.registries.inner.terms.chunk.max(least.unwrap_or(0).min(CHUNK_MAX));

@@ -115,7 +115,7 @@ impl CrashWorld {
         let ended = self.lodge.wait_ended(PATIENCE).await?;
         if ended.is_none_or(|status| !status.success()) {
             self.report
-                .add(BrokenPromise::Wrong, format!("the daemon did not end by itself, but with {ended:?}"));
+                .add(BrokenPromise::Wrong, format!("the daemon did not exit normally, but with {ended:?}"));
         }
         self.expect_nothing_left();
         Ok(())

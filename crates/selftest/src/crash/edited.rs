@@ -124,7 +124,8 @@ impl CrashWorld {
         let found: BTreeSet<String> =
             listed.iter().filter(|session| EditedSessions::is_one(session)).cloned().collect();
         for session in found.difference(&known) {
-            self.report.add(BrokenPromise::Duplicated, format!("session {session} is nobody's"));
+            self.report
+                .add(BrokenPromise::Duplicated, format!("session {session} was not created by the test"));
         }
         for session in known.difference(&found) {
             self.report.add(BrokenPromise::Lost, format!("session {session} is not listed"));

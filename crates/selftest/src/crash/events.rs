@@ -77,7 +77,7 @@ impl CrashWorld {
         for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
             self.report.add(
                 BrokenPromise::Duplicated,
-                format!("the log tells of the turn {turn}, which is nobody's"),
+                format!("the log contains the turn {turn}, which was not sent by the test"),
             );
         }
     }

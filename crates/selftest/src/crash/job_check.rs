@@ -83,7 +83,9 @@ impl CrashWorld {
                         format!("{token} is two jobs, one of them {}", view.id),
                     );
                 }
-                None => self.report.add(BrokenPromise::Duplicated, format!("job {} is nobody's", view.id)),
+                None => self
+                    .report
+                    .add(BrokenPromise::Duplicated, format!("job {} was not submitted by the test", view.id)),
             }
         }
         for (token, job) in wanted {
@@ -215,8 +217,10 @@ impl CrashWorld {
                 std::cmp::Ordering::Greater => BrokenPromise::Duplicated,
                 std::cmp::Ordering::Equal => continue,
             };
-            let what =
-                format!("the end of {} ({token}) was told {told} times, not {wanted}, to {session}", view.id);
+            let what = format!(
+                "the end of {} ({token}) was reported {told} times, not {wanted}, to {session}",
+                view.id
+            );
             self.report.add(broken, what);
         }
     }
@@ -245,8 +249,10 @@ impl CrashWorld {
             }
         }
         for (job, fact) in told.into_keys() {
-            self.report
-                .add(BrokenPromise::Duplicated, format!("the log tells of {job}, which is nobody's: {fact}"));
+            self.report.add(
+                BrokenPromise::Duplicated,
+                format!("the log contains {job}, which was not submitted by the test: {fact}"),
+            );
         }
     }
 }

@@ -130,7 +130,7 @@ impl CrashWorld {
                     self.report.add(BrokenPromise::Wrong, what);
                 }
                 Err(error) => {
-                    self.report.add(BrokenPromise::Wrong, format!("a submission broke off: {error}"))
+                    self.report.add(BrokenPromise::Wrong, format!("a submission was interrupted: {error}"))
                 }
             }
         }

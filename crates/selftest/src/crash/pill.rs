@@ -100,7 +100,7 @@ impl CrashWorld {
     pub async fn expect_no_quarantine(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {
-            self.report.add(BrokenPromise::Wrong, format!("work was set aside that harmed nobody: {work:?}"));
+            self.report.add(BrokenPromise::Wrong, format!("harmless work was set aside: {work:?}"));
         }
         Ok(())
     }
