@@ -43,7 +43,7 @@ pub use events::{Delta, EVENT_KINDS, Event, Gap, Output};
 pub use images::*;
 pub use jobs::*;
 pub use lineages::*;
-pub use methods::{METHODS, MethodDoc, discover};
+pub use methods::*;
 pub use providers::*;
 pub use quarantine::*;
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_image::Pins;
 use lodge_image::registry::Watch;
-use lodge_proto::{ErrorBody, PAGE_MAX};
+use lodge_proto::{
+    ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
+};
 use lodge_store::{AgentFound, AgentSummary, ReadError};
 use serde_json::Value;
 
@@ -46,11 +48,11 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
     if let Some(answer) = known {
         return match method {
             // What was decided may not have come about yet.
-            "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
+            StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
                 shell.ask(key, Command::Again { answer }).await
             }
-            "token/issue" => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?),
-            "job/cancel" => jobs::cancelled(shell, answer).await,
+            IssueToken::NAME => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?),
+            CancelJob::NAME => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
     }

@@ -11,8 +11,8 @@ use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
-    AttachParams, DetachParams, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX, Request,
-    Response,
+    ApiMethod, AttachClient, DetachClient, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX,
+    Request, Response,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
@@ -185,8 +185,8 @@ impl Connection {
             Err((id, error)) => return send(&self.outbox, &Response::err(id, error)).await,
         };
         match request.method.as_str() {
-            "client/attach" => self.attach(request.id, request.params).await,
-            "client/detach" => self.detach(request.id, request.params).await,
+            AttachClient::NAME => self.attach(request.id, request.params).await,
+            DetachClient::NAME => self.detach(request.id, request.params).await,
             _ => {
                 // Waits when too many calls are open: the client is held, not refused.
                 let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
@@ -218,7 +218,7 @@ impl Connection {
 
     async fn attach(&mut self, id: Value, given: Value) {
         let attachment = self.next_attachment;
-        let attached = params::<AttachParams>("client/attach", given).and_then(|given| {
+        let attached = params::<AttachClient>(given).and_then(|given| {
             if self.attachments.len() >= ATTACHMENTS_MAX {
                 return Err(ErrorBody::new(
                     "daemon.busy",
@@ -255,7 +255,7 @@ impl Connection {
     }
 
     async fn detach(&mut self, id: Value, given: Value) {
-        let answer = match params::<DetachParams>("client/detach", given) {
+        let answer = match params::<DetachClient>(given) {
             Err(error) => Response::err(id, error),
             Ok(given) => {
                 let found = self.attachments.remove(&given.attachment);
