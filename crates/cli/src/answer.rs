@@ -3,7 +3,8 @@
 //! Owns: what of a turn is shown and when it is over. Never: reconnecting (see `follow`).
 
 use lodge_proto::{
-    AgentDetail, AgentRef, AgentView, Event, LineageRef, LineageView, QuarantineView, TurnRef, TurnView,
+    AgentRef, AgentView, Event, GetAgent, GetLineage, GetTurn, LineageRef, LineageView, QuarantineView,
+    TurnRef, TurnView,
 };
 use serde_json::{Map, Value};
 
@@ -176,7 +177,7 @@ enum Left {
 
 /// Looks at the turn, the agent and its lineage: the agent's policy has decided by the time its end is told.
 async fn rest(daemon: &mut Daemon<'_>, agent: &Asked, turn: &TurnView) -> Rest {
-    let Ok(now) = daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await else {
+    let Ok(now) = daemon.look::<GetTurn>(TurnRef { turn: turn.id.clone() }).await else {
         return Rest::Left(Left::Gone);
     };
     if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
@@ -209,15 +210,15 @@ async fn what_befell(daemon: &mut Daemon<'_>, agent: &Asked) -> Option<AgentEnd>
 
 async fn agent_now(daemon: &mut Daemon<'_>, agent: &Asked) -> Result<(AgentView, LineageView), Failure> {
     let given = AgentRef { agent: agent.id.clone(), request_id: None };
-    let view = daemon.look::<_, AgentDetail>("agent/get", given).await?.agent;
+    let view = daemon.look::<GetAgent>(given).await?.agent;
     let given = LineageRef { lineage: view.lineage.clone() };
-    let lineage = daemon.look("lineage/get", given).await?;
+    let lineage = daemon.look::<GetLineage>(given).await?.lineage;
     Ok((view, lineage))
 }
 
 /// The work in quarantine that a turn waits for. A turn that cannot be looked up waits for none.
 async fn quarantine_now(daemon: &mut Daemon<'_>, turn: &TurnView) -> Result<Option<QuarantineView>, Failure> {
-    match daemon.look::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
+    match daemon.look::<GetTurn>(TurnRef { turn: turn.id.clone() }).await {
         Ok(now) => Ok(now.quarantine),
         Err(failure) if failure.is("turn.not_found") => Ok(None),
         Err(failure) => Err(shut_down(failure)),

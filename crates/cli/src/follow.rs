@@ -5,9 +5,7 @@
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError, DaemonProcess};
-use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification, Progress};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use lodge_proto::{ApiMethod, AttachClient, AttachParams, AttachState, Delta, Event, Notification, Progress};
 use tokio::time::{Instant, sleep};
 
 use crate::connect::Address;
@@ -65,37 +63,28 @@ impl<'a> Daemon<'a> {
 
     /// One call and no more, over plain HTTP: for changes that carry a `request_id`. Whatever is not as usual is found out,
     /// and mended, by an ordinary connection, which calls again.
-    pub(crate) async fn ask<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn ask<M: ApiMethod>(
         address: &'a Address,
         words: &'a Words,
-        method: &str,
-        params: P,
-    ) -> Result<R, Failure> {
+        params: M::Params,
+    ) -> Result<M::Reply, Failure> {
         let garbled = |cause| Failure::from(ClientError::Garbled { cause });
-        match address.post(method, serde_json::to_value(&params).map_err(garbled)?).await {
+        match address.post(M::NAME, serde_json::to_value(&params).map_err(garbled)?).await {
             Ok(answer) => serde_json::from_value(answer).map_err(garbled),
             Err(refused @ ClientError::Refused(_)) => Err(refused.into()),
-            Err(_) => Daemon::open(address, words).await?.call(method, params).await,
+            Err(_) => Daemon::open(address, words).await?.call::<M>(params).await,
         }
     }
 
     /// Calls once: for changes that may not happen twice.
-    pub(crate) async fn call_once<P: Serialize, R: DeserializeOwned>(
-        &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, Failure> {
-        Ok(self.client.call(method, params).await?)
+    pub(crate) async fn call_once<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
+        Ok(self.client.call::<M>(&params).await?)
     }
 
     /// Calls until there is an answer: for reading, and for changes that carry a `request_id`.
-    pub(crate) async fn call<P: Serialize, R: DeserializeOwned>(
-        &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn call<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
         loop {
-            match self.client.call(method, &params).await {
+            match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.reconnect().await?,
                 Err(other) => return Err(other.into()),
@@ -104,15 +93,14 @@ impl<'a> Daemon<'a> {
     }
 
     /// Like `call`, for what takes long: shows how far it is. The same call made anew goes on with the same transfer.
-    pub(crate) async fn transfer<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn transfer<M: ApiMethod>(
         &mut self,
-        method: &str,
-        params: P,
+        params: M::Params,
         meter: &Meter,
-    ) -> Result<R, Failure> {
+    ) -> Result<M::Reply, Failure> {
         loop {
             let told = |progress: &Progress| meter.add(&progress.parts);
-            let call = self.client.call_with_progress(method, &params, told);
+            let call = self.client.call_with_progress::<M>(&params, told);
             match meter.during(call).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.reconnect().await?,
@@ -122,13 +110,9 @@ impl<'a> Daemon<'a> {
     }
 
     /// Like `call`, for a command that only looks on: it does not bring back what was shut down.
-    pub(crate) async fn look<P: Serialize, R: DeserializeOwned>(
-        &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, Failure> {
+    pub(crate) async fn look<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
         loop {
-            match self.client.call(method, &params).await {
+            match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.lost().await?,
                 Err(other) => match Failure::from(other) {
@@ -143,7 +127,7 @@ impl<'a> Daemon<'a> {
     pub(crate) async fn watch(&mut self, scope: Scope, since: Option<u64>) -> Result<AttachState, Failure> {
         loop {
             let params = attach_params(&scope, since, None);
-            match self.client.call::<_, Attached>("client/attach", params).await {
+            match self.client.call::<AttachClient>(&params).await {
                 Ok(attached) => {
                     self.watch = Some(Watch { scope, cursor: attached.seq, log: attached.log });
                     return Ok(attached.state);
@@ -244,7 +228,7 @@ impl<'a> Daemon<'a> {
     async fn reattach(&mut self) -> Result<bool, Failure> {
         let Some(watch) = &mut self.watch else { return Ok(true) };
         let params = attach_params(&watch.scope, Some(watch.cursor), Some(watch.log.clone()));
-        match self.client.call::<_, Attached>("client/attach", params).await {
+        match self.client.call::<AttachClient>(&params).await {
             Ok(attached) => {
                 watch.log = attached.log;
                 Ok(true)

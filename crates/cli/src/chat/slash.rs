@@ -1,6 +1,6 @@
 //! What a line of a chat means, and the commands that look around.
 
-use lodge_proto::{SessionList, SessionListParams, SessionView};
+use lodge_proto::{ListSessions, SessionListParams, SessionView};
 
 use crate::commands::Context;
 use crate::failure::Failure;
@@ -106,7 +106,7 @@ pub(super) async fn sessions(context: &Context, daemon: &mut Daemon<'_>, agent: 
         limit: Some(SESSIONS_SHOWN),
         ..SessionListParams::default()
     };
-    let page: SessionList = daemon.call("session/list", params).await?;
+    let page = daemon.call::<ListSessions>(params).await?;
     let now = now_s();
     let row = |session: &SessionView| {
         vec![

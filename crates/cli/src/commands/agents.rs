@@ -1,8 +1,8 @@
 //! `ps`, `inspect`, `start`, `stop`, `restart`, `kill`, `rm`.
 
 use lodge_proto::{
-    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LimitView, LineageRef,
-    LineageView, PAGE_MAX, QuarantineView,
+    AgentDetail, AgentListParams, AgentRef, AgentRemoveParams, AgentView, GetAgent, GetLineage, KillAgent,
+    LimitView, LineageRef, LineageView, ListAgents, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
 };
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
     let mut after = None;
     loop {
         let params = AgentListParams { all: args.all, labels: labels.clone(), after, limit: Some(PAGE_MAX) };
-        let page: AgentList = daemon.call("agent/list", params).await?;
+        let page = daemon.call::<ListAgents>(params).await?;
         agents.extend(page.agents);
         after = page.next;
         if after.is_none() {
@@ -102,7 +102,7 @@ pub(super) async fn inspect(context: &Context, refs: Refs) -> Result<(), Failure
     let mut batch = Batch::new(&context.words, refs.agents.len());
     for agent in refs.agents {
         let params = AgentRef { agent, request_id: None };
-        match daemon.call::<_, AgentDetail>("agent/get", params).await {
+        match daemon.call::<GetAgent>(params).await {
             Ok(detail) => {
                 let asked = asked(&mut daemon, &detail.agent).await?;
                 batch.done(&detail, || detail_text(&detail, asked.as_ref()))?;
@@ -284,17 +284,17 @@ async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, W
     };
     let request_id = Some(request_id()?);
     let (view, goal): (AgentView, Goal) = match verb {
-        Verb::Start => (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, Goal::Ready),
+        Verb::Start => (daemon.call::<StartAgent>(AgentRef { agent: id, request_id }).await?, Goal::Ready),
         Verb::Restart { jobs } => {
             (Stopping::new(context, End::Restart, id, state).run(&mut daemon, jobs).await?, Goal::Ready)
         }
         Verb::Stop { jobs } => {
             (Stopping::new(context, End::Stop, id, state).run(&mut daemon, jobs).await?, Goal::Stopped)
         }
-        Verb::Kill => (daemon.call("agent/kill", AgentRef { agent: id, request_id }).await?, Goal::Stopped),
+        Verb::Kill => (daemon.call::<KillAgent>(AgentRef { agent: id, request_id }).await?, Goal::Stopped),
         Verb::Remove { force } => {
             let params = AgentRemoveParams { agent: id, force, request_id };
-            (daemon.call("agent/remove", params).await?, Goal::Removed)
+            (daemon.call::<RemoveAgent>(params).await?, Goal::Removed)
         }
     };
     Ok((settle(&mut daemon, view, goal, &context.words).await?, work))
@@ -302,7 +302,7 @@ async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, W
 
 async fn work_of(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Work, Failure> {
     let given = LineageRef { lineage: agent.lineage.clone() };
-    let lineage: LineageView = daemon.call("lineage/get", given).await?;
+    let lineage = daemon.call::<GetLineage>(given).await?.lineage;
     Ok(if matches!(lineage.status.as_str(), "ended" | "reaped") { Work::Over } else { Work::Open })
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lodge_proto::{
-    JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams, PAGE_MAX,
-    base64,
+    CancelJob, GetJob, JobCancelParams, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
+    ListJobs, PAGE_MAX, SubmitJob, WaitForJob, base64,
 };
 use tokio::time::Instant;
 
@@ -59,7 +59,7 @@ async fn run(context: &Context, args: JobRunArgs) -> Result<(), Failure> {
         labels,
         request_id: Some(request_id()?),
     };
-    let submitted: JobView = Daemon::ask(&context.address, &context.words, "job/submit", params).await?;
+    let submitted = Daemon::ask::<SubmitJob>(&context.address, &context.words, params).await?;
     let id = submitted.id.clone();
     if !args.wait {
         return if context.words.json { context.words.json(&submitted) } else { put(&format!("{id}\n")) };
@@ -147,7 +147,7 @@ pub(crate) async fn newest(
     loop {
         let missing = u32::try_from(wanted - jobs.len()).unwrap_or(u32::MAX);
         let params = JobListParams { before, limit: Some(missing.min(PAGE_MAX)), ..params.clone() };
-        let page: JobList = daemon.look("job/list", params).await?;
+        let page = daemon.look::<ListJobs>(params).await?;
         jobs.extend(page.jobs);
         before = page.next;
         if before.is_none() || jobs.len() >= wanted {
@@ -170,7 +170,7 @@ async fn inspect(context: &Context, jobs: Vec<String>) -> Result<(), Failure> {
 
 /// A job by its id or a beginning of it.
 pub(crate) async fn one(daemon: &mut Daemon<'_>, given: &str) -> Result<JobView, Failure> {
-    daemon.look("job/get", JobRef { job: given.to_owned() }).await
+    daemon.look::<GetJob>(JobRef { job: given.to_owned() }).await
 }
 
 async fn wait(context: &Context, args: JobWaitArgs) -> Result<(), Failure> {
@@ -228,7 +228,7 @@ pub(super) async fn end_of(
     loop {
         let left = deadline.map_or(ASK_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout_ms = u64::try_from(left.min(ASK_MAX).as_millis()).ok();
-        let view: JobView = daemon.look("job/wait", JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
+        let view = daemon.look::<WaitForJob>(JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
         if !job::is_open(&view) || left.is_zero() {
             return Ok(view);
         }
@@ -286,7 +286,7 @@ async fn cancel(context: &Context, jobs: Vec<String>) -> Result<(), Failure> {
 
 pub(crate) async fn cancel_one(daemon: &mut Daemon<'_>, given: &str) -> Result<JobView, Failure> {
     let params = JobCancelParams { job: given.to_owned(), request_id: Some(request_id()?) };
-    daemon.call("job/cancel", params).await
+    daemon.call::<CancelJob>(params).await
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Owns: where in a stream one is, and which stream goes where.
 
-use lodge_proto::{JobOutput, JobOutputParams, JobView, base64};
+use lodge_proto::{JobOutput, JobOutputParams, JobView, ReadJobOutput, base64};
 
 use super::{Context, jobs};
 use crate::args::JobLogsArgs;
@@ -162,7 +162,7 @@ impl Pump<'_> {
             limit: Some(limit),
             wait_ms: (until == Until::End).then_some(WAIT_MS),
         };
-        daemon.look("job/output", params).await
+        daemon.look::<ReadJobOutput>(params).await
     }
 
     fn tell_dropped(&self, part: &JobOutput, asked: u64) {

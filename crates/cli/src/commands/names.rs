@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lodge_proto::{AgentDetail, AgentRef};
+use lodge_proto::{AgentRef, GetAgent};
 
 use crate::failure::{Exit, Failure};
 use crate::follow::Daemon;
@@ -28,7 +28,7 @@ impl Names {
             return Ok(agent.to_owned());
         }
         let given = AgentRef { agent: agent.to_owned(), request_id: None };
-        let name = match daemon.look::<_, AgentDetail>("agent/get", given).await {
+        let name = match daemon.look::<GetAgent>(given).await {
             Ok(detail) => detail.agent.name,
             // A token that may not look does not keep anybody from seeing the rest.
             Err(failure) if failure.exit() == Exit::Refused => agent.to_owned(),

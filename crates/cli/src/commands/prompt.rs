@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use lodge_proto::{TurnRef, TurnSendParams, TurnView};
+use lodge_proto::{GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 
 use super::{Context, read_stdin, request_id};
@@ -82,11 +82,11 @@ pub(super) async fn see(
     context.say_on_interrupt(format!("interrupted; the turn goes on: lodge session show {}", turn.session));
     let ending = answer::follow(daemon, agent, &turn, &context.words, show).await?;
     if let (Show::Steps, Ending::Done, false) = (show, &ending, context.words.json) {
-        let turn: TurnView = daemon.call("turn/get", TurnRef { turn: turn.id }).await?;
+        let turn = daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await?;
         return put(&format!("{}\n", turn.text.trim()));
     }
     if context.words.json {
-        match daemon.call::<_, TurnView>("turn/get", TurnRef { turn: turn.id }).await {
+        match daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await {
             Ok(turn) => context.words.json(&turn)?,
             // A turn that went with its agent cannot be shown; why it ended is told instead.
             Err(failure) => {
@@ -118,7 +118,7 @@ pub(crate) async fn send(
         schema: question.schema,
         request_id: Some(request_id()?),
     };
-    daemon.call("turn/send", params).await
+    daemon.call::<SendTurn>(params).await
 }
 
 pub(super) fn print_sent(context: &Context, turn: &TurnView) -> Result<(), Failure> {

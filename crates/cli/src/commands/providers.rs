@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal};
 
 use lodge_proto::{
-    Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
-    ProviderTested, ProviderView,
+    AddProvider, ListProviders, ProviderAddParams, ProviderListParams, ProviderRef, ProviderTestParams,
+    ProviderView, RemoveProvider, TestProvider,
 };
 
 use super::agents::Batch;
@@ -58,13 +58,13 @@ async fn key_from_stdin() -> Result<String, Failure> {
 
 async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let added: ProviderView = daemon.call("provider/add", params).await?;
+    let added = daemon.call::<AddProvider>(params).await?;
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 
 async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
-    let list: ProviderList = daemon.call("provider/list", ProviderListParams { reveal }).await?;
+    let list = daemon.call::<ListProviders>(ProviderListParams { reveal }).await?;
     if let Some(error) = &list.error {
         tell(&format!("warning: providers.yaml is not in effect: {error}"));
     }
@@ -98,7 +98,7 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
     let mut batch = Batch::new(&context.words, names.len());
     for name in names {
         let params = ProviderRef { name: name.clone(), request_id: Some(request_id()?) };
-        match daemon.call::<_, Done>("provider/remove", params).await {
+        match daemon.call::<RemoveProvider>(params).await {
             Ok(_) => {
                 batch.done(&serde_json::json!({ "name": name, "removed": true }), || format!("{name}\n"))?
             }
@@ -111,7 +111,7 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
 async fn test(context: &Context, name: String, model: Option<String>) -> Result<(), Failure> {
     let mut daemon = context.daemon().await?;
     let params = ProviderTestParams { name: name.clone(), model, request_id: None };
-    let tested: ProviderTested = daemon.call("provider/test", params).await?;
+    let tested = daemon.call::<TestProvider>(params).await?;
     if context.words.json {
         return context.words.json(&tested);
     }

@@ -1,7 +1,7 @@
 //! `session search` and `session export`.
 
 use lodge_proto::{
-    PAGE_MAX, SessionExport, SessionExportParams, SessionHit, SessionHits, SessionSearchParams,
+    ExportSession, PAGE_MAX, SearchSessions, SessionExportParams, SessionHit, SessionSearchParams,
 };
 
 use super::Context;
@@ -24,7 +24,7 @@ pub(super) async fn search(context: &Context, args: SearchArgs) -> Result<(), Fa
             after,
             limit: Some(missing.min(PAGE_MAX)),
         };
-        let page: SessionHits = daemon.call("session/search", params).await?;
+        let page = daemon.call::<SearchSessions>(params).await?;
         hits.extend(page.hits);
         after = page.next;
         if after.is_none() || hits.len() >= wanted {
@@ -86,7 +86,7 @@ pub(super) async fn export(context: &Context, session: String) -> Result<(), Fai
     let mut after = None;
     loop {
         let params = SessionExportParams { session: session.clone(), after, limit: None };
-        let page: SessionExport = daemon.call("session/export", params).await?;
+        let page = daemon.call::<ExportSession>(params).await?;
         for line in &page.lines {
             context.words.json_line(line)?;
         }

@@ -1,8 +1,8 @@
 //! Between here and registries: `push` and `pull` of images and of tools, and a pull before an agent is made.
 
 use lodge_proto::{
-    BinPullParams, BinPushParams, BinView, ImageDetail, ImagePullParams, ImagePushParams, ImagePushed,
-    ImageRef, ImageView,
+    BinPullParams, BinPushParams, ImagePullParams, ImagePushParams, ImagePushed, ImageRef, ImageView,
+    InspectImage, PullBin, PullImage, PushBin, PushImage,
 };
 
 use super::bins::tell_elsewhere;
@@ -39,11 +39,11 @@ pub(super) async fn push(context: &Context, kind: Kind, args: PushArgs) -> Resul
     let pushed: ImagePushed = match kind {
         Kind::Image => {
             let params = ImagePushParams { image: from, to, request_id };
-            daemon.transfer("image/push", params, &meter).await?
+            daemon.transfer::<PushImage>(params, &meter).await?
         }
         Kind::Bin => {
             let params = BinPushParams { bin: from, to, request_id };
-            daemon.transfer("bin/push", params, &meter).await?
+            daemon.transfer::<PushBin>(params, &meter).await?
         }
     };
     if context.words.json {
@@ -71,7 +71,7 @@ pub(super) async fn pull(context: &Context, kind: Kind, args: PullArgs) -> Resul
         Kind::Bin => {
             let meter = begin_pull(context, kind, &reference);
             let params = BinPullParams { bin: reference.clone(), tags: tag, request_id: Some(request_id()?) };
-            let bin: BinView = daemon.transfer("bin/pull", params, &meter).await?;
+            let bin = daemon.transfer::<PullBin>(params, &meter).await?;
             if context.words.json {
                 return context.words.json(&bin);
             }
@@ -90,7 +90,7 @@ async fn pull_image(
 ) -> Result<ImageView, Failure> {
     let meter = begin_pull(context, Kind::Image, reference);
     let params = ImagePullParams { image: reference.to_owned(), tags, request_id: Some(request_id()?) };
-    let image = daemon.transfer("image/pull", params, &meter).await?;
+    let image = daemon.transfer::<PullImage>(params, &meter).await?;
     if !context.words.json {
         context.words.say(&meter.pulled(reference));
     }
@@ -117,7 +117,7 @@ pub(super) async fn bring(
         return Ok(());
     }
     let params = ImageRef { image: reference.to_owned(), request_id: None };
-    match daemon.call::<_, ImageDetail>("image/inspect", params).await {
+    match daemon.call::<InspectImage>(params).await {
         Ok(detail) if detail.image.complete => return Ok(()),
         Ok(_) => {}
         Err(failure) if failure.is("image.not_found") => {}

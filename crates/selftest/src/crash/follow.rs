@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError, Target};
-use lodge_proto::{AttachParams, Attached, Event};
+use lodge_proto::{AttachClient, AttachParams, Event};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -120,7 +120,7 @@ async fn follow(shared: Arc<Shared>, target: Target, token: String) {
         let since = shared.lock().cursor;
         let wanted =
             AttachParams { all: true, since: Some(since), log: log.clone(), ..AttachParams::default() };
-        match client.call::<_, Attached>("client/attach", wanted).await {
+        match client.call::<AttachClient>(&wanted).await {
             Ok(attached) if attached.seq == since => log = Some(attached.log),
             Ok(attached) => {
                 return shared

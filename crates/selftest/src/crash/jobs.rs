@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64};
-use serde_json::json;
+use lodge_proto::{
+    GetJob, JobListParams, JobOutput, JobOutputParams, JobRef, JobSubmitParams, JobView, ListJobs,
+    ReadJobOutput, SubmitJob, base64,
+};
 
 use super::Setup;
 use super::job_plan::JobKind;
@@ -114,7 +116,7 @@ impl World {
         };
         let (target, token) = (self.lodge.target(), self.lodge.bearer());
         self.submitting.spawn(async move {
-            let answer = async { Client::connect(&target, &token).await?.call("job/submit", params).await };
+            let answer = async { Client::connect(&target, &token).await?.call::<SubmitJob>(&params).await };
             (at, answer.await)
         });
     }
@@ -166,7 +168,7 @@ impl World {
         for status in ["pending", "running"] {
             loop {
                 let params = JobListParams { status: Some(status.to_owned()), ..JobListParams::default() };
-                let open: Result<JobList, ClientError> = client.call("job/list", &params).await;
+                let open = client.call::<ListJobs>(&params).await;
                 match open {
                     Ok(open) if open.jobs.is_empty() => break,
                     Ok(open) if Instant::now() >= until => {
@@ -192,7 +194,7 @@ impl World {
             let (kind, token) = (self.jobs[at].kind, self.jobs[at].token.clone());
             let id = self.jobs[at].id.clone().unwrap_or_default();
             let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-            if let Err(error) = client.call::<_, JobView>("job/get", json!({"job": id})).await {
+            if let Err(error) = client.call::<GetJob>(&JobRef { job: id.clone() }).await {
                 self.report.add(Broken::Lost, format!("job {id} ({token}): {error}"));
                 continue;
             }
@@ -261,7 +263,7 @@ async fn read(
         limit: Some(limit),
         wait_ms: None,
     };
-    let JobOutput { data, encoding, dropped, next, end, .. } = client.call("job/output", params).await?;
+    let JobOutput { data, encoding, dropped, next, end, .. } = client.call::<ReadJobOutput>(&params).await?;
     let bytes = match encoding.as_str() {
         "base64" => base64::decode(&data).unwrap_or_default(),
         _utf8 => data.into_bytes(),

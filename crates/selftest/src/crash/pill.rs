@@ -4,8 +4,9 @@
 use std::time::Instant;
 
 use lodge_proto::client::Client;
-use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView, TurnView};
-use serde_json::json;
+use lodge_proto::{
+    GetTurn, ListQuarantine, QuarantineListParams, QuarantineRef, QuarantineView, RetryQuarantined, TurnRef,
+};
 
 use super::Setup;
 use super::plan::Shape;
@@ -67,8 +68,8 @@ impl World {
         };
         let until = Instant::now() + PATIENCE;
         loop {
-            let view: TurnView =
-                client.call("turn/get", json!({"turn": turn})).await.map_err(refused("look at a turn"))?;
+            let named = TurnRef { turn: turn.clone() };
+            let view = client.call::<GetTurn>(&named).await.map_err(refused("look at a turn"))?;
             if view.status == "done" {
                 return Ok(());
             }
@@ -88,8 +89,7 @@ impl World {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {
             let params = QuarantineRef { work: work.id, request_id: None };
-            let _: QuarantineView =
-                client.call("quarantine/retry", params).await.map_err(refused("have work computed again"))?;
+            client.call::<RetryQuarantined>(&params).await.map_err(refused("have work computed again"))?;
         }
         self.settle().await
     }
@@ -105,8 +105,8 @@ impl World {
 }
 
 async fn set_aside(client: &mut Client) -> Result<Vec<QuarantineView>, Trouble> {
-    let list: QuarantineList = client
-        .call("quarantine/list", QuarantineListParams::default())
+    let list = client
+        .call::<ListQuarantine>(&QuarantineListParams::default())
         .await
         .map_err(refused("list what is set aside"))?;
     Ok(list.work)

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, TurnSendParams, TurnView};
-use serde_json::json;
+use lodge_proto::{Event, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 
 use super::plan::{Shape, TurnPlan};
 use super::report::Broken;
@@ -95,7 +94,7 @@ impl World {
         };
         let (target, token) = (self.lodge.target(), self.lodge.bearer());
         self.sending.spawn(async move {
-            let answer = async { Client::connect(&target, &token).await?.call("turn/send", params).await };
+            let answer = async { Client::connect(&target, &token).await?.call::<SendTurn>(&params).await };
             (at, answer.await)
         });
     }
@@ -162,8 +161,7 @@ impl World {
         for sent in &self.sent {
             let Some(turn) = &sent.turn else { continue };
             loop {
-                let view: Result<TurnView, ClientError> =
-                    client.call("turn/get", json!({"turn": turn})).await;
+                let view = client.call::<GetTurn>(&TurnRef { turn: turn.clone() }).await;
                 // What is not there any more is found by the check.
                 let Ok(view) = view else { break };
                 if !matches!(view.status.as_str(), "queued" | "running" | "waiting") {
