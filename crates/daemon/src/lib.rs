@@ -29,6 +29,7 @@ mod room;
 pub mod serve;
 mod shell;
 mod suspects;
+pub mod tasks;
 mod tls;
 
 /// An error and its causes, told once.

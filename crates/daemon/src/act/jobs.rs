@@ -19,6 +19,7 @@ use crate::engine::{Ask, Effect, ExecHow, Seen};
 use crate::jobs::{self, Layout, Whose};
 use crate::limits;
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 
 /// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
 const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
@@ -39,7 +40,7 @@ pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
         JobEffect::Archive { job } => shell.jobs.archive(&job),
         JobEffect::Read { asked, session, wish } => {
             let (teller, whose) = (shell.clone(), Whose { agent: agent.clone(), session });
-            shell.spawn(async move {
+            shell.spawn(TaskKind::JobRead, async move {
                 let answer = jobs::answer(teller.clone(), whose, wish).await;
                 teller.tell(Seen::Job(JobSeen::Read { asked, answer })).await;
             });

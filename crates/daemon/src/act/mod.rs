@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::Effect;
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 
 /// Effects that may wait for one agent's task. A turn in flight has a few at most, so admission keeps this from being
 /// reached; if it were, the writer would wait for the task.
@@ -83,7 +84,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             let token = CancellationToken::new();
             let turn = order.turn.clone();
             shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
-            shell.spawn(model::call(shell.clone(), *order, token));
+            shell.spawn(TaskKind::ModelCall, model::call(shell.clone(), *order, token));
         }
         Effect::CancelModel { turn } => {
             if let Some(token) =
@@ -94,7 +95,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
         }
         Effect::ReviveLater { agent, run, delay_ms } => {
             let teller = shell.clone();
-            shell.spawn(async move {
+            shell.spawn(TaskKind::RevivalPause, async move {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
                 teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
             });
@@ -107,7 +108,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
         Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
         Effect::RetryLater { agent, run, delay_ms } => {
             let teller = shell.clone();
-            shell.spawn(async move {
+            shell.spawn(TaskKind::RetryPause, async move {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
                 teller.tell(crate::engine::Seen::RetryDue { agent, run }).await;
             });
@@ -146,7 +147,7 @@ fn task_of(shell: &Arc<Shell>, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
     let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
     let task = agents.entry(agent.clone()).or_insert_with(|| {
         let (sender, orders) = mpsc::channel(EFFECTS_MAX);
-        shell.spawn(actor::run(shell.clone(), agent.clone(), orders));
+        shell.spawn(TaskKind::Agent, actor::run(shell.clone(), agent.clone(), orders));
         sender
     });
     task.clone()

@@ -36,6 +36,7 @@ use crate::engine::{Command, NewImage};
 use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::carry;
+use crate::tasks::TaskKind;
 
 /// Images of one archive.
 const EXPORT_MAX: usize = 64;
@@ -226,7 +227,7 @@ async fn import_of(
         };
         if imported.is_err() {
             // Whatever came of it belongs to nobody.
-            begun.spawn(begun.images.clone().collect());
+            begun.spawn(TaskKind::ImageCollection, begun.images.clone().collect());
         }
         imported
     })

@@ -20,6 +20,7 @@ use crate::chain;
 use crate::engine::{Command, RequestKey, reused};
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
+use crate::tasks::TaskKind;
 
 const PAGE_DEFAULT: u32 = 100;
 
@@ -155,7 +156,7 @@ pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Pre
     drop(prepared.pins);
     if left {
         // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
-        shell.spawn(shell.images.clone().collect());
+        shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     answer
 }
@@ -167,7 +168,7 @@ pub(super) async fn detached<T: Send + 'static>(
 ) -> Result<T, ErrorBody> {
     let (done, heard) = tokio::sync::oneshot::channel();
     let work = follow(work);
-    shell.spawn(async move {
+    shell.spawn(TaskKind::Change, async move {
         // Nobody may be there to hear it.
         drop(done.send(work.await));
     });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lodge_proto::client::{Client, ClientError, Target};
 use lodge_proto::{AttachClient, AttachParams, Event};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::report::Broken;
 
@@ -17,7 +17,8 @@ const RECONNECT: Duration = Duration::from_millis(3);
 #[derive(Debug)]
 pub struct Follower {
     shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    /// Ends when it is dropped.
+    _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
@@ -37,8 +38,9 @@ impl Follower {
     /// Must be called within a runtime.
     pub fn start(target: Target, token: String) -> Follower {
         let shared: Arc<Shared> = Arc::default();
-        let task = tokio::spawn(follow(shared.clone(), target, token));
-        Follower { shared, task }
+        let mut task = JoinSet::new();
+        task.spawn(follow(shared.clone(), target, token));
+        Follower { shared, _task: task }
     }
 
     /// Looks at every event so far.
@@ -76,12 +78,6 @@ impl Follower {
     /// What went wrong while following, once.
     pub fn take_broken(&self) -> Vec<(Broken, String)> {
         std::mem::take(&mut self.shared.lock().broken)
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{Event, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
+use serde_json::Value;
+use tokio::task::JoinSet;
 
 use super::plan::{Shape, TurnPlan};
 use super::report::Broken;
@@ -185,6 +187,14 @@ fn ended_turn(event: &Event) -> Option<String> {
             Some(event.data.get("turn")?.as_str()?.to_owned())
         }
         _ => None,
+    }
+}
+
+/// The answer of the one task. One that broke off counts as a lost connection.
+pub async fn answer_of(mut asking: JoinSet<Result<Value, ClientError>>) -> Result<Value, ClientError> {
+    match asking.join_next().await {
+        Some(Ok(answer)) => answer,
+        Some(Err(_)) | None => Err(ClientError::Lost),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::api::methods::{Answer, Prepared, detached, record};
 use crate::engine::{Command, NewImage, RequestKey};
 use crate::images::{Arrived, errors};
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use crate::view;
 
 /// Brings an image with what it needs, and gives it the name that it was asked for by.
@@ -48,7 +49,7 @@ pub(in crate::api) async fn bring(
     let brought = brought(shell, key, kind, from, tags, watch).await;
     if brought.as_ref().is_err_and(|error| !errors::is_gone_on_with(error)) {
         // Whatever came of it belongs to nobody.
-        shell.spawn(shell.images.clone().collect());
+        shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     brought
 }
