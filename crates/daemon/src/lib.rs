@@ -24,10 +24,12 @@ mod images;
 mod jobs;
 mod limits;
 pub mod log;
+mod moment;
 mod reap;
 mod room;
 pub mod serve;
 mod shell;
+mod store_faults;
 mod suspects;
 mod tls;
 

@@ -83,14 +83,25 @@ enum Level {
     Enough,
     Low,
     ReadOnly,
+    /// The store cannot be reached.
+    Away,
 }
 
 impl Level {
+    /// Whether the file system decides on the level. If not, the writer says when it ends.
+    fn follows_room(self) -> bool {
+        match self {
+            Level::Enough | Level::Low => true,
+            Level::ReadOnly | Level::Away => false,
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Level::Enough => "enough",
             Level::Low => "low",
             Level::ReadOnly => "read_only",
+            Level::Away => "away",
         }
     }
 }
@@ -152,6 +163,7 @@ impl Room {
         let mut state = self.state();
         match (needs, state.level) {
             (Needs::Room | Needs::Record, Level::ReadOnly) => Err(not_recorded()),
+            (Needs::Room | Needs::Record, Level::Away) => Err(store_away()),
             (Needs::Record, Level::Enough | Level::Low) => Ok(()),
             (Needs::Room, Level::Enough | Level::Low) => {
                 self.look(&mut state, now);
@@ -197,7 +209,7 @@ impl Room {
     /// After a commit: makes the reserve anew when it was given back and there is room again.
     pub fn tend(&self, now: Timestamp) {
         let mut state = self.state();
-        if state.level != Level::ReadOnly && (!state.has_reserve || state.level == Level::Low) {
+        if state.level.follows_room() && (!state.has_reserve || state.level == Level::Low) {
             self.look(&mut state, now);
         }
     }
@@ -225,6 +237,11 @@ impl Room {
         state.in_vain
     }
 
+    /// The store cannot be reached: everything that would change is refused until [`Room::reopen`].
+    pub fn lose_store(&self, now: Timestamp) {
+        self.enter(&mut self.state(), Level::Away, now);
+    }
+
     /// Whether there is room again for a reserve and a little more; then the reserve is there too.
     pub fn has_room_again(&self) -> bool {
         let mut state = self.state();
@@ -244,7 +261,7 @@ impl Room {
 
     pub fn view(&self, now: Timestamp) -> StorageView {
         let mut state = self.state();
-        if state.level != Level::ReadOnly {
+        if state.level.follows_room() {
             self.look(&mut state, now);
         }
         StorageView {
@@ -257,7 +274,11 @@ impl Room {
 
     /// Why nothing can be recorded, while that is so.
     pub fn refusal(&self) -> Option<ErrorBody> {
-        (self.state().level == Level::ReadOnly).then(not_recorded)
+        match self.state().level {
+            Level::Enough | Level::Low => None,
+            Level::ReadOnly => Some(not_recorded()),
+            Level::Away => Some(store_away()),
+        }
     }
 
     /// What a person should know of it.
@@ -270,6 +291,7 @@ impl Room {
             Level::ReadOnly => {
                 Some(format!("storage: {free} free; nothing can be recorded until there is more"))
             }
+            Level::Away => Some("storage: the store cannot be reached; changes are refused".to_owned()),
         }
     }
 
@@ -297,6 +319,7 @@ impl Room {
             Level::Enough => tracing::info!(event = "storage.enough", was, free_bytes),
             Level::Low => tracing::warn!(event = "storage.low", was, free_bytes),
             Level::ReadOnly => tracing::error!(event = "storage.read_only", was, free_bytes),
+            Level::Away => tracing::error!(event = "storage.away", was),
         }
         state.since = (level != Level::Enough).then_some(now);
         state.level = level;
@@ -336,6 +359,12 @@ pub fn not_recorded() -> ErrorBody {
     ErrorBody::new("daemon.disk_full", "the disk is full: this was not done, and nothing can be recorded")
         .because("a commit failed for lack of room, also with the daemon's reserve")
         .hint("make room on the state directory's file system; the daemon goes on by itself, then ask again")
+}
+
+/// The refusal of a change while the store cannot be reached.
+fn store_away() -> ErrorBody {
+    ErrorBody::new("daemon.store_away", "the store cannot be reached: this was not done")
+        .hint("the daemon tries again several times a second; ask again when the store is back")
 }
 
 /// Whether an error of the kernel's means that there is no room, or none in the owner's quota.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lodge_core::AgentId;
 use lodge_image::registry::Watch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
@@ -12,6 +13,7 @@ use super::{create, params, update};
 use crate::auth::Who;
 use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::host_trees::HostTrees;
+use crate::moment::Moment;
 use crate::shell::Shell;
 use crate::view;
 
@@ -29,37 +31,50 @@ pub(super) async fn call(
 ) -> Answer {
     match method {
         "agent/create" => create::create(shell, key, params(method, given)?, watch).await,
-        "agent/list" => agent_list(shell, who, &params(method, given)?),
-        "agent/get" => agent_get(shell, &params(method, given)?),
+        "agent/list" => {
+            let (who, given) = (who.clone(), params(method, given)?);
+            shell.read(move |at| agent_list(at, &who, &given)).await
+        }
+        "agent/get" => {
+            let given = params(method, given)?;
+            shell.read(move |at| agent_get(at, &given)).await
+        }
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::StartAgent { id }).await
         }
         "agent/restart" => {
             let given: AgentStopParams = params(method, given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
         }
         "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
         "agent/stop" => {
             let given: AgentStopParams = params(method, given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::StopAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
         }
         "agent/kill" => {
             let given: AgentRef = params(method, given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::KillAgent { id }).await
         }
         "agent/remove" => {
             let given: AgentRemoveParams = params(method, given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
         }
-        "agent/logs" => agent_logs(shell, &params(method, given)?),
+        "agent/logs" => {
+            let given = params(method, given)?;
+            shell.read(move |at| agent_logs(at, &given)).await
+        }
         _other => Err(no_method(method)),
     }
+}
+
+async fn agent_id(shell: &Arc<Shell>, given: String) -> Result<AgentId, ErrorBody> {
+    shell.read(move |at| find_agent(at, &given)).await
 }
 
 fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
@@ -73,12 +88,12 @@ fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
     }
 }
 
-fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
+fn agent_list(at: &Moment<'_>, who: &Who, given: &AgentListParams) -> Answer {
     let limit = page(given.limit);
     let rows = match who.agent() {
-        None => shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?,
+        None => at.store.agents(given.after.as_deref(), limit).map_err(internal)?,
         Some(own) => {
-            let own = shell.reader.agent(own).map_err(internal)?;
+            let own = at.store.agent(own).map_err(internal)?;
             own.into_iter().filter(|own| given.after.as_deref() < Some(own.row.id.as_str())).collect()
         }
     };
@@ -91,7 +106,7 @@ fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
             || found.row.state == lodge_core::agent::AgentState::Removing)
             && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     });
-    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(shell, found)).collect(), next }))
+    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(at, found)).collect(), next }))
 }
 
 pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
@@ -102,25 +117,25 @@ pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     }
 }
 
-fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
-    let found = one_agent(shell, &given.agent)?;
-    let image = shell.reader.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
-    let jobs = shell.reader.open_jobs(&found.row.id).map_err(internal)?;
+fn agent_get(at: &Moment<'_>, given: &AgentRef) -> Answer {
+    let found = one_agent(at, &given.agent)?;
+    let image = at.store.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
+    let jobs = at.store.open_jobs(&found.row.id).map_err(internal)?;
     let mut env_keys: Vec<String> = image.env.iter().map(|var| var.key.clone()).collect();
     env_keys.extend(found.row.spec.env.keys().cloned());
     env_keys.sort();
     env_keys.dedup();
     let agentfile = view::agentfile(&image.agentfile, &image.env);
     Ok(view::json(&AgentDetail {
-        agent: agent_view(shell, &found),
-        root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
+        agent: agent_view(at, &found),
+        root: at.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
         runs: found.row.runs,
-        runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
-        revival_policy: found.row.spec.policy(shell.config.policy()).word().to_owned(),
-        context_window: context_window(shell, &found.row.spec.model),
+        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&at.host)),
+        revival_policy: found.row.spec.policy(at.config.policy()).word().to_owned(),
+        context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,
-        host_dirs: HostTrees::of(&found.row.spec, &shell.config.data_dir)
+        host_dirs: HostTrees::of(&found.row.spec, &at.config.data_dir)
             .trees
             .iter()
             .map(|dir| dir.display().to_string())
@@ -128,7 +143,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         tools: view::tools(&found.row),
         configs: image.configs.into_iter().chain(found.row.spec.configs.clone()).collect(),
         env_keys,
-        sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
+        sessions: at.store.session_count(&found.row.id).map_err(internal)?,
         jobs: JobCounts { pending: jobs.pending, running: jobs.running },
         agentfile,
     }))
@@ -139,10 +154,10 @@ fn context_window(shell: &Shell, model: &str) -> Option<u64> {
     resolved.provider.context_window(&resolved.model)
 }
 
-fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
+fn agent_logs(at: &Moment<'_>, given: &AgentLogsParams) -> Answer {
     use std::io::{Read, Seek, SeekFrom};
-    let id = find_agent(shell, &given.agent)?;
-    let path = shell.config.data_dir.join("logs").join(format!("{id}.log"));
+    let id = find_agent(at, &given.agent)?;
+    let path = at.config.data_dir.join("logs").join(format!("{id}.log"));
     let mut bytes = Vec::new();
     let mut end = 0;
     if let Ok(mut file) = std::fs::File::open(&path) {

@@ -17,6 +17,7 @@ use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
 use crate::engine::images::no_image;
 use crate::engine::{Command, NewImage, RequestKey};
+use crate::moment::Moment;
 use crate::shell::Shell;
 use crate::view;
 
@@ -32,8 +33,14 @@ pub(super) async fn call(
             let given = params(method, given)?;
             ask_prepared(shell, key, move |shell| build(shell, given)).await
         }
-        "bin/list" => list(shell, &params(method, given)?),
-        "bin/inspect" => inspect(shell, &params(method, given)?),
+        "bin/list" => {
+            let given = params(method, given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
+        "bin/inspect" => {
+            let given = params(method, given)?;
+            shell.read(move |at| inspect(at, &given)).await
+        }
         "bin/pull" => {
             let BinPullParams { bin, tags, .. } = params(method, given)?;
             pull(shell, key, ImageKind::Bin, bin, tags, watch).await
@@ -44,7 +51,7 @@ pub(super) async fn call(
         }
         "bin/remove" => {
             let given: BinRef = params(method, given)?;
-            remove(shell, key, ImageKind::Bin, &given.bin).await
+            remove(shell, key, ImageKind::Bin, given.bin).await
         }
         _other => Err(no_method(method)),
     }
@@ -84,18 +91,18 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     Ok(Prepared { command, pins: vec![pins] })
 }
 
-fn list(shell: &Shell, given: &BinListParams) -> Answer {
+fn list(at: &Moment<'_>, given: &BinListParams) -> Answer {
     let limit = page(given.limit);
-    let found = shell.reader.bins(given.after.as_deref(), limit).map_err(internal)?;
+    let found = at.store.bins(given.after.as_deref(), limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|(last, _)| last.digest.clone())).flatten();
     let bins = found.into_iter().map(|(found, record)| view::bin(found, &record)).collect();
     Ok(view::json(&BinList { bins, next }))
 }
 
-fn inspect(shell: &Shell, given: &BinRef) -> Answer {
-    let found = find_bin(shell, &given.bin)?;
-    let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+fn inspect(at: &Moment<'_>, given: &BinRef) -> Answer {
+    let found = find_bin(at, &given.bin)?;
+    let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
     Ok(view::json(&view::bin_detail(summary, found.record)))
 }

@@ -13,6 +13,7 @@ use lodge_store::{AtBoundary, Place, Wanted};
 use super::lineages;
 use super::methods::{Answer, internal, page, session_id};
 use crate::engine::DAEMON_STREAM;
+use crate::moment::Moment;
 use crate::shell::Shell;
 use crate::view;
 
@@ -22,13 +23,12 @@ const PAGE_BYTES_MAX: usize = 1024 * 1024;
 const SAMPLING: [&str; 6] =
     ["frequency-penalty", "max-tokens", "presence-penalty", "temperature", "top-k", "top-p"];
 
-pub(super) fn snapshot(shell: &Shell, given: &LineageSnapshotParams) -> Answer {
-    let id = lineages::find(shell, &given.lineage)?;
+pub(super) fn snapshot(at: &Moment<'_>, given: &LineageSnapshotParams) -> Answer {
+    let id = lineages::find(at, &given.lineage)?;
     let limit = page(given.limit);
-    let found =
-        shell.reader.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
+    let found = at.store.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
     let found = found.ok_or_else(|| lineages::no_lineage(&given.lineage))?;
-    let image = shell.reader.image(&found.agent.image_digest).map_err(internal)?.unwrap_or_default();
+    let image = at.store.image(&found.agent.image_digest).map_err(internal)?.unwrap_or_default();
     let sessions: Vec<SessionBoundary> = found
         .sessions
         .iter()
@@ -39,7 +39,7 @@ pub(super) fn snapshot(shell: &Shell, given: &LineageSnapshotParams) -> Answer {
         })
         .collect();
     let next = if found.more { sessions.last().map(|last| last.id.clone()) } else { None };
-    Ok(view::json(&LineageSnapshot { head: head(shell, &found, image), sessions, next }))
+    Ok(view::json(&LineageSnapshot { head: head(at, &found, image), sessions, next }))
 }
 
 fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
@@ -88,8 +88,8 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
     }
 }
 
-pub(super) fn messages(shell: &Shell, given: &LineageMessagesParams) -> Answer {
-    let id = lineages::find(shell, &given.lineage)?;
+pub(super) fn messages(at: &Moment<'_>, given: &LineageMessagesParams) -> Answer {
+    let id = lineages::find(at, &given.lineage)?;
     let session = session_id(&given.session)?;
     let wanted = Wanted {
         turns_max: given.turns.unwrap_or(u32::MAX),
@@ -97,7 +97,7 @@ pub(super) fn messages(shell: &Shell, given: &LineageMessagesParams) -> Answer {
         messages_max: page(given.limit),
         bytes_max: PAGE_BYTES_MAX,
     };
-    let found = shell.reader.boundary_messages(&id, &session, wanted).map_err(internal)?;
+    let found = at.store.boundary_messages(&id, &session, wanted).map_err(internal)?;
     let found = found.ok_or_else(|| {
         ErrorBody::new("session.not_found", format!("lineage {id} has no session `{session}`"))
             .hint("`lineage/snapshot` lists its sessions")

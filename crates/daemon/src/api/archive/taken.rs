@@ -16,6 +16,7 @@ use crate::api::methods::internal;
 use crate::engine::NewImage;
 use crate::engine::images::{name_taken, names_move, quoted};
 use crate::images::errors;
+use crate::moment::Moment;
 use crate::shell::Shell;
 
 /// Where a tool goes that cannot be called by its own name alone.
@@ -104,9 +105,9 @@ impl Taken {
         }
         let (mut moves, mut claims) = (Vec::new(), Vec::new());
         for new in agents.iter().chain(&bins) {
-            refuse_taken(shell, new)?;
+            shell.read_here(|at| refuse_taken(at, new))?;
             for tag in &new.tags {
-                let row = shell.reader.image_ref(tag).map_err(internal)?;
+                let row = shell.reader.here(|store| store.image_ref(tag)).map_err(internal)?;
                 let known = row.map(|row| row.digest);
                 if known.as_ref().is_some_and(|digest| *digest != new.row.digest) {
                     moves.push(tag.clone());
@@ -145,11 +146,11 @@ fn names_claimed(names: &[String]) -> ErrorBody {
 }
 
 /// Refuses names that images of the other kind have, before anything of the archive is recorded.
-fn refuse_taken(shell: &Shell, new: &NewImage) -> Result<(), ErrorBody> {
+fn refuse_taken(at: &Moment<'_>, new: &NewImage) -> Result<(), ErrorBody> {
     let kind = new.row.contents.kind();
     for tag in &new.tags {
-        let Some(row) = shell.reader.image_ref(tag).map_err(internal)? else { continue };
-        let had = shell.reader.image_kind(&row.digest).map_err(internal)?;
+        let Some(row) = at.store.image_ref(tag).map_err(internal)? else { continue };
+        let had = at.store.image_kind(&row.digest).map_err(internal)?;
         if let Some((had, _)) = had.filter(|(had, _)| *had != kind) {
             return Err(name_taken(had, tag));
         }

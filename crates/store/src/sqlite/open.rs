@@ -8,11 +8,13 @@ use lodge_core::record::Loaded;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
-use crate::full::is_full;
-use crate::heads::Heads;
-use crate::pool::{BUSY, keep_statements};
-use crate::read::Reader;
-use crate::schema::{self, MIGRATIONS};
+use crate::reads::Reader;
+use crate::sqlite::full::is_full;
+use crate::sqlite::heads::Heads;
+use crate::sqlite::pool::{BUSY, keep_statements};
+use crate::sqlite::schema::{self, MIGRATIONS};
+use crate::sqlite::snapshot::SqliteSource;
+use crate::sqlite::write::SqliteWriter;
 use crate::write::Writer;
 
 /// The newest schema this release knows.
@@ -99,9 +101,12 @@ pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
     refuse_the_future(path)?;
     let mut connection = connect(path).map_err(|cause| OpenError::Sqlite { path: path.to_owned(), cause })?;
     match open_connected(&mut connection, path, entropy) {
-        Ok((meta, loaded, heads, reader)) => {
-            Ok(Opened { writer: Writer::new(connection, path, heads), reader, meta, loaded })
-        }
+        Ok((meta, loaded, heads, reader)) => Ok(Opened {
+            writer: Writer::new(SqliteWriter::new(connection, path, heads)),
+            reader,
+            meta,
+            loaded,
+        }),
         Err(OpenError::Sqlite { path, cause }) if is_full(&connection, &cause) => {
             Err(OpenError::Full { path, cause })
         }
@@ -135,8 +140,9 @@ fn open_connected(
         path: path.to_owned(),
         what: "a state key of another length".to_owned(),
     })?;
-    let (loaded, heads) = crate::load::load(connection, epoch).map_err(|error| error.into_open(path))?;
-    let reader = Reader::new(path).map_err(sqlite)?;
+    let (loaded, heads) =
+        crate::sqlite::load::load(connection, epoch).map_err(|error| error.into_open(path))?;
+    let reader = Reader::new(SqliteSource::new(path).map_err(sqlite)?);
     Ok((meta, loaded, heads, reader))
 }
 

@@ -6,10 +6,10 @@ use std::path::Path;
 use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::heads::Heads;
-use crate::open::OpenError;
-use crate::rows::{AgentPlaces, LineagePlaces};
-use crate::{epochs, images, jobs, paths, quarantine, rows, tokens};
+use crate::sqlite::heads::Heads;
+use crate::sqlite::open::OpenError;
+use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
+use crate::sqlite::{epochs, images, jobs, paths, quarantine, rows, tokens};
 
 #[derive(Debug)]
 pub(crate) struct LoadError(rusqlite::Error);

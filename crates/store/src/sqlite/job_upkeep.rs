@@ -3,19 +3,10 @@
 use lodge_core::{AgentId, JobId, Timestamp};
 use rusqlite::{OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-
-/// What is to become of a job's archived output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputFate {
-    Kept,
-    /// Recorded as removed, or of a job that is not recorded.
-    Gone,
-}
-
-impl Reader {
-    /// Whether a job of an agent has output that is not in the archive, or may get some.
-    pub fn has_unarchived_job(&self, agent: &AgentId) -> Result<bool> {
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{JobUpkeepReads, OutputFate, Result};
+impl JobUpkeepReads for SqliteSnapshot<'_> {
+    fn has_unarchived_job(&self, agent: &AgentId) -> Result<bool> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_unsettled WHERE archived = 0 AND agent = ?1)",
@@ -24,7 +15,7 @@ impl Reader {
         })
     }
 
-    pub fn output_fate(&self, id: &JobId) -> Result<OutputFate> {
+    fn output_fate(&self, id: &JobId) -> Result<OutputFate> {
         self.with(|c| {
             let removed: Option<bool> = c
                 .prepare_cached("SELECT output_removed FROM jobs WHERE id = ?1")?
@@ -34,8 +25,7 @@ impl Reader {
         })
     }
 
-    /// Whether a job ended and all of its output is in the archive.
-    pub fn is_archived(&self, id: &JobId) -> Result<bool> {
+    fn is_archived(&self, id: &JobId) -> Result<bool> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND state >= 10 AND archived = 1)",
@@ -44,8 +34,7 @@ impl Reader {
         })
     }
 
-    /// The oldest jobs of an agent without whose output no more than `bytes_max` of it are left in the archive.
-    pub fn outputs_beyond(&self, agent: &AgentId, bytes_max: u64) -> Result<Vec<JobId>> {
+    fn outputs_beyond(&self, agent: &AgentId, bytes_max: u64) -> Result<Vec<JobId>> {
         let bytes_max = i64::try_from(bytes_max).unwrap_or(i64::MAX);
         self.with(|c| {
             let ids = c
@@ -60,13 +49,7 @@ impl Reader {
         })
     }
 
-    /// A page of the jobs that ended before a time and are archived, in the order of their ids.
-    pub fn jobs_ended_before(
-        &self,
-        time: Timestamp,
-        after: Option<&JobId>,
-        limit: u32,
-    ) -> Result<Vec<JobId>> {
+    fn jobs_ended_before(&self, time: Timestamp, after: Option<&JobId>, limit: u32) -> Result<Vec<JobId>> {
         // What ended before was made before: whatever is newer is not looked at.
         let (from, newest) = (after.map_or("", JobId::as_str), JobId::earliest_at(time));
         self.with(|c| {

@@ -5,12 +5,12 @@ use lodge_core::record::TurnRow;
 use lodge_core::{AgentId, TurnId, WorkId};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{QuarantineReads, Result};
+use crate::sqlite::rows;
 
-impl Reader {
-    /// All of it: there is never much.
-    pub fn quarantine(&self) -> Result<Vec<QuarantineRow>> {
+impl QuarantineReads for SqliteSnapshot<'_> {
+    fn quarantine(&self) -> Result<Vec<QuarantineRow>> {
         self.with(all)
     }
 }
@@ -84,7 +84,7 @@ mod tests {
     fn what_is_set_aside_is_loaded_again_until_it_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        let mut opened = crate::open(&path, &[1; 64]).unwrap();
+        let mut opened = crate::sqlite::open(&path, &[1; 64]).unwrap();
         let at = Timestamp::from_ms(7);
         let mut ids = IdSource::new(1);
         let mut row = |kind, agent: Option<&str>| QuarantineRow {
@@ -100,11 +100,11 @@ mod tests {
         opened.writer.commit(&writes, ()).unwrap().into_inner();
         let mut both = vec![call.clone(), request.clone()];
         both.sort_by(|a, b| a.id.cmp(&b.id));
-        assert_eq!(opened.reader.quarantine().unwrap(), both);
+        assert_eq!(opened.reader.here(|snapshot| snapshot.quarantine()).unwrap(), both);
         drop(opened);
-        let mut opened = crate::open(&path, &[1; 64]).unwrap();
+        let mut opened = crate::sqlite::open(&path, &[1; 64]).unwrap();
         assert_eq!(opened.loaded.quarantine, both);
         opened.writer.commit(&[Write::Released { id: call.id }], ()).unwrap().into_inner();
-        assert_eq!(opened.reader.quarantine().unwrap(), [request]);
+        assert_eq!(opened.reader.here(|snapshot| snapshot.quarantine()).unwrap(), [request]);
     }
 }

@@ -1,31 +1,15 @@
 //! Reading lineages, with what is derived about them.
 
-use lodge_core::record::{AgentRow, LineageRow};
-use lodge_core::{AgentId, LineageId, TurnId};
+use lodge_core::record::LineageRow;
+use lodge_core::{AgentId, LineageId};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{LineageFilter, LineageReads, LineageSummary, Result};
+use crate::sqlite::rows;
 
-/// A lineage, its agent, and the newest turn of that agent while it had this lineage.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LineageSummary {
-    pub row: LineageRow,
-    pub agent: AgentRow,
-    pub last_turn: Option<TurnId>,
-}
-
-/// Which lineages a listing is about.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LineageFilter<'a> {
-    pub agent: Option<&'a AgentId>,
-    /// The stored number of its state.
-    pub state: Option<i64>,
-    pub after: Option<&'a str>,
-}
-
-impl Reader {
-    pub fn lineages(&self, filter: LineageFilter<'_>, limit: u32) -> Result<Vec<LineageSummary>> {
+impl LineageReads for SqliteSnapshot<'_> {
+    fn lineages(&self, filter: LineageFilter<'_>, limit: u32) -> Result<Vec<LineageSummary>> {
         let LineageFilter { agent, state, after } = filter;
         self.with(|c| {
             let found: Vec<LineageRow> = c
@@ -39,8 +23,7 @@ impl Reader {
         })
     }
 
-    /// The lineages whose id is this one or begins so, a few at most.
-    pub fn find_lineage(&self, given: &str) -> Result<Vec<LineageId>> {
+    fn find_lineage(&self, given: &str) -> Result<Vec<LineageId>> {
         self.with(|c| {
             let ids = c
                 .prepare_cached("SELECT id FROM lineages WHERE id >= ?1 AND id < ?1 || '{' LIMIT 5")?
@@ -50,7 +33,7 @@ impl Reader {
         })
     }
 
-    pub fn lineage(&self, id: &LineageId) -> Result<Option<LineageSummary>> {
+    fn lineage(&self, id: &LineageId) -> Result<Option<LineageSummary>> {
         self.with(|c| {
             let row = c
                 .prepare_cached("SELECT * FROM lineages WHERE id = ?1")?

@@ -3,10 +3,9 @@
 use lodge_core::job::{JobProgress, JobRow, JobState, JobStream, JobWrite};
 use lodge_core::{Cause, JobId, Timestamp};
 use prost::Message;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use crate::sqlite::rows;
 
 /// Everything but the stdin, which may be long and is read when a job starts.
 pub(crate) const COLUMNS: &str = "j.id, j.agent, j.session, j.state, j.priority, j.created_at, j.started_at, j.finished_at, \
@@ -50,17 +49,6 @@ pub(crate) fn unsettled(c: &Connection) -> rusqlite::Result<Vec<JobRow>> {
     ))?
     .query_map([], job)?
     .collect()
-}
-
-impl Reader {
-    /// A job and what it is given on its stdin: all that is needed to start it.
-    pub fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>> {
-        self.with(|c| {
-            c.prepare_cached(&format!("SELECT {COLUMNS}, j.stdin FROM jobs AS j WHERE j.id = ?1"))?
-                .query_row([id.as_str()], |row| Ok((job(row)?, row.get("stdin")?)))
-                .optional()
-        })
-    }
 }
 
 pub(crate) fn apply(tx: &Connection, write: &JobWrite) -> rusqlite::Result<()> {

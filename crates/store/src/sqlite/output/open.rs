@@ -10,9 +10,9 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use super::read::OutputReader;
 use super::{Health, OutputStore, is_damage};
-use crate::full::is_full;
-use crate::pool::BUSY;
-use crate::schema::{pack_version, unpack_version};
+use crate::sqlite::full::is_full;
+use crate::sqlite::pool::BUSY;
+use crate::sqlite::schema::{pack_version, unpack_version};
 
 const FILE: &str = "output.db";
 /// Says that the file is ours, whatever its name.
@@ -133,7 +133,7 @@ impl OutputStore {
 
 fn attempt(path: &Path) -> Result<Attempt, OutputOpenError> {
     let sqlite = |cause| OutputOpenError::Sqlite { path: path.to_owned(), cause };
-    if crate::open::is_half_made(path, PAGE_BYTES).unwrap_or(false) {
+    if crate::sqlite::open::is_half_made(path, PAGE_BYTES).unwrap_or(false) {
         // SQLite takes an empty file for a new database, and zeros for a foreign one.
         let emptied = File::options().write(true).open(path).and_then(|file| file.set_len(0));
         emptied.map_err(|cause| OutputOpenError::NotSetAside { path: path.to_owned(), cause })?;

@@ -1,66 +1,25 @@
 //! Listing and finding jobs. Their stdin, which may be long, is not read for it, and neither is any output.
 
-use std::collections::BTreeMap;
-
 use lodge_core::job::{JobRow, JobState};
-use lodge_core::{AgentId, JobId, SandboxId, SessionId};
+use lodge_core::{AgentId, JobId, SessionId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use crate::job_walk::walk;
-use crate::jobs::{COLUMNS, job};
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{JobFilter, JobPage, JobReads, JobSummary, OpenJobs, Result};
+use crate::sqlite::job_walk::walk;
+use crate::sqlite::jobs::{COLUMNS, job};
+use crate::sqlite::rows;
 
-/// A job, and what its agent is called, which may be removed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct JobSummary {
-    pub row: JobRow,
-    pub agent_name: String,
-    /// Where it runs, while it does.
-    pub sandbox: SandboxId,
-}
-
-/// Jobs, the newest first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct JobPage {
-    pub jobs: Vec<JobSummary>,
-    /// The id before which the next page begins, also of a page that is not full: looking for more took long enough. None:
-    /// there is nothing more.
-    pub next: Option<String>,
-}
-
-/// Which jobs a listing is about: those for which all of this holds.
-#[derive(Debug, Clone, Copy)]
-pub struct JobFilter<'a> {
-    pub agent: Option<&'a AgentId>,
-    pub session: Option<&'a SessionId>,
-    pub states: &'a [JobState],
-    pub labels: &'a BTreeMap<String, String>,
-    /// Older than the one with this id.
-    pub before: Option<&'a str>,
-}
-
-/// Jobs of an agent that are not over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpenJobs {
-    pub pending: u64,
-    pub running: u64,
-}
-
-impl Reader {
-    /// A page, with at most so many.
-    pub fn jobs(&self, filter: JobFilter<'_>, limit: u32) -> Result<JobPage> {
+impl JobReads for SqliteSnapshot<'_> {
+    fn jobs(&self, filter: JobFilter<'_>, limit: u32) -> Result<JobPage> {
         self.with(|c| {
-            // One look at everything: a job is shown as it was when it was found.
-            let tx = c.unchecked_transaction()?;
-            let found = walk(&tx, &filter, limit)?;
-            let jobs = found.ids.iter().filter_map(|id| one(&tx, id).transpose());
+            let found = walk(c, &filter, limit)?;
+            let jobs = found.ids.iter().filter_map(|id| one(c, id).transpose());
             Ok(JobPage { jobs: jobs.collect::<rusqlite::Result<_>>()?, next: found.next })
         })
     }
 
-    /// The newest, of as many pages as that takes.
-    pub fn newest_jobs(&self, filter: JobFilter<'_>, wanted: u32) -> Result<Vec<JobSummary>> {
+    fn newest_jobs(&self, filter: JobFilter<'_>, wanted: u32) -> Result<Vec<JobSummary>> {
         let mut newest: Vec<JobSummary> = Vec::new();
         let mut next = filter.before.map(str::to_owned);
         loop {
@@ -74,12 +33,11 @@ impl Reader {
         }
     }
 
-    pub fn job_summary(&self, id: &JobId) -> Result<Option<JobSummary>> {
+    fn job_summary(&self, id: &JobId) -> Result<Option<JobSummary>> {
         self.with(|c| one(c, id.as_str()))
     }
 
-    /// The session that a job belongs to, if it belongs to one.
-    pub fn job_session(&self, id: &JobId) -> Result<Option<SessionId>> {
+    fn job_session(&self, id: &JobId) -> Result<Option<SessionId>> {
         self.with(|c| {
             let found = c
                 .prepare_cached("SELECT session FROM jobs WHERE id = ?1")?
@@ -89,8 +47,15 @@ impl Reader {
         })
     }
 
-    /// The jobs of an agent, or of all, whose id is this one or begins so, a few at most.
-    pub fn find_job(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>> {
+    fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>> {
+        self.with(|c| {
+            c.prepare_cached(&format!("SELECT {COLUMNS}, j.stdin FROM jobs AS j WHERE j.id = ?1"))?
+                .query_row([id.as_str()], |row| Ok((job(row)?, row.get("stdin")?)))
+                .optional()
+        })
+    }
+
+    fn find_job(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>> {
         self.with(|c| {
             let ids = c
                 .prepare_cached(
@@ -102,14 +67,14 @@ impl Reader {
         })
     }
 
-    pub fn open_jobs(&self, agent: &AgentId) -> Result<OpenJobs> {
+    fn open_jobs(&self, agent: &AgentId) -> Result<OpenJobs> {
         self.with(|c| {
             let count = |state: JobState| of_agent(c, agent, state);
             Ok(OpenJobs { pending: count(JobState::Pending)?, running: count(JobState::Running)? })
         })
     }
 
-    pub fn open_jobs_of_session(&self, session: &SessionId) -> Result<u64> {
+    fn open_jobs_of_session(&self, session: &SessionId) -> Result<u64> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT count(*) FROM jobs INDEXED BY jobs_session_state WHERE session = ?1 AND state < 10",

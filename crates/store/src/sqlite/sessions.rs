@@ -5,102 +5,73 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::limits::PATH_TURNS_MAX;
-use lodge_core::record::{MessageBody, SessionFact, SessionRow, TurnRow};
+use lodge_core::record::{SessionFact, SessionRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::{epochs, load, paths, quarantine, rows};
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{NoTurn, Repeat, Result, SessionPlace, SessionReads, Standing, TurnPick};
+use crate::sqlite::{epochs, load, paths, quarantine, rows};
 
 /// So many letters of what was said first stand for a session.
 const TITLE_CHARS_MAX: usize = 60;
 
-/// Before which session a page of a listing goes on; the newest comes first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionPlace {
-    pub last_active: Timestamp,
-    pub id: String,
-}
+impl SessionReads for SqliteSnapshot<'_> {
+    fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>> {
+        self.with(|c| load::session_fact(c, id.as_str()))
+    }
 
-/// A session on which a change is decided.
-#[derive(Debug, Clone)]
-pub struct Standing {
-    pub fact: SessionFact,
-    pub agent_name: String,
-    pub agent_removed: bool,
-}
+    fn session_of(&self, agent: &AgentId, sender: &str) -> Result<Option<SessionFact>> {
+        self.with(|c| {
+            let id: Option<String> = c
+                .prepare_cached(
+                    "SELECT id FROM sessions WHERE agent = ?1 AND sender = ?2 ORDER BY created_at DESC LIMIT 1",
+                )?
+                .query_row([agent.as_str(), sender], |row| row.get(0))
+                .optional()?;
+            id.map_or(Ok(None), |id| load::session_fact(c, &id))
+        })
+    }
 
-/// Which turn of a session is meant.
-#[derive(Debug, Clone)]
-pub enum TurnPick {
-    /// The last one of the path.
-    Last,
-    /// By its place in the path.
-    Number(u32),
-    Id(TurnId),
-}
+    fn session_count(&self, agent: &AgentId) -> Result<u64> {
+        self.with(|c| {
+            c.prepare_cached("SELECT count(*) AS n FROM sessions WHERE agent = ?1")?
+                .query_row([agent.as_str()], |row| rows::unsigned(row, "n"))
+        })
+    }
 
-/// Why a turn cannot be what was meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoTurn {
-    /// The session has no such turn.
-    Unknown,
-    /// It is not on the path.
-    Inactive,
-    /// More turns than one change may touch.
-    TooMany,
-}
-
-/// A turn that shall be done again.
-#[derive(Debug, Clone)]
-pub struct Repeat {
-    pub turn: TurnId,
-    /// What was asked.
-    pub body: MessageBody,
-    /// The path without it.
-    pub plan: PathPlan,
-}
-
-impl Reader {
-    /// Sessions, those that somebody used last first.
-    pub fn sessions(
+    fn sessions(
         &self,
         agent: Option<&AgentId>,
         before: Option<&SessionPlace>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>> {
         self.with(|c| {
-            let c = &c.unchecked_transaction()?;
             let live = live_turns(c, None)?;
             let newest = newest(c, agent, before, limit as usize, &live)?;
             newest.into_iter().filter_map(|(_, id)| summary(c, &id, &live).transpose()).collect()
         })
     }
 
-    pub fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>> {
-        self.with(|c| {
-            let c = &c.unchecked_transaction()?;
-            summary(c, id.as_str(), &live_turns(c, Some(id))?)
-        })
+    fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>> {
+        self.with(|c| summary(c, id.as_str(), &live_turns(c, Some(id))?))
     }
 
-    /// How many turns of a session are not on its path.
-    pub fn inactive_turns(&self, id: &SessionId) -> Result<u64> {
+    fn inactive_turns(&self, id: &SessionId) -> Result<u64> {
         self.with(|c| {
             c.prepare_cached("SELECT count(*) AS n FROM turns WHERE session = ?1 AND dropped > 0")?
                 .query_row([id.as_str()], |row| rows::unsigned(row, "n"))
         })
     }
 
-    pub fn standing(&self, id: &SessionId) -> Result<Option<Standing>> {
-        self.with(|c| standing(&*c.unchecked_transaction()?, id))
+    fn standing(&self, id: &SessionId) -> Result<Option<Standing>> {
+        self.with(|c| standing(c, id))
     }
 
-    /// The path of a session after a rewind to a turn; to number 0 it is empty.
-    pub fn rewind_plan(
+    fn rewind_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
@@ -116,8 +87,7 @@ impl Reader {
         })
     }
 
-    /// The path of a session with a turn, those before it, and those that came after it when it was on the path last.
-    pub fn branch_plan(
+    fn branch_plan(
         &self,
         id: &SessionId,
         turn: &TurnId,
@@ -128,8 +98,7 @@ impl Reader {
         })
     }
 
-    /// What a new session would get of this one.
-    pub fn fork_plan(
+    fn fork_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
@@ -146,8 +115,7 @@ impl Reader {
         })
     }
 
-    /// A turn and what was asked in it, to be done again.
-    pub fn repeat_plan(
+    fn repeat_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
@@ -166,14 +134,15 @@ impl Reader {
             Ok(Ok(Repeat { turn: turn.id, body: first.body, plan }))
         })
     }
+}
 
+impl SqliteSnapshot<'_> {
     fn planned<P>(
         &self,
         id: &SessionId,
         plan: impl FnOnce(&Connection, &Standing) -> rusqlite::Result<P>,
     ) -> Result<Option<(Standing, P)>> {
         self.with(|c| {
-            let c = &*c.unchecked_transaction()?;
             let Some(standing) = standing(c, id)? else { return Ok(None) };
             let plan = plan(c, &standing)?;
             Ok(Some((standing, plan)))

@@ -4,22 +4,15 @@ use lodge_core::TokenId;
 use lodge_core::token::TokenRow;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{Result, TokenFilter, TokenReads};
+use crate::sqlite::rows;
 
 /// How long a token is listed after it was over.
 const LISTED_MS: i64 = 30 * 24 * 60 * 60 * 1_000;
 
-/// Which tokens a listing is about.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct TokenFilter<'a> {
-    pub after: Option<&'a str>,
-    /// Only those that are neither revoked nor over at this time.
-    pub live_at: Option<lodge_core::Timestamp>,
-}
-
-impl Reader {
-    pub fn tokens(&self, filter: TokenFilter<'_>, limit: u32) -> Result<Vec<TokenRow>> {
+impl TokenReads for SqliteSnapshot<'_> {
+    fn tokens(&self, filter: TokenFilter<'_>, limit: u32) -> Result<Vec<TokenRow>> {
         let live_at = filter.live_at.map(lodge_core::Timestamp::ms);
         self.with(|c| {
             c.prepare_cached(
@@ -31,7 +24,7 @@ impl Reader {
         })
     }
 
-    pub fn token(&self, id: &TokenId) -> Result<Option<TokenRow>> {
+    fn token(&self, id: &TokenId) -> Result<Option<TokenRow>> {
         self.with(|c| {
             c.prepare_cached("SELECT * FROM tokens WHERE jti = ?1")?
                 .query_row([id.as_str()], rows::token)
@@ -39,8 +32,7 @@ impl Reader {
         })
     }
 
-    /// The tokens whose id is this one or begins so, a few at most.
-    pub fn find_token(&self, given: &str) -> Result<Vec<TokenRow>> {
+    fn find_token(&self, given: &str) -> Result<Vec<TokenRow>> {
         self.with(|c| {
             c.prepare_cached("SELECT * FROM tokens WHERE jti >= ?1 AND jti < ?1 || '{' LIMIT 5")?
                 .query_map([given], rows::token)?
@@ -95,7 +87,7 @@ mod tests {
     fn a_revoked_token_stays_revoked_whatever_is_written_and_is_not_loaded_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        let mut opened = crate::open(&path, &[1; 64]).unwrap();
+        let mut opened = crate::sqlite::open(&path, &[1; 64]).unwrap();
         let mut ids = IdSource::new(1);
         let (kept, over, old) = (row(&mut ids, 100), row(&mut ids, 100), row(&mut ids, 10));
         let revoked = TokenRow { revoked_at: Some(Timestamp::from_ms(5)), ..over.clone() };
@@ -104,14 +96,23 @@ mod tests {
             let writes: Vec<Write> = group.into_iter().map(|row| Write::Token(row.clone())).collect();
             opened.writer.commit(&writes, ()).unwrap().into_inner();
         }
-        assert_eq!(opened.reader.token(&over.id).unwrap(), Some(revoked.clone()));
+        assert_eq!(opened.reader.here(|snapshot| snapshot.token(&over.id)).unwrap(), Some(revoked.clone()));
         let ids_of = |rows: Vec<TokenRow>| rows.into_iter().map(|row| row.id).collect::<Vec<_>>();
         let live = TokenFilter { live_at: Some(Timestamp::from_ms(50)), ..TokenFilter::default() };
-        assert_eq!(ids_of(opened.reader.tokens(live, 10).unwrap()), std::slice::from_ref(&kept.id));
-        assert_eq!(opened.reader.tokens(TokenFilter::default(), 10).unwrap().len(), 3);
-        assert_eq!(ids_of(opened.reader.find_token(over.id.as_str()).unwrap()), [over.id]);
+        assert_eq!(
+            ids_of(opened.reader.here(|snapshot| snapshot.tokens(live, 10)).unwrap()),
+            std::slice::from_ref(&kept.id)
+        );
+        assert_eq!(
+            opened.reader.here(|snapshot| snapshot.tokens(TokenFilter::default(), 10)).unwrap().len(),
+            3
+        );
+        assert_eq!(
+            ids_of(opened.reader.here(|snapshot| snapshot.find_token(over.id.as_str())).unwrap()),
+            [over.id]
+        );
         drop(opened);
-        let mut loaded = ids_of(crate::open(&path, &[1; 64]).unwrap().loaded.tokens);
+        let mut loaded = ids_of(crate::sqlite::open(&path, &[1; 64]).unwrap().loaded.tokens);
         let mut unrevoked = vec![kept.id, old.id];
         loaded.sort();
         unrevoked.sort();

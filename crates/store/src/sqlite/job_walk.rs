@@ -10,7 +10,7 @@
 use lodge_core::job::{JobState, SESSION_LABEL};
 use rusqlite::{Connection, OptionalExtension, ToSql};
 
-use crate::job_list::JobFilter;
+use crate::reads::JobFilter;
 
 /// Behind every id, and nothing between an id and the same with this: ids have letters and digits only.
 const BEHIND: char = '!';
@@ -205,7 +205,7 @@ mod tests {
     fn many() -> (tempfile::TempDir, Connection) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        drop(crate::open(&path, &[7; 64]).unwrap());
+        drop(crate::sqlite::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
         c.pragma_update(None, "foreign_keys", "OFF").unwrap();
         c.execute_batch(&format!(
@@ -279,7 +279,7 @@ mod tests {
     fn every_lookup_is_one_step_into_an_index_that_has_the_order() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        drop(crate::open(&path, &[7; 64]).unwrap());
+        drop(crate::sqlite::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
         for (strand, found) in [
             (Strand::All, "USING COVERING INDEX sqlite_autoindex_jobs_1 (id<?)"),

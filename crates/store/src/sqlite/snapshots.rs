@@ -5,69 +5,20 @@
 use std::collections::HashMap;
 
 use lodge_core::event::EventKind;
-use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, SessionRow, Usage};
+use lodge_core::record::{LineageRow, Role, SessionRow, Usage};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{AtBoundary, Boundary, BoundaryReads, MessagePage, Place, Result, Wanted};
+use crate::sqlite::rows;
 
 /// Turns in a row that were given up, beyond which nobody looks for one that ran.
 const LOOK_BACK_MAX: u32 = 1_000;
 
-/// A lineage at its boundary, with a page of its sessions.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AtBoundary {
-    pub lineage: LineageRow,
-    pub agent: AgentRow,
-    /// When the last turn before the boundary ended, or the lineage began.
-    pub written_at: Timestamp,
-    /// Of the daemon that ran then.
-    pub epoch: Option<u64>,
-    pub sessions: Vec<Boundary>,
-    pub more: bool,
-}
-
-/// How much of a session lies before the boundary; always something.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Boundary {
-    pub session: SessionRow,
-    pub turns: u32,
-    pub ended_at: Timestamp,
-}
-
-/// After which message a page begins: the turn's number, and the message's sequence in the session.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    pub number: u32,
-    pub seq: u64,
-}
-
-/// Which messages of a session to read.
-#[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    /// Of at most so many turns, and never beyond the boundary.
-    pub turns_max: u32,
-    pub after: Place,
-    pub messages_max: u32,
-    /// A page ends with the message that reaches this.
-    pub bytes_max: usize,
-}
-
-/// Messages turn after turn.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct MessagePage {
-    pub messages: Vec<MessageRow>,
-    /// Of those turns of the lineage whose first message is on this page.
-    pub usage: Usage,
-    pub next: Option<Place>,
-}
-
-impl Reader {
-    /// A lineage at its boundary, with its sessions after the one with id `after`. `daemon` is the stream in which
-    /// daemons say that they started.
-    pub fn at_boundary(
+impl BoundaryReads for SqliteSnapshot<'_> {
+    fn at_boundary(
         &self,
         id: &LineageId,
         daemon: &str,
@@ -75,8 +26,6 @@ impl Reader {
         limit: u32,
     ) -> Result<Option<AtBoundary>> {
         self.with(|c| {
-            // One transaction, so that everything is of one moment.
-            let c = &c.unchecked_transaction()?;
             let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
             let agent = c
                 .prepare_cached("SELECT * FROM agents WHERE id = ?1")?
@@ -100,15 +49,13 @@ impl Reader {
         })
     }
 
-    /// A page of a session's messages before the boundary of a lineage. None: it is no session of its agent.
-    pub fn boundary_messages(
+    fn boundary_messages(
         &self,
         id: &LineageId,
         session: &SessionId,
         wanted: Wanted,
     ) -> Result<Option<MessagePage>> {
         self.with(|c| {
-            let c = &c.unchecked_transaction()?;
             let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
             let row = c
                 .prepare_cached("SELECT * FROM sessions WHERE id = ?1 AND agent = ?2")?

@@ -13,7 +13,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, pa
 
 pub use self::open::{OutputOpenError, OutputOpened, SetAside};
 pub use self::read::{OutputPiece, OutputReader};
-use crate::full::is_full;
+use crate::sqlite::full::is_full;
 use crate::write::Committed;
 
 /// What one transaction takes at most; more is written in several.

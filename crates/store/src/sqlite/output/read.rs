@@ -6,7 +6,7 @@ use lodge_core::JobId;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{OutputEnds, OutputError, OutputStream, end, output_of};
-use crate::pool::Pool;
+use crate::sqlite::pool::Pool;
 
 /// Most jobs in one page of a listing.
 pub const PAGE_MAX: u32 = 1_000;

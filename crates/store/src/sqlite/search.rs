@@ -9,19 +9,17 @@ use lodge_core::record::MessageRow;
 use lodge_core::{AgentId, SessionId, Timestamp};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
-use crate::full::is_full;
-use crate::pool::BUSY;
-use crate::query::Query;
-use crate::read::{ReadError, Reader};
-use crate::rows;
+use crate::reads::{MessageWords, ReadError, Reader, SessionHead, WordsMax};
+use crate::sqlite::full::is_full;
+use crate::sqlite::pool::BUSY;
+use crate::sqlite::query::Query;
 
 /// Raised when what is indexed, or how, changes: an index of another version is made anew.
 const VERSION: u32 = 1;
 /// Of one message; the rest of a longer one is not found.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 /// What one transaction takes in.
-const BATCH_MESSAGES_MAX: usize = 1_000;
-const BATCH_BYTES_MAX: usize = 4 << 20;
+const BATCH_MAX: WordsMax = WordsMax { messages: 1_000, bytes: 4 << 20, message_bytes: TEXT_BYTES_MAX };
 /// Sessions that are compared at a time.
 const PAGE: u32 = 500;
 /// Words around what was found.
@@ -63,7 +61,7 @@ pub enum SearchError {
 
 /// What to look for, and where.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct SearchWanted<'a> {
     pub query: &'a Query,
     pub agent: Option<&'a AgentId>,
     pub session: Option<&'a SessionId>,
@@ -99,7 +97,7 @@ impl Search {
     }
 
     /// Takes in what is new, then looks. The newest hits come first.
-    pub fn search(&self, reader: &Reader, wanted: Wanted<'_>) -> Result<Vec<Hit>, SearchError> {
+    pub fn search(&self, reader: &Reader, wanted: SearchWanted<'_>) -> Result<Vec<Hit>, SearchError> {
         match self.attempt(reader, wanted) {
             Err(SearchError::Index { .. }) => {
                 // Derived, so a broken one is worth nothing: once more from the beginning.
@@ -110,7 +108,7 @@ impl Search {
         }
     }
 
-    fn attempt(&self, reader: &Reader, wanted: Wanted<'_>) -> Result<Vec<Hit>, SearchError> {
+    fn attempt(&self, reader: &Reader, wanted: SearchWanted<'_>) -> Result<Vec<Hit>, SearchError> {
         let mut index = self.open()?;
         self.catch_up(&mut index, reader)?;
         let limit = wanted.limit as usize;
@@ -223,7 +221,7 @@ impl Search {
     /// Takes in what is missing and takes out what is gone. With no event since the last time there is nothing to do.
     fn catch_up(&self, index: &mut Connection, reader: &Reader) -> Result<(), SearchError> {
         // Read first: what happens while this runs is seen by the next.
-        let head = reader.head()?.cast_signed();
+        let head = reader.here(|store| store.head())?.cast_signed();
         let seen: i64 = index
             .query_row("SELECT seq FROM state", [], |row| row.get(0))
             .map_err(|cause| self.failed(index, cause))?;
@@ -235,7 +233,7 @@ impl Search {
         for session in behind {
             let mut from = session.seq;
             loop {
-                let texts = texts(reader, &session.id, from)?;
+                let texts = reader.here(|store| store.message_words(&session.id, from, BATCH_MAX))?;
                 let Some(last) = texts.last() else { break };
                 from = last.seq;
                 batch.add(&session, texts);
@@ -250,14 +248,14 @@ impl Search {
     }
 
     /// Takes out sessions that are gone, and returns those of which messages are missing.
-    fn compare(&self, index: &mut Connection, reader: &Reader) -> Result<Vec<Behind>, SearchError> {
+    fn compare(&self, index: &mut Connection, reader: &Reader) -> Result<Vec<SessionHead>, SearchError> {
         let mut gone: Vec<String> = Vec::new();
         let mut after = String::new();
         loop {
             let known = heads_after(index, &after).map_err(|cause| self.failed(index, cause))?;
             let Some(last) = known.last() else { break };
             after.clone_from(&last.0);
-            gone.extend(missing(reader, &known)?);
+            gone.extend(reader.here(|store| store.sessions_gone(&known))?);
         }
         let dropped = (|| {
             let tx = index.transaction()?;
@@ -267,7 +265,7 @@ impl Search {
         dropped.map_err(|cause| self.failed(index, cause))?;
         let (mut behind, mut after) = (Vec::new(), String::new());
         loop {
-            let page = sessions_after(reader, &after)?;
+            let page = reader.here(|store| store.session_heads(&after, PAGE))?;
             let Some(last) = page.last() else { return Ok(behind) };
             after.clone_from(&last.id);
             for mut session in page {
@@ -303,16 +301,6 @@ impl Search {
     }
 }
 
-/// A session of which messages are missing in the index.
-#[derive(Debug, Clone)]
-struct Behind {
-    id: String,
-    created_at: i64,
-    agent: String,
-    /// The newest message: in the store, and then the one up to which the index has it.
-    seq: i64,
-}
-
 /// A message on its way into the index.
 #[derive(Debug)]
 struct Text {
@@ -327,19 +315,25 @@ struct Text {
 struct Batch {
     texts: Vec<Text>,
     bytes: usize,
-    heads: Vec<(Behind, i64)>,
+    heads: Vec<(SessionHead, i64)>,
 }
 
 impl Batch {
-    fn add(&mut self, session: &Behind, texts: Vec<Text>) {
-        let Some(last) = texts.last() else { return };
+    fn add(&mut self, session: &SessionHead, words: Vec<MessageWords>) {
+        let Some(last) = words.last() else { return };
         self.heads.push((session.clone(), last.seq));
-        self.bytes += texts.iter().map(|text| text.text.len()).sum::<usize>();
-        self.texts.extend(texts.into_iter().map(|text| Text { agent: session.agent.clone(), ..text }));
+        self.bytes += words.iter().map(|words| words.text.len()).sum::<usize>();
+        self.texts.extend(words.into_iter().map(|MessageWords { seq, at, text }| Text {
+            session: session.id.clone(),
+            agent: session.agent.clone(),
+            seq,
+            at,
+            text,
+        }));
     }
 
     fn is_full(&self) -> bool {
-        self.texts.len() >= BATCH_MESSAGES_MAX || self.bytes >= BATCH_BYTES_MAX
+        self.texts.len() >= BATCH_MAX.messages || self.bytes >= BATCH_MAX.bytes
     }
 }
 
@@ -349,65 +343,6 @@ fn heads_after(index: &Connection, after: &str) -> rusqlite::Result<Vec<(String,
         .prepare_cached("SELECT session, created_at FROM heads WHERE session > ?1 ORDER BY session LIMIT ?2")?
         .query_map(params![after, PAGE], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect()
-}
-
-/// Those of the sessions that the store has not, or has another one by that name.
-fn missing(reader: &Reader, known: &[(String, i64)]) -> Result<Vec<String>, ReadError> {
-    reader.with(|c| {
-        let mut statement =
-            c.prepare_cached("SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ?1 AND created_at = ?2)")?;
-        let mut missing = Vec::new();
-        for (session, created_at) in known {
-            if !statement.query_row(params![session, created_at], |row| row.get::<_, bool>(0))? {
-                missing.push(session.clone());
-            }
-        }
-        Ok(missing)
-    })
-}
-
-fn sessions_after(reader: &Reader, after: &str) -> Result<Vec<Behind>, ReadError> {
-    reader.with(|c| {
-        c.prepare_cached(
-            "SELECT id, created_at, agent, (SELECT max(seq) FROM messages WHERE session = sessions.id) \
-             FROM sessions WHERE id > ?1 ORDER BY id LIMIT ?2",
-        )?
-        .query_map(params![after, PAGE], |row| {
-            let seq: Option<i64> = row.get(3)?;
-            Ok(Behind { id: row.get(0)?, created_at: row.get(1)?, agent: row.get(2)?, seq: seq.unwrap_or(0) })
-        })?
-        .collect()
-    })
-}
-
-/// A few messages of a session after one, as they are indexed: what was said and the calls that were made.
-fn texts(reader: &Reader, session: &str, after: i64) -> Result<Vec<Text>, ReadError> {
-    reader.with(|c| {
-        let mut statement =
-            c.prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq > ?2 ORDER BY seq")?;
-        let mut found = statement.query(params![session, after])?;
-        let (mut texts, mut bytes) = (Vec::new(), 0);
-        while bytes < BATCH_BYTES_MAX
-            && texts.len() < BATCH_MESSAGES_MAX
-            && let Some(row) = found.next()?
-        {
-            let message = rows::message_row(row)?;
-            let mut text = message.body.text;
-            for call in message.body.calls {
-                text.push_str(&format!("\n{} {}", call.name, call.arguments));
-            }
-            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
-            bytes += text.len();
-            texts.push(Text {
-                session: session.to_owned(),
-                agent: String::new(),
-                seq: message.seq.cast_signed(),
-                at: message.at.ms(),
-                text,
-            });
-        }
-        Ok(texts)
-    })
 }
 
 fn insert(tx: &Connection, text: &Text) -> rusqlite::Result<()> {
@@ -446,7 +381,7 @@ struct Found {
     snippet: String,
 }
 
-fn find(index: &Connection, wanted: Wanted<'_>, before: i64) -> rusqlite::Result<Vec<Found>> {
+fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::Result<Vec<Found>> {
     index
         .prepare_cached(
             "SELECT texts.rowid, p.session, p.seq, snippet(texts, 0, ?6, ?7, '…', ?8) FROM texts \
@@ -474,18 +409,8 @@ fn find(index: &Connection, wanted: Wanted<'_>, before: i64) -> rusqlite::Result
 
 /// What was found, as the store has it. None: it has it no more.
 fn confirm(reader: &Reader, found: Found) -> Result<Option<Hit>, ReadError> {
-    let row = reader.with(|c| {
-        c.prepare_cached(
-            "SELECT m.*, t.dropped, t.agent FROM messages AS m JOIN turns AS t ON t.id = m.turn \
-             WHERE m.session = ?1 AND m.seq = ?2",
-        )?
-        .query_row(params![found.session, found.seq], |row| {
-            let agent: String = row.get("agent")?;
-            Ok((rows::message_row(row)?, row.get::<_, u32>("dropped")? == 0, agent))
-        })
-        .optional()
-    })?;
-    let Some((message, active, agent)) = row else { return Ok(None) };
+    let row = reader.here(|store| store.message(&found.session, found.seq))?;
+    let Some((message, agent, active)) = row else { return Ok(None) };
     let at = Timestamp::from_ms(found.place / PLACES_A_MS);
     let Some(agent) = agent.parse().ok().filter(|_| message.at == at) else { return Ok(None) };
     let (snippet, marks) = unmark(&found.snippet);

@@ -1,52 +1,47 @@
 //! Reading what was said in a session: its path, or everything, page after page.
 
-use lodge_core::record::{MessageRow, Role, StepRow, TurnRow};
+use lodge_core::record::{MessageRow, Role, TurnRow};
 use lodge_core::summary::TurnFull;
 use lodge_core::{SessionId, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{PAGE_BYTES_MAX, Reader, Result, full};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{
+    ConversationReads, Exported, PAGE_BYTES_MAX, PlacedEpoch, Result, Told, TurnCursor, Which,
+};
+use crate::sqlite::turns::full;
+use crate::sqlite::{epochs, rows};
 
-/// Which turns of a session are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
-    /// Those on its path.
-    Path,
-    /// Those that left it too.
-    All,
-}
+impl ConversationReads for SqliteSnapshot<'_> {
+    fn newest_message(&self, session: &SessionId) -> Result<u64> {
+        self.with(|c| {
+            let newest: Option<i64> = c
+                .prepare_cached("SELECT max(seq) FROM messages WHERE session = ?1")?
+                .query_row([session.as_str()], |row| row.get(0))?;
+            Ok(newest.unwrap_or(0).cast_unsigned())
+        })
+    }
 
-/// A message, and whether its turn is on the path.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Told {
-    pub row: MessageRow,
-    pub active: bool,
-}
+    fn context(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<MessageRow>> {
+        self.with(|c| {
+            let first: Option<i64> = c
+                .prepare_cached("SELECT first_message FROM turns WHERE session = ?1 AND dropped = 0 AND number >= ?2 ORDER BY number LIMIT 1")?
+                .query_row(params![session.as_str(), from], |row| row.get(0))
+                .optional()?;
+            let mut messages: Vec<MessageRow> = c
+                .prepare_cached(
+                    "SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND number >= ?3 AND number <= ?4 \
+                     AND EXISTS (SELECT 1 FROM turns WHERE id = messages.turn AND dropped = 0)",
+                )?
+                .query_map(params![session.as_str(), first.unwrap_or(0), from, upto], rows::message_row)?
+                .collect::<rusqlite::Result<_>>()?;
+            messages.sort_by_key(|message| (message.number, message.seq));
+            Ok(messages)
+        })
+    }
 
-/// A message with what is known of its turn or its tool call.
-#[derive(Debug, Clone)]
-pub struct Exported {
-    pub told: Told,
-    /// With the message that began it: its turn.
-    pub turn: Option<TurnFull>,
-    /// With a tool's result: the call's outcome.
-    pub outcome: Option<StepRow>,
-}
-
-/// After which turn a page goes on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TurnCursor {
-    pub number: u32,
-    /// Turns of one number are told apart by their ids.
-    pub id: String,
-}
-
-impl Reader {
-    /// The newest messages before a sequence, oldest first. A page ends with the message that reaches one of its bounds;
-    /// whether there may be more comes with it.
-    pub fn messages(
+    fn messages(
         &self,
         session: &SessionId,
         which: Which,
@@ -74,9 +69,7 @@ impl Reader {
         })
     }
 
-    /// Turns of a session in order; those of one number in the order in which they were accepted. Bounded as
-    /// [`Reader::messages`] is.
-    pub fn turns(
+    fn turns(
         &self,
         session: &SessionId,
         which: Which,
@@ -110,9 +103,7 @@ impl Reader {
         })
     }
 
-    /// Everything that was said after a sequence, on and off the path, in the order in which it was recorded. A page
-    /// ends with the message that reaches one of the bounds; whether there is more comes with it.
-    pub fn exported(
+    fn exported(
         &self,
         session: &SessionId,
         after: u64,
@@ -120,7 +111,6 @@ impl Reader {
         bytes_max: usize,
     ) -> Result<(Vec<Exported>, bool)> {
         self.with(|c| {
-            let c = &*c.unchecked_transaction()?;
             let mut statement = c.prepare_cached(
                 "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
                  WHERE m.session = ?1 AND m.seq > ?2 ORDER BY m.seq",
@@ -137,6 +127,32 @@ impl Reader {
                 page.push(with_facts(c, told)?);
             }
             Ok((page, false))
+        })
+    }
+
+    fn summary(&self, session: &SessionId, epoch: u32) -> Result<Option<String>> {
+        self.with(|c| {
+            let found = c
+                .prepare_cached("SELECT summary FROM epochs WHERE session = ?1 AND epoch = ?2")?
+                .query_row(params![session.as_str(), epoch], |row| row.get(0))
+                .optional()?;
+            Ok(found.flatten())
+        })
+    }
+
+    fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<PlacedEpoch>> {
+        self.with(|c| {
+            let mut statement = c.prepare_cached(
+                "SELECT * FROM epochs WHERE session = ?1 AND turn BETWEEN ?2 AND ?3 AND dropped = 0 ORDER BY epoch",
+            )?;
+            let found = statement.query_map(params![session.as_str(), from, upto], rows::epoch)?;
+            found
+                .map(|row| {
+                    let row = row?;
+                    let seq = epochs::first_message(c, session.as_str(), row.turn)?;
+                    Ok(PlacedEpoch { seq, row })
+                })
+                .collect()
         })
     }
 }

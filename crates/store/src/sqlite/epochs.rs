@@ -2,50 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use lodge_core::SessionId;
 use lodge_core::epoch::{Epoch, EpochRow, Summary};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
-
-/// An epoch with its place among the messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlacedEpoch {
-    pub row: EpochRow,
-    /// The sequence of the first message of the turn that began it.
-    pub seq: u64,
-}
-
-impl Reader {
-    /// What stands before the messages of an epoch.
-    pub fn summary(&self, session: &SessionId, epoch: u32) -> Result<Option<String>> {
-        self.with(|c| {
-            let found = c
-                .prepare_cached("SELECT summary FROM epochs WHERE session = ?1 AND epoch = ?2")?
-                .query_row(params![session.as_str(), epoch], |row| row.get(0))
-                .optional()?;
-            Ok(found.flatten())
-        })
-    }
-
-    /// The epochs that turns `from..=upto` began.
-    pub fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<PlacedEpoch>> {
-        self.with(|c| {
-            let mut statement = c.prepare_cached(
-                "SELECT * FROM epochs WHERE session = ?1 AND turn BETWEEN ?2 AND ?3 AND dropped = 0 ORDER BY epoch",
-            )?;
-            let found = statement.query_map(params![session.as_str(), from, upto], rows::epoch)?;
-            found
-                .map(|row| {
-                    let row = row?;
-                    let seq = first_message(c, session.as_str(), row.turn)?;
-                    Ok(PlacedEpoch { seq, row })
-                })
-                .collect()
-        })
-    }
-}
+use crate::sqlite::rows;
 
 pub(crate) fn put(tx: &Connection, row: &EpochRow) -> rusqlite::Result<()> {
     let kept: Option<String>;
@@ -116,7 +76,7 @@ fn newest(c: &Connection, session: &str) -> rusqlite::Result<Option<EpochRow>> {
 }
 
 /// The sequence of the first message of a turn, or of the next one that there is.
-fn first_message(c: &Connection, session: &str, turn: u32) -> rusqlite::Result<u64> {
+pub(crate) fn first_message(c: &Connection, session: &str, turn: u32) -> rusqlite::Result<u64> {
     let first: Option<i64> = c
         .prepare_cached(
             "SELECT first_message FROM turns WHERE session = ?1 AND dropped = 0 AND number >= ?2 ORDER BY number LIMIT 1",

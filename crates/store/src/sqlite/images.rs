@@ -10,8 +10,9 @@ use lodge_core::record::{
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::read::{Reader, Result};
-use crate::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{ImageReads, ImageSummary, Result};
+use crate::sqlite::rows;
 
 /// Digests that one beginning may find, before it says too little.
 const FOUND_MAX: u32 = 5;
@@ -34,28 +35,8 @@ const REFS: &str =
 const DIGESTS: &str = "SELECT digest FROM images INDEXED BY images_kind WHERE gone = 0 \
     UNION SELECT needs FROM image_needs ORDER BY 1";
 
-/// An image without its contents.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageSummary {
-    pub digest: String,
-    pub kind: ImageKind,
-    /// The name it was built with first.
-    pub name: String,
-    /// In order of their text.
-    pub refs: Vec<ImageRefRow>,
-    pub bytes: u64,
-    /// Agents that have it, or will have it, as their own or for a tool.
-    pub agents: u64,
-    /// Images that cannot do without it.
-    pub needed_by: u64,
-    pub state: ImageState,
-    /// When it got its newest name. Without one, when the images that need it got theirs, or else when its first agent came.
-    pub at: Timestamp,
-}
-
-impl Reader {
-    /// What an image is made of; absent when it is gone.
-    pub fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
+impl ImageReads for SqliteSnapshot<'_> {
+    fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
         self.with(|c| {
             c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 1 AND gone = 0")?
                 .query_row([digest], decoded)
@@ -63,8 +44,7 @@ impl Reader {
         })
     }
 
-    /// A tool; absent when it is gone, or no tool.
-    pub fn bin_image(&self, digest: &str) -> Result<Option<BinImageRecord>> {
+    fn bin_image(&self, digest: &str) -> Result<Option<BinImageRecord>> {
         self.with(|c| {
             c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 2 AND gone = 0")?
                 .query_row([digest], decoded)
@@ -72,12 +52,11 @@ impl Reader {
         })
     }
 
-    /// The digests of all images whose contents are wanted.
-    pub fn image_digests(&self) -> Result<Vec<String>> {
+    fn image_digests(&self) -> Result<Vec<String>> {
         self.with(|c| c.prepare_cached(DIGESTS)?.query_map([], |row| row.get(0))?.collect())
     }
 
-    pub fn image_ref(&self, reference: &str) -> Result<Option<ImageRefRow>> {
+    fn image_ref(&self, reference: &str) -> Result<Option<ImageRefRow>> {
         self.with(|c| {
             c.prepare_cached("SELECT * FROM image_refs WHERE ref = ?1")?
                 .query_row([reference], image_ref)
@@ -85,13 +64,11 @@ impl Reader {
         })
     }
 
-    /// All names, in their order; there are `IMAGE_REFS_MAX` at most.
-    pub fn image_refs(&self) -> Result<Vec<ImageRefRow>> {
+    fn image_refs(&self) -> Result<Vec<ImageRefRow>> {
         self.with(refs)
     }
 
-    /// The names that are `name` with some tag, in the order of their tags.
-    pub fn image_tags(&self, name: &str) -> Result<Vec<ImageRefRow>> {
+    fn image_tags(&self, name: &str) -> Result<Vec<ImageRefRow>> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT * FROM image_refs WHERE ref >= ?1 || ':' AND ref < ?1 || ';' AND instr(substr(ref, length(?1) + 2), '/') = 0 \
@@ -102,8 +79,7 @@ impl Reader {
         })
     }
 
-    /// The digests that are this one or begin so, a few at most.
-    pub fn find_digests(&self, given: &str) -> Result<Vec<String>> {
+    fn find_digests(&self, given: &str) -> Result<Vec<String>> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT digest FROM images WHERE digest >= ?1 AND digest < ?1 || '{' AND gone = 0 LIMIT ?2",
@@ -113,8 +89,7 @@ impl Reader {
         })
     }
 
-    /// A page of images of a kind, in the order of their digests.
-    pub fn images(&self, kind: ImageKind, after: Option<&str>, limit: u32) -> Result<Vec<ImageSummary>> {
+    fn images(&self, kind: ImageKind, after: Option<&str>, limit: u32) -> Result<Vec<ImageSummary>> {
         self.with(|c| {
             let found = c
                 .prepare_cached(PAGE)?
@@ -124,11 +99,8 @@ impl Reader {
         })
     }
 
-    /// A page of tools, in the order of their digests.
-    pub fn bins(&self, after: Option<&str>, limit: u32) -> Result<Vec<(ImageSummary, BinImageRecord)>> {
+    fn bins(&self, after: Option<&str>, limit: u32) -> Result<Vec<(ImageSummary, BinImageRecord)>> {
         self.with(|c| {
-            // One transaction for all its statements: each would begin with looking what was committed since.
-            let c = c.unchecked_transaction()?;
             let (found, records): (Vec<_>, Vec<_>) = c
                 .prepare_cached(BINS)?
                 .query_map(params![after.unwrap_or(""), limit], |row| {
@@ -137,11 +109,11 @@ impl Reader {
                 .collect::<rusqlite::Result<Vec<_>>>()?
                 .into_iter()
                 .unzip();
-            Ok(filled(&c, found)?.into_iter().zip(records).collect())
+            Ok(filled(c, found)?.into_iter().zip(records).collect())
         })
     }
 
-    pub fn image_summary(&self, digest: &str) -> Result<Option<ImageSummary>> {
+    fn image_summary(&self, digest: &str) -> Result<Option<ImageSummary>> {
         self.with(|c| {
             let found = c
                 .prepare_cached(
@@ -153,8 +125,7 @@ impl Reader {
         })
     }
 
-    /// What an image is, and whether all of it is there.
-    pub fn image_kind(&self, digest: &str) -> Result<Option<(ImageKind, ImageState)>> {
+    fn image_kind(&self, digest: &str) -> Result<Option<(ImageKind, ImageState)>> {
         self.with(|c| {
             c.prepare_cached("SELECT kind, complete FROM images WHERE digest = ?1 AND gone = 0")?
                 .query_row([digest], |row| Ok((kind(row)?, state(row)?)))
@@ -162,8 +133,7 @@ impl Reader {
         })
     }
 
-    /// The names of agents that have an image, or will have it; not more than a person reads.
-    pub fn agents_of_image(&self, digest: &str) -> Result<Vec<String>> {
+    fn agents_of_image(&self, digest: &str) -> Result<Vec<String>> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT name FROM agents WHERE state < 7 AND (image_digest = ?1 OR next_digest = ?1) \
@@ -385,7 +355,7 @@ pub(crate) fn remove(tx: &Connection, digest: &str) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{MIGRATIONS, migrate};
+    use crate::sqlite::schema::{MIGRATIONS, migrate};
 
     #[test]
     fn images_of_the_release_before_keep_their_newest_names() {
@@ -420,7 +390,7 @@ mod tests {
     fn listings_of_a_kind_and_what_an_engine_holds_are_read_from_an_index() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        drop(crate::open(&path, &[7; 64]).unwrap());
+        drop(crate::sqlite::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
         for sql in [PAGE, BINS] {
             let page = plan(&c, sql);
@@ -437,7 +407,7 @@ mod tests {
     fn the_names_of_a_few_images_are_found_without_looking_at_those_of_all() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        drop(crate::open(&path, &[7; 64]).unwrap());
+        drop(crate::sqlite::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
         // As the database itself asks when an image goes.
         for sql in [REFS, "SELECT 1 FROM image_refs WHERE digest = ?1"] {
