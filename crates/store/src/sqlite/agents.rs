@@ -8,6 +8,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::snapshot::SqliteSnapshot;
 use super::{quarantine, rows};
 use crate::reads::{AgentFound, AgentReads, AgentSummary, Result};
+use crate::sqlite::codes::{
+    AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING, sql,
+};
 
 /// Removed agents that are told apart, when several fit.
 const FOUND_MAX: u32 = 5;
@@ -16,16 +19,22 @@ impl AgentReads for SqliteSnapshot<'_> {
     fn find_agent(&self, given: &str) -> Result<AgentFound> {
         self.with(|c| {
             let exact: Option<String> = c
-                .prepare_cached("SELECT id FROM agents WHERE id = ?1 OR (name = ?1 AND state < 7)")?
+                .prepare_cached(sql!(
+                    "SELECT id FROM agents WHERE id = ?1 OR (name = ?1 AND state < ",
+                    AGENT_REMOVED,
+                    ")"
+                ))?
                 .query_row([given], |row| row.get(0))
                 .optional()?;
             let ids = match exact {
                 Some(id) => vec![id],
                 None if given.len() < AgentId::PREFIX.len() + 2 || !given.starts_with("agt_") => Vec::new(),
                 None => c
-                    .prepare_cached(
-                        "SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < 7 LIMIT 5",
-                    )?
+                    .prepare_cached(sql!(
+                        "SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < ",
+                        AGENT_REMOVED,
+                        " LIMIT 5"
+                    ))?
                     .query_map([given], |row| row.get(0))?
                     .collect::<rusqlite::Result<Vec<String>>>()?,
             };
@@ -46,10 +55,12 @@ impl AgentReads for SqliteSnapshot<'_> {
         let prefixed = given.starts_with("agt_") && given.len() >= AgentId::PREFIX.len() + 2;
         self.with(|c| {
             let ids = c
-                .prepare_cached(
-                    "SELECT id FROM agents WHERE state >= 7 AND (name = ?1 OR (?2 AND id >= ?1 AND id < ?1 || '{')) \
-                     ORDER BY id DESC LIMIT ?3",
-                )?
+                .prepare_cached(sql!(
+                    "SELECT id FROM agents WHERE state >= ",
+                    AGENT_REMOVED,
+                    " AND (name = ?1 OR (?2 AND id >= ?1 AND id < ?1 || '{')) \
+                     ORDER BY id DESC LIMIT ?3"
+                ))?
                 .query_map(params![given, prefixed, FOUND_MAX], |row| row.get(0))?
                 .collect::<rusqlite::Result<Vec<String>>>()?;
             let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
@@ -65,16 +76,20 @@ impl AgentReads for SqliteSnapshot<'_> {
         self.with(|c| {
             let working = working(c)?;
             let quarantine = quarantine::all(c)?;
-            c.prepare_cached("SELECT * FROM agents WHERE state < 7 AND id > ?1 ORDER BY id LIMIT ?2")?
-                .query_map(params![after.unwrap_or(""), limit], rows::agent)?
-                .map(|row| {
-                    row.map(|row| AgentSummary {
-                        working: working.contains(row.id.as_str()),
-                        quarantine: quarantine::of_agent(&quarantine, &row.id),
-                        row,
-                    })
+            c.prepare_cached(sql!(
+                "SELECT * FROM agents WHERE state < ",
+                AGENT_REMOVED,
+                " AND id > ?1 ORDER BY id LIMIT ?2"
+            ))?
+            .query_map(params![after.unwrap_or(""), limit], rows::agent)?
+            .map(|row| {
+                row.map(|row| AgentSummary {
+                    working: working.contains(row.id.as_str()),
+                    quarantine: quarantine::of_agent(&quarantine, &row.id),
+                    row,
                 })
-                .collect()
+            })
+            .collect()
         })
     }
 
@@ -97,11 +112,21 @@ impl AgentReads for SqliteSnapshot<'_> {
     fn agent_counts(&self) -> Result<(u64, u64, u64)> {
         self.with(|c| {
             let (total, running) = c.query_row(
-                "SELECT count(*) AS total, count(*) FILTER (WHERE state IN (1, 2, 3)) AS running FROM agents WHERE state < 7",
+                sql!(
+                    "SELECT count(*) AS total, count(*) FILTER (WHERE state IN (",
+                    AGENT_PULLING,
+                    ", ",
+                    AGENT_STARTING,
+                    ", ",
+                    AGENT_READY,
+                    ")) AS running FROM agents WHERE state < ",
+                    AGENT_REMOVED
+                ),
                 [],
                 |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
             )?;
-            let works = format!("SELECT count(*) FROM agents WHERE state = 3 AND id IN ({WORKING})");
+            let works =
+                format!("SELECT count(*) FROM agents WHERE state = {AGENT_READY} AND id IN ({WORKING})");
             Ok((total, running, c.query_row(&works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
         })
     }
@@ -112,5 +137,12 @@ fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
 }
 
 /// The agents of which a turn or a job is in flight.
-const WORKING: &str = "SELECT agent FROM turns INDEXED BY turns_live WHERE state < 10 AND state = 2 \
-    UNION SELECT agent FROM jobs INDEXED BY jobs_state WHERE state = 2";
+const WORKING: &str = sql!(
+    "SELECT agent FROM turns INDEXED BY turns_live WHERE state < ",
+    TURN_OVER,
+    " AND state = ",
+    TURN_RUNNING,
+    " \
+    UNION SELECT agent FROM jobs INDEXED BY jobs_state WHERE state = ",
+    JOB_RUNNING
+);

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{ImageReads, ImageSummary, Result};
+use crate::sqlite::codes::{AGENT_REMOVED, IMAGE_AGENT, IMAGE_BIN, sql};
 use crate::sqlite::rows;
 
 /// Digests that one beginning may find, before it says too little.
@@ -22,10 +23,15 @@ const AGENTS_SHOWN: u32 = 100;
 const PAGE: &str = "SELECT digest, kind, name, bytes, complete FROM images \
     WHERE kind = ?1 AND digest > ?2 AND gone = 0 ORDER BY digest LIMIT ?3";
 /// With what each is, which is small for tools: looked for one by one, they take five times as long as their page.
-const BINS: &str = "SELECT digest, kind, name, bytes, complete, record FROM images \
-    WHERE kind = 2 AND digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2";
+const BINS: &str = sql!(
+    "SELECT digest, kind, name, bytes, complete, record FROM images \
+    WHERE kind = ",
+    IMAGE_BIN,
+    " AND digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2"
+);
 /// What an agent is made of, and nothing else about it.
-const SPECS: &str = "SELECT created_at, spec, next FROM agents INDEXED BY agents_name WHERE state < 7";
+const SPECS: &str =
+    sql!("SELECT created_at, spec, next FROM agents INDEXED BY agents_name WHERE state < ", AGENT_REMOVED);
 /// From the index alone, like the next: the columns stand behind records, which may be large.
 const HELD: &str =
     "SELECT digest, kind, bytes, complete FROM images INDEXED BY images_kind WHERE gone = 0 ORDER BY digest";
@@ -38,17 +44,25 @@ const DIGESTS: &str = "SELECT digest FROM images INDEXED BY images_kind WHERE go
 impl ImageReads for SqliteSnapshot<'_> {
     fn image(&self, digest: &str) -> Result<Option<ImageRecord>> {
         self.with(|c| {
-            c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 1 AND gone = 0")?
-                .query_row([digest], decoded)
-                .optional()
+            c.prepare_cached(sql!(
+                "SELECT record FROM images WHERE digest = ?1 AND kind = ",
+                IMAGE_AGENT,
+                " AND gone = 0"
+            ))?
+            .query_row([digest], decoded)
+            .optional()
         })
     }
 
     fn bin_image(&self, digest: &str) -> Result<Option<BinImageRecord>> {
         self.with(|c| {
-            c.prepare_cached("SELECT record FROM images WHERE digest = ?1 AND kind = 2 AND gone = 0")?
-                .query_row([digest], decoded)
-                .optional()
+            c.prepare_cached(sql!(
+                "SELECT record FROM images WHERE digest = ?1 AND kind = ",
+                IMAGE_BIN,
+                " AND gone = 0"
+            ))?
+            .query_row([digest], decoded)
+            .optional()
         })
     }
 
@@ -135,10 +149,12 @@ impl ImageReads for SqliteSnapshot<'_> {
 
     fn agents_of_image(&self, digest: &str) -> Result<Vec<String>> {
         self.with(|c| {
-            c.prepare_cached(
-                "SELECT name FROM agents WHERE state < 7 AND (image_digest = ?1 OR next_digest = ?1) \
-                 ORDER BY name LIMIT ?2",
-            )?
+            c.prepare_cached(sql!(
+                "SELECT name FROM agents WHERE state < ",
+                AGENT_REMOVED,
+                " AND (image_digest = ?1 OR next_digest = ?1) \
+                 ORDER BY name LIMIT ?2"
+            ))?
             .query_map(params![digest, AGENTS_SHOWN], |row| row.get(0))?
             .collect()
         })
@@ -189,10 +205,16 @@ fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec
 
 /// The agents of their images.
 fn count_agents(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result<()> {
-    let agents = "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
-         (SELECT image_digest AS digest, created_at FROM agents WHERE state < 7 UNION ALL \
-          SELECT next_digest, created_at FROM agents WHERE state < 7 AND next_digest IS NOT image_digest) \
-         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest";
+    let agents = sql!(
+        "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
+         (SELECT image_digest AS digest, created_at FROM agents WHERE state < ",
+        AGENT_REMOVED,
+        " UNION ALL \
+          SELECT next_digest, created_at FROM agents WHERE state < ",
+        AGENT_REMOVED,
+        " AND next_digest IS NOT image_digest) \
+         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest"
+    );
     each(c, agents, images, |image, row| {
         image.agents = rows::unsigned(row, "agents")?;
         image.at = Timestamp::from_ms(row.get("first")?);

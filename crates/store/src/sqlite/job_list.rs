@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{JobFilter, JobPage, JobReads, JobSummary, OpenJobs, Result};
+use crate::sqlite::codes::{JOB_OVER, sql};
 use crate::sqlite::job_walk::walk;
 use crate::sqlite::jobs::{COLUMNS, job};
 use crate::sqlite::rows;
@@ -76,9 +77,10 @@ impl JobReads for SqliteSnapshot<'_> {
 
     fn open_jobs_of_session(&self, session: &SessionId) -> Result<u64> {
         self.with(|c| {
-            c.prepare_cached(
-                "SELECT count(*) FROM jobs INDEXED BY jobs_session_state WHERE session = ?1 AND state < 10",
-            )?
+            c.prepare_cached(sql!(
+                "SELECT count(*) FROM jobs INDEXED BY jobs_session_state WHERE session = ?1 AND state < ",
+                JOB_OVER
+            ))?
             .query_row([session.as_str()], |row| row.get(0))
             .map(i64::cast_unsigned)
         })

@@ -5,6 +5,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{JobUpkeepReads, OutputFate, Result};
+use crate::sqlite::codes::{JOB_OVER, sql};
 impl JobUpkeepReads for SqliteSnapshot<'_> {
     fn has_unarchived_job(&self, agent: &AgentId) -> Result<bool> {
         self.with(|c| {
@@ -27,9 +28,11 @@ impl JobUpkeepReads for SqliteSnapshot<'_> {
 
     fn is_archived(&self, id: &JobId) -> Result<bool> {
         self.with(|c| {
-            c.prepare_cached(
-                "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND state >= 10 AND archived = 1)",
-            )?
+            c.prepare_cached(sql!(
+                "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND state >= ",
+                JOB_OVER,
+                " AND archived = 1)"
+            ))?
             .query_row([id.as_str()], |row| row.get(0))
         })
     }
@@ -39,9 +42,9 @@ impl JobUpkeepReads for SqliteSnapshot<'_> {
         self.with(|c| {
             let ids = c
                 .prepare_cached(
-                    "SELECT id FROM (SELECT id, sum(stdout_kept + stderr_kept) OVER (ORDER BY id DESC) AS total FROM jobs \
-                     WHERE agent = ?1 AND state >= 10 AND archived = 1 AND output_removed = 0 \
-                     AND stdout_kept + stderr_kept > 0) WHERE total > ?2 ORDER BY id",
+                    sql!("SELECT id FROM (SELECT id, sum(stdout_kept + stderr_kept) OVER (ORDER BY id DESC) AS total FROM jobs \
+                     WHERE agent = ?1 AND state >= ", JOB_OVER, " AND archived = 1 AND output_removed = 0 \
+                     AND stdout_kept + stderr_kept > 0) WHERE total > ?2 ORDER BY id"),
                 )?
                 .query_map(params![agent.as_str(), bytes_max], |row| row.get(0))?
                 .collect::<rusqlite::Result<Vec<String>>>()?;
@@ -54,10 +57,12 @@ impl JobUpkeepReads for SqliteSnapshot<'_> {
         let (from, newest) = (after.map_or("", JobId::as_str), JobId::earliest_at(time));
         self.with(|c| {
             let ids = c
-                .prepare_cached(
-                    "SELECT id FROM jobs WHERE id > ?1 AND id < ?2 AND finished_at < ?3 AND state >= 10 AND archived = 1 \
-                     ORDER BY id LIMIT ?4",
-                )?
+                .prepare_cached(sql!(
+                    "SELECT id FROM jobs WHERE id > ?1 AND id < ?2 AND finished_at < ?3 AND state >= ",
+                    JOB_OVER,
+                    " AND archived = 1 \
+                     ORDER BY id LIMIT ?4"
+                ))?
                 .query_map(params![from, newest.as_str(), time.ms(), limit], |row| row.get(0))?
                 .collect::<rusqlite::Result<Vec<String>>>()?;
             Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())

@@ -5,6 +5,7 @@ use lodge_core::{Cause, JobId, Timestamp};
 use prost::Message;
 use rusqlite::{Connection, Row, params};
 
+use crate::sqlite::codes::JOB_OVER;
 use crate::sqlite::rows;
 
 /// Everything but the stdin, which may be long and is read when a job starts.
@@ -45,7 +46,7 @@ enum Column {
 pub(crate) fn unsettled(c: &Connection) -> rusqlite::Result<Vec<JobRow>> {
     c.prepare(&format!(
         "SELECT {COLUMNS} FROM jobs AS j INDEXED BY jobs_unsettled \
-         WHERE state < 10 OR archived = 0 OR (told = 0 AND session IS NOT NULL) ORDER BY id"
+         WHERE state < {JOB_OVER} OR archived = 0 OR (told = 0 AND session IS NOT NULL) ORDER BY id"
     ))?
     .query_map([], job)?
     .collect()

@@ -6,6 +6,7 @@ use std::path::Path;
 use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
 use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::heads::Heads;
 use crate::sqlite::open::OpenError;
 use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
@@ -38,17 +39,24 @@ impl LoadError {
 /// Returns, beside what was loaded, the heads of streams that the derived table does not have yet.
 pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads), LoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
-    let mut all = connection.prepare("SELECT * FROM agents NOT INDEXED WHERE state < 7")?;
+    let mut all =
+        connection.prepare(sql!("SELECT * FROM agents NOT INDEXED WHERE state < ", AGENT_REMOVED))?;
     let at = AgentPlaces::of(&all)?;
     let agents = all.query_map([], |row| rows::agent_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
-    let mut theirs = connection.prepare(
-        "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < 7)",
-    )?;
+    let mut theirs = connection.prepare(sql!(
+        "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < ",
+        AGENT_REMOVED,
+        ")"
+    ))?;
     let at = LineagePlaces::of(&theirs)?;
     let lineages = theirs.query_map([], |row| rows::lineage_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<TurnRow> = connection
         // In the order of ids the planner would read every turn there ever was.
-        .prepare("SELECT * FROM turns INDEXED BY turns_live WHERE state < 10 ORDER BY session, number")?
+        .prepare(sql!(
+            "SELECT * FROM turns INDEXED BY turns_live WHERE state < ",
+            TURN_OVER,
+            " ORDER BY session, number"
+        ))?
         .query_map([], rows::turn)?
         .collect::<Result<_, _>>()?;
     let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();

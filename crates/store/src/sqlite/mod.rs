@@ -1,6 +1,7 @@
 //! The store in SQLite: one database file, one writer, a few connections that read.
 
 mod agents;
+mod codes;
 mod conversation;
 mod epochs;
 mod events;

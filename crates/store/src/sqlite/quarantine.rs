@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{QuarantineReads, Result};
+use crate::sqlite::codes::{TURN_OVER, WORK_MODEL_CALL, WORK_SCHEMA_CHECK, sql};
 use crate::sqlite::rows;
 
 impl QuarantineReads for SqliteSnapshot<'_> {
@@ -41,11 +42,17 @@ fn is_of_turn(row: &QuarantineRow, turn: &TurnId) -> bool {
 
 /// The work that a turn waits for: its own, or that of a turn before it in its session.
 pub(crate) fn before(c: &Connection, turn: &TurnRow) -> rusqlite::Result<Option<QuarantineRow>> {
-    c.prepare_cached(
+    c.prepare_cached(sql!(
         "SELECT quarantine.* FROM quarantine CROSS JOIN turns ON turns.id = quarantine.subject \
-         WHERE quarantine.kind IN (1, 2) AND turns.session = ?1 AND turns.state < 10 AND turns.number <= ?2 \
-         ORDER BY turns.number DESC LIMIT 1",
-    )?
+         WHERE quarantine.kind IN (",
+        WORK_MODEL_CALL,
+        ", ",
+        WORK_SCHEMA_CHECK,
+        ") AND turns.session = ?1 AND turns.state < ",
+        TURN_OVER,
+        " AND turns.number <= ?2 \
+         ORDER BY turns.number DESC LIMIT 1"
+    ))?
     .query_row(params![turn.session.as_str(), turn.number], rows::quarantine)
     .optional()
 }

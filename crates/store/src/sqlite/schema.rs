@@ -2,6 +2,8 @@
 
 use rusqlite::{Connection, Transaction};
 
+use crate::sqlite::codes::{AGENT_REMOVED, JOB_OVER, TURN_OVER};
+
 /// Each entry takes the schema from its index to the next version.
 pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001.sql"),
@@ -15,7 +17,8 @@ pub(crate) const MIGRATIONS: &[&str] = &[
 /// The oldest release's schema number that may still read what this one writes.
 pub(crate) const MIN_READER: u32 = 5;
 
-/// Indexes serve speed alone: they are derived, and made again when they are missing.
+/// Indexes serve speed alone: they are derived, and made again when they are missing. States stand in them by the names of
+/// `codes`.
 const INDEXES: &str = include_str!("indexes.sql");
 
 /// `user_version` carries both numbers, so that they can be read from the file's header without opening it.
@@ -37,5 +40,7 @@ pub(crate) fn migrate(tx: &Transaction<'_>, from: u32) -> rusqlite::Result<()> {
 }
 
 pub(crate) fn make_indexes(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute_batch(INDEXES)
+    let named = [("{AGENT_REMOVED}", AGENT_REMOVED), ("{TURN_OVER}", TURN_OVER), ("{JOB_OVER}", JOB_OVER)];
+    let indexes = named.iter().fold(INDEXES.to_owned(), |text, (name, code)| text.replace(name, code));
+    connection.execute_batch(&indexes)
 }

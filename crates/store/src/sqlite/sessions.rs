@@ -14,6 +14,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{NoTurn, Repeat, Result, SessionPlace, SessionReads, Standing, TurnPick};
+use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::{epochs, load, paths, quarantine, rows};
 
 /// So many letters of what was said first stand for a session.
@@ -157,7 +158,7 @@ fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<Standing>
 }
 
 fn agent_of(c: &Connection, row: &SessionRow) -> rusqlite::Result<(String, bool)> {
-    c.prepare_cached("SELECT name, state >= 7 FROM agents WHERE id = ?1")?
+    c.prepare_cached(sql!("SELECT name, state >= ", AGENT_REMOVED, " FROM agents WHERE id = ?1"))?
         .query_row([row.agent.as_str()], |found| Ok((found.get(0)?, found.get(1)?)))
 }
 
@@ -165,9 +166,9 @@ fn agent_of(c: &Connection, row: &SessionRow) -> rusqlite::Result<(String, bool)
 fn live_turns(c: &Connection, of: Option<&SessionId>) -> rusqlite::Result<HashMap<String, LiveTurns>> {
     let mut live: HashMap<String, LiveTurns> = HashMap::new();
     let mut statement = c.prepare_cached(
-        "SELECT session, id, state, created_at FROM turns INDEXED BY turns_live WHERE state < 10 \
+        sql!("SELECT session, id, state, created_at FROM turns INDEXED BY turns_live WHERE state < ", TURN_OVER, " \
          AND (?1 IS NULL OR agent = (SELECT agent FROM sessions WHERE id = ?1)) AND (?1 IS NULL OR session = ?1) \
-         ORDER BY session, number",
+         ORDER BY session, number"),
     )?;
     let mut found = statement.query([of.map(SessionId::as_str)])?;
     while let Some(row) = found.next()? {

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{AtBoundary, Boundary, BoundaryReads, MessagePage, Place, Result, Wanted};
+use crate::sqlite::codes::{TURN_OVER, sql};
 use crate::sqlite::rows;
 
 /// Turns in a row that were given up, beyond which nobody looks for one that ran.
@@ -79,9 +80,11 @@ fn lineage_row(c: &Connection, id: &LineageId) -> rusqlite::Result<Option<Lineag
 
 /// The number of the first open turn of every session of an agent that has one.
 fn first_open(c: &Connection, agent: &AgentId) -> rusqlite::Result<HashMap<String, u32>> {
-    c.prepare_cached(
-        "SELECT session, min(number) FROM turns INDEXED BY turns_live WHERE state < 10 AND agent = ?1 GROUP BY session",
-    )?
+    c.prepare_cached(sql!(
+        "SELECT session, min(number) FROM turns INDEXED BY turns_live WHERE state < ",
+        TURN_OVER,
+        " AND agent = ?1 GROUP BY session"
+    ))?
     .query_map([agent.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))?
     .collect()
 }

@@ -10,6 +10,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::snapshot::SqliteSnapshot;
 use super::{quarantine, rows};
 use crate::reads::{Result, TurnReads};
+use crate::sqlite::codes::{AGENT_READY, TURN_OVER, sql};
 
 impl TurnReads for SqliteSnapshot<'_> {
     fn turn(&self, id: &TurnId) -> Result<Option<TurnFull>> {
@@ -24,9 +25,11 @@ impl TurnReads for SqliteSnapshot<'_> {
 
     fn has_live_turn(&self, agent: &AgentId) -> Result<bool> {
         self.with(|c| {
-            c.prepare_cached(
-                "SELECT EXISTS (SELECT 1 FROM turns INDEXED BY turns_live WHERE agent = ?1 AND state < 10)",
-            )?
+            c.prepare_cached(sql!(
+                "SELECT EXISTS (SELECT 1 FROM turns INDEXED BY turns_live WHERE agent = ?1 AND state < ",
+                TURN_OVER,
+                ")"
+            ))?
             .query_row([agent.as_str()], |row| row.get(0))
         })
     }
@@ -38,11 +41,13 @@ impl TurnReads for SqliteSnapshot<'_> {
         limit: u32,
     ) -> Result<Vec<TurnFull>> {
         self.with(|c| {
-            c.prepare_cached(
+            c.prepare_cached(sql!(
                 "SELECT * FROM turns INDEXED BY turns_live \
-                 WHERE state < 10 AND (?1 IS NULL OR agent = ?1) AND (?2 IS NULL OR session = ?2) \
-                 ORDER BY id LIMIT ?3",
-            )?
+                 WHERE state < ",
+                TURN_OVER,
+                " AND (?1 IS NULL OR agent = ?1) AND (?2 IS NULL OR session = ?2) \
+                 ORDER BY id LIMIT ?3"
+            ))?
             .query_map(
                 params![agent.map(AgentId::as_str), session.map(SessionId::as_str), limit],
                 rows::turn,
@@ -59,10 +64,14 @@ fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
         TurnState::Running | TurnState::Done | TurnState::Interrupted | TurnState::Failed => return Ok(None),
     }
     let quarantine = quarantine::before(c, row)?;
-    c.prepare_cached(
-        "SELECT state = 3, next IS NOT NULL, EXISTS (SELECT 1 FROM turns INDEXED BY turns_live \
-         WHERE state < 10 AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1",
-    )?
+    c.prepare_cached(sql!(
+        "SELECT state = ",
+        AGENT_READY,
+        ", next IS NOT NULL, EXISTS (SELECT 1 FROM turns INDEXED BY turns_live \
+         WHERE state < ",
+        TURN_OVER,
+        " AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1"
+    ))?
     .query_row(params![row.agent.as_str(), row.session.as_str(), row.number], |found| {
         Ok(Around { agent_ready: found.get(0)?, updating: found.get(1)?, earlier: found.get(2)?, quarantine })
     })
