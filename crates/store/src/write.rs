@@ -19,7 +19,8 @@ pub enum WriteError {
         #[source]
         cause: Cause,
     },
-    /// Another daemon owns the store. Nothing of the batch is on disk, and nothing that this daemon decides ever will be.
+    /// Another daemon owns the store, and nothing that this one decides from now on gets there. If an attempt before was
+    /// [`WriteError::Away`] the batch may be on disk: then the other daemon has it, and goes on from it.
     #[error("another daemon owns the store")]
     Fenced {
         #[source]

@@ -38,6 +38,8 @@ pub enum Mutation {
     LoosePull,
     /// Contents of images go that have no name, although agents have them.
     GreedyCollection,
+    /// A batch counts as written although the store could not be reached.
+    AwayIsWritten,
 }
 
 /// What can go wrong.
@@ -48,6 +50,10 @@ pub enum Fault {
     DaemonDiesAt(Point),
     DiskFails,
     DiskFull,
+    /// The store cannot be reached for a while. The batch that finds this out may be on disk all the same.
+    StoreAway,
+    /// Another daemon takes the store.
+    StoreFenced,
     KeeperDies,
     RuntimeDies,
     RuntimeExits,
@@ -106,6 +112,9 @@ const FAULTS: [Fault; 24] = [
     Fault::ArchiveFull,
     Fault::Retention,
 ];
+
+/// What can go wrong with a store that is elsewhere.
+const STORE_FAULTS: [Fault; 2] = [Fault::StoreAway, Fault::StoreFenced];
 
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -173,6 +182,9 @@ impl Plan {
         if faults.is_empty() {
             faults.push(Fault::DaemonDies);
         }
+        // Chosen aside, so that the other choices are what they would be without.
+        let mut aside = rng.clone();
+        faults.extend(STORE_FAULTS.into_iter().filter(|_| aside.chance(300)));
         // Now and then one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
         let pick = |rng: &mut Rng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
@@ -231,6 +243,7 @@ impl Plan {
                 (self.link_ms, self.disk_ms) = (20, 0);
             }
             Mutation::LostCut => self.edits = 100,
+            Mutation::AwayIsWritten => self.faults = vec![Fault::StoreAway],
             // A job whose claim is forgotten is taken for one without output before it can run twice.
             Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,
