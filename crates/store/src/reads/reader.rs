@@ -19,7 +19,7 @@ type Job = Box<dyn FnOnce(&dyn SnapshotSource) + Send>;
 /// Reads snapshots, on threads of its own or on the caller's.
 ///
 /// The threads are named `read`. They start when there is something to read, and end when the store rests or the reader
-/// is dropped. A read whose caller is gone is skipped. A read that panics answers nothing; its thread lives on.
+/// is dropped. A read whose caller is gone is skipped. In builds that unwind, a read that panics is an error of its caller.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
