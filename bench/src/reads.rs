@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const TEXT: &str = include_str!("../../LICENSE");
 
 /// What one daemon gave.
-struct Taken {
+struct ReadTimes {
     agents: Sample,
     sessions: Sample,
     /// Turns a second beside the reads.
@@ -39,7 +39,7 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
     } else {
         None
     };
-    let beside = |row: Row, was: fn(&Taken) -> f64| match &before {
+    let beside = |row: Row, was: fn(&ReadTimes) -> f64| match &before {
         Some(before) => row.beside("previous", was(before)),
         None => row,
     };
@@ -51,14 +51,14 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
     table.row(beside(Row::new("  durable turns a second beside them", "/s", now.rate), |was| was.rate));
 }
 
-fn worst(taken: &Taken) -> f64 {
+fn worst(taken: &ReadTimes) -> f64 {
     let mut both = Sample::default();
     both.extend(&taken.agents);
     both.extend(&taken.sessions);
     both.p99()
 }
 
-async fn taken(lodge: Lodge, sizes: Sizes) -> Taken {
+async fn taken(lodge: Lodge, sizes: Sizes) -> ReadTimes {
     let world = World::of(lodge, &[]).await;
     let agent = world.agent("reads", Model::Script).await;
     let mut talks: Vec<Talk> = Vec::new();
@@ -79,7 +79,7 @@ async fn taken(lodge: Lodge, sizes: Sizes) -> Taken {
     done.store(true, Ordering::Relaxed);
     let (agents, sessions) = reading.join().expect("a reader");
     drop(talks);
-    Taken { agents, sessions, rate }
+    ReadTimes { agents, sessions, rate }
 }
 
 async fn read(target: Target, token: String, agent: String, stop: &AtomicBool) -> (Sample, Sample) {

@@ -52,14 +52,14 @@ pub fn run(
     shell: &Arc<Shell>,
 ) {
     match write_until_over(writer, decided, halts, shell) {
-        Ok(()) | Err(Stop::Ending) => {}
-        Err(Stop::Failed(error)) => end(&error),
+        Ok(()) | Err(WriterStop::Ending) => {}
+        Err(WriterStop::Failed(error)) => end(&error),
     }
 }
 
 /// Why the writer stops before the engine does.
 #[derive(Debug)]
-enum Stop {
+enum WriterStop {
     /// The daemon ends while the store cannot be reached. Nobody is told how the last batch went.
     Ending,
     Failed(WriteError),
@@ -70,7 +70,7 @@ fn write_until_over(
     decided: &Receiver<ToWriter>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
-) -> Result<(), Stop> {
+) -> Result<(), WriterStop> {
     let mutation = crash::mutation();
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
@@ -150,7 +150,11 @@ pub(crate) fn trim_heap() {
 }
 
 /// Writes batches with one fsync and lets go what waited for it. Those for which there is no room come back.
-fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Result<Result<(), Lost>, Stop> {
+fn commit(
+    writer: &mut Writer,
+    batches: Vec<Batch>,
+    shell: &Arc<Shell>,
+) -> Result<Result<(), Lost>, WriterStop> {
     if batches.iter().all(|batch| batch.writes.is_empty()) {
         release(batches.into_iter().flat_map(|batch| batch.after).collect(), shell);
         return Ok(Ok(()));
@@ -189,7 +193,7 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Resul
             lost.take(&writes, after);
             Ok(Err(lost))
         }
-        Err(Unwritten { error, .. }) => Err(Stop::Failed(error)),
+        Err(Unwritten { error, .. }) => Err(WriterStop::Failed(error)),
     }
 }
 
@@ -200,7 +204,7 @@ fn reach<T>(
     writes: &[Write],
     mut carried: T,
     shell: &Arc<Shell>,
-) -> Result<Result<Committed<T>, Unwritten<T>>, Stop> {
+) -> Result<Result<Committed<T>, Unwritten<T>>, WriterStop> {
     let mut is_away = false;
     loop {
         let written = writer.commit(writes, carried);
@@ -211,7 +215,7 @@ fn reach<T>(
                     shell.room.lose_store(now());
                 }
                 if shell.end.is_cancelled() {
-                    return Err(Stop::Ending);
+                    return Err(WriterStop::Ending);
                 }
                 carried = unsaid;
                 std::thread::sleep(AWAY_EVERY);
@@ -278,7 +282,7 @@ fn go_without_room(
     decided: &Receiver<ToWriter>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
-) -> Result<Option<u64>, Stop> {
+) -> Result<Option<u64>, WriterStop> {
     let in_vain = shell.room.close(ROOM_EVERY, now());
     let (go_on, halt) = tokio::sync::oneshot::channel();
     if halts.blocking_send(halt).is_err() {
@@ -307,7 +311,7 @@ fn go_without_room(
                 Ok(loaded) => break loaded,
                 Err(WriteError::Full { .. } | WriteError::Away { .. }) => {}
                 Err(error @ (WriteError::Fenced { .. } | WriteError::Failed { .. })) => {
-                    return Err(Stop::Failed(error));
+                    return Err(WriterStop::Failed(error));
                 }
             }
         }

@@ -24,7 +24,7 @@ mod images;
 mod jobs;
 mod limits;
 pub mod log;
-mod moment;
+mod read_view;
 mod reap;
 mod room;
 pub mod serve;

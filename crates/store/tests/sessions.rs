@@ -14,7 +14,7 @@ use lodge_core::{
     AgentId, EventData, EventKind, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId,
 };
 use lodge_store::{
-    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, Which, open,
+    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
@@ -211,7 +211,7 @@ impl World {
         found.into_iter().map(|message| message.body.text).collect()
     }
 
-    fn messages(&self, session: &SessionId, which: Which) -> Vec<(String, bool)> {
+    fn messages(&self, session: &SessionId, which: TurnScope) -> Vec<(String, bool)> {
         let (found, more) =
             self.store.reader.here(|snapshot| snapshot.messages(session, which, None, 1_000)).unwrap();
         assert!(!more);
@@ -249,13 +249,13 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
     assert_eq!(world.context(&s), ["q1", "a1"]);
     world.turn(&s, "q2b", "a2b");
     assert_eq!(world.context(&s), ["q1", "a1", "q2b", "a2b"]);
-    assert_eq!(world.messages(&s, Which::Path).len(), 4);
-    let all = world.messages(&s, Which::All);
+    assert_eq!(world.messages(&s, TurnScope::Path).len(), 4);
+    let all = world.messages(&s, TurnScope::All);
     assert_eq!(all.iter().filter(|(_, active)| !active).count(), 4);
     let (turns, _) = world
         .store
         .reader
-        .here(|snapshot| snapshot.turns(&s, Which::All, &TurnCursor::default(), 100))
+        .here(|snapshot| snapshot.turns(&s, TurnScope::All, &TurnCursor::default(), 100))
         .unwrap();
     let numbers: Vec<(u32, bool)> =
         turns.iter().map(|turn| (turn.row.number, turn.row.place.dropped == 0)).collect();
@@ -326,7 +326,7 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
     let (copies, _) = world
         .store
         .reader
-        .here(|snapshot| snapshot.turns(&f, Which::All, &TurnCursor::default(), 10))
+        .here(|snapshot| snapshot.turns(&f, TurnScope::All, &TurnCursor::default(), 10))
         .unwrap();
     assert_eq!(copies[0].row.usage, Usage::default(), "what was used was used once");
     assert_eq!(copies[0].text, "a1");
@@ -615,7 +615,7 @@ fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
     let (mut before, mut seqs) = (None, Vec::new());
     loop {
         let (page, more) =
-            world.store.reader.here(|snapshot| snapshot.messages(&s, Which::Path, before, 500)).unwrap();
+            world.store.reader.here(|snapshot| snapshot.messages(&s, TurnScope::Path, before, 500)).unwrap();
         assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
         seqs.splice(0..0, page.iter().map(|told| told.row.seq));
         before = page.first().map(|first| first.row.seq);
@@ -627,7 +627,7 @@ fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
     let (mut after, mut numbers) = (TurnCursor::default(), Vec::new());
     loop {
         let (page, more) =
-            world.store.reader.here(|snapshot| snapshot.turns(&s, Which::Path, &after, 500)).unwrap();
+            world.store.reader.here(|snapshot| snapshot.turns(&s, TurnScope::Path, &after, 500)).unwrap();
         assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
         numbers.extend(page.iter().map(|turn| turn.row.number));
         let Some(last) = page.last().filter(|_| more) else { break };

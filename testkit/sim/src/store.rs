@@ -9,7 +9,7 @@ const AWAY_MS: u64 = 250;
 
 /// How the connection to the store stands.
 #[derive(Debug, Default)]
-pub struct Store {
+pub struct RemoteStore {
     /// Attempts to come that do not reach it.
     away: u64,
     /// The daemon has noticed.
@@ -19,7 +19,7 @@ pub struct Store {
     pub is_fenced: bool,
 }
 
-impl Store {
+impl RemoteStore {
     pub fn goes_away(&mut self, attempts: u64) {
         self.away = attempts;
     }

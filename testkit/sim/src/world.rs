@@ -17,7 +17,7 @@ use crate::keeper::{Command, Machine, Told};
 use crate::pills::Pills;
 use crate::plan::{Mutation, Plan, Point};
 use crate::rng::Rng;
-use crate::store::Store;
+use crate::store::RemoteStore;
 use crate::trace::Trace;
 
 /// The wall clock at the beginning.
@@ -288,7 +288,7 @@ pub struct World {
     pub die_at: Option<Point>,
     pub disk_fails: bool,
     pub disk_full: bool,
-    pub store: Store,
+    pub store: RemoteStore,
     /// The newest event that a subscriber has read.
     pub cursor: u64,
     pub prints: Vec<crate::disk::Print>,
@@ -335,7 +335,7 @@ impl World {
             die_at: None,
             disk_fails: false,
             disk_full: false,
-            store: Store::default(),
+            store: RemoteStore::default(),
             cursor: 0,
             prints: Vec::new(),
             asked: std::collections::BTreeMap::new(),

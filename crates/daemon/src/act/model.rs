@@ -20,7 +20,7 @@ use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
 use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 
 /// How often text that was shown becomes an event.
@@ -222,7 +222,7 @@ async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, Mo
 /// None: the message that it needs is not recorded yet.
 async fn assembled_now(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Option<Request>, ModelFailure> {
     let wanted = order.clone();
-    let assemble = move |at: &Moment<'_>| {
+    let assemble = move |at: &ReadView<'_>| {
         let request = request(at, &wanted);
         if let Ok(Some(request)) = &request
             && let Some(Message::User { text }) = request.messages.last()
@@ -267,7 +267,7 @@ fn not_computed(error: &ErrorBody) -> ModelFailure {
 }
 
 /// The request, from what the runtime registered and what the store holds. None: the store lacks a message.
-fn request(at: &Moment<'_>, order: &ModelOrder) -> Result<Option<Request>, ModelFailure> {
+fn request(at: &ReadView<'_>, order: &ModelOrder) -> Result<Option<Request>, ModelFailure> {
     let registered = |profile: &Arc<Profile>| match order.purpose {
         Purpose::Step => profile.context == order.context,
         Purpose::Summary { .. } => true,

@@ -13,7 +13,7 @@ use super::{create, params, update};
 use crate::auth::Who;
 use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::host_trees::HostTrees;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -88,7 +88,7 @@ fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
     }
 }
 
-fn agent_list(at: &Moment<'_>, who: &Who, given: &AgentListParams) -> Answer {
+fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Answer {
     let limit = page(given.limit);
     let rows = match who.agent() {
         None => at.store.agents(given.after.as_deref(), limit).map_err(internal)?,
@@ -117,7 +117,7 @@ pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     }
 }
 
-fn agent_get(at: &Moment<'_>, given: &AgentRef) -> Answer {
+fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
     let found = one_agent(at, &given.agent)?;
     let image = at.store.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
     let jobs = at.store.open_jobs(&found.row.id).map_err(internal)?;
@@ -154,7 +154,7 @@ fn context_window(shell: &Shell, model: &str) -> Option<u64> {
     resolved.provider.context_window(&resolved.model)
 }
 
-fn agent_logs(at: &Moment<'_>, given: &AgentLogsParams) -> Answer {
+fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Answer {
     use std::io::{Read, Seek, SeekFrom};
     let id = find_agent(at, &given.agent)?;
     let path = at.config.data_dir.join("logs").join(format!("{id}.log"));

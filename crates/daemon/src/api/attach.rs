@@ -8,7 +8,7 @@ use lodge_store::{JobFilter, JobSummary};
 use super::{agents, jobs, methods, scope};
 use crate::auth::Who;
 use crate::hub::Filter;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::view;
 
 /// Turns that an attach shows at most; the rest can be listed.
@@ -18,7 +18,7 @@ const STATE_JOBS_MAX: u32 = 256;
 
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
 pub(super) fn attach(
-    at: &Moment<'_>,
+    at: &ReadView<'_>,
     who: &Who,
     attachment: u64,
     given: AttachParams,
@@ -47,7 +47,7 @@ pub(super) fn attach(
     Ok((attached, scope::events(who, filter)))
 }
 
-fn one_job(at: &Moment<'_>, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
+fn one_job(at: &ReadView<'_>, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
     let found = jobs::one(at, &jobs::find(at, given, None)?)?;
     let state = AttachState { agents: Vec::new(), turns: Vec::new(), jobs: vec![jobs::job_view(at, &found)] };
     let JobSummary { row, .. } = found;
@@ -57,7 +57,7 @@ fn one_job(at: &Moment<'_>, given: &str) -> Result<(AttachState, Filter), ErrorB
 }
 
 /// Of an agent, of a session, or all there is.
-fn everything(at: &Moment<'_>, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
+fn everything(at: &ReadView<'_>, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| methods::one_agent(at, agent)).transpose()?;
     let session = given.session.as_deref().map(methods::session_id).transpose()?;
     let id = agent.as_ref().map(|found| found.row.id.clone());
@@ -78,7 +78,7 @@ fn everything(at: &Moment<'_>, given: &AttachParams) -> Result<(AttachState, Fil
 }
 
 fn open_jobs(
-    at: &Moment<'_>,
+    at: &ReadView<'_>,
     agent: Option<&AgentId>,
     session: Option<&SessionId>,
 ) -> Result<Vec<JobView>, ErrorBody> {

@@ -17,7 +17,7 @@ use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
 use crate::engine::images::no_image;
 use crate::engine::{Command, NewImage, RequestKey};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -91,7 +91,7 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     Ok(Prepared { command, pins: vec![pins] })
 }
 
-fn list(at: &Moment<'_>, given: &BinListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &BinListParams) -> Answer {
     let limit = page(given.limit);
     let found = at.store.bins(given.after.as_deref(), limit).map_err(internal)?;
     let next =
@@ -100,7 +100,7 @@ fn list(at: &Moment<'_>, given: &BinListParams) -> Answer {
     Ok(view::json(&BinList { bins, next }))
 }
 
-fn inspect(at: &Moment<'_>, given: &BinRef) -> Answer {
+fn inspect(at: &ReadView<'_>, given: &BinRef) -> Answer {
     let found = find_bin(at, &given.bin)?;
     let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| *no_image(&given.bin))?;

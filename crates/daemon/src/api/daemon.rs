@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::methods::{Answer, internal, no_method};
 use super::{lineages, params, quarantine, reload};
 use crate::engine::{Command, RequestKey, RunningJobs};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
 
@@ -33,7 +33,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
 }
 
 async fn info(shell: &Arc<Shell>) -> Answer {
-    let read = |at: &Moment<'_>| {
+    let read = |at: &ReadView<'_>| {
         let counts = at.store.agent_counts().map_err(internal)?;
         Ok((counts, lineages::waiting(at)?, quarantine::all(at)?))
     };

@@ -11,7 +11,7 @@ use super::methods::{Answer, find_agent_ever, future, internal, no_method, page}
 use super::{params, scope};
 use crate::auth::Who;
 use crate::hub::{Filter, PAGE};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -26,7 +26,7 @@ pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Val
     }
 }
 
-fn list(at: &Moment<'_>, who: &Who, given: &EventListParams) -> Answer {
+fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let filter = scope::events(
         who,
@@ -81,7 +81,7 @@ struct Wanted {
 }
 
 /// The first ones after `since`, and where the next page begins.
-fn oldest(at: &Moment<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &Wanted { ref filter, since, head, limit } = wanted;
     let mut cursor = since;
     let mut page = EventPage::new(limit);
@@ -97,7 +97,7 @@ fn oldest(at: &Moment<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>),
 }
 
 /// The last ones before `before`, the oldest of them first, and where the page before begins.
-fn newest(at: &Moment<'_>, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+fn newest(at: &ReadView<'_>, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &Wanted { ref filter, since, head, limit } = wanted;
     // What is written and not yet published is nobody's business.
     let mut cursor = before.min(head + 1);

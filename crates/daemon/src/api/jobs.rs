@@ -21,7 +21,7 @@ use super::params;
 use crate::auth::{Who, rights};
 use crate::engine::{Command, RequestKey};
 use crate::jobs::written;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -67,7 +67,7 @@ pub(super) async fn call(
 /// Labels of a filter. A job has fewer, so that more of them fit none, and each costs a lookup.
 const FILTER_LABELS_MAX: usize = 2 * JOB_LABELS_MAX;
 
-fn list(at: &Moment<'_>, given: &JobListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &JobListParams) -> Answer {
     if given.labels.len() > FILTER_LABELS_MAX {
         return Err(ErrorBody::new(
             "params.invalid",
@@ -165,7 +165,7 @@ pub(super) async fn job_now(shell: &Arc<Shell>, id: &JobId) -> Result<JobSummary
 }
 
 /// The job that an id or a unique beginning of one means, of this agent or of any.
-pub(super) fn find(at: &Moment<'_>, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
+pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
     let prefixed =
         given.strip_prefix(JobId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
     let found = if prefixed { at.store.find_job(given, agent).map_err(internal)? } else { Vec::new() };
@@ -183,7 +183,7 @@ pub(super) fn find(at: &Moment<'_>, given: &str, agent: Option<&AgentId>) -> Res
     }
 }
 
-pub(super) fn one(at: &Moment<'_>, id: &JobId) -> Result<JobSummary, ErrorBody> {
+pub(super) fn one(at: &ReadView<'_>, id: &JobId) -> Result<JobSummary, ErrorBody> {
     at.store.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
 }
 

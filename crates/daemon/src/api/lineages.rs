@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
 use super::{params, snapshots};
 use crate::engine::{Command, RequestKey, Settlement};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -56,7 +56,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     }
 }
 
-fn list(at: &Moment<'_>, given: &LineageListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &LineageListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let state = given.status.as_deref().map(state_code).transpose()?;
     let limit = page(given.limit);
@@ -67,7 +67,7 @@ fn list(at: &Moment<'_>, given: &LineageListParams) -> Answer {
     Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(at, one)).collect(), next }))
 }
 
-fn get(at: &Moment<'_>, given: &LineageRef) -> Answer {
+fn get(at: &ReadView<'_>, given: &LineageRef) -> Answer {
     let found = one(at, &given.lineage)?;
     let (agent, state) = (found.row.agent.clone(), found.row.state);
     let stuck = match state {
@@ -108,7 +108,7 @@ async fn resolve(shell: &Arc<Shell>, key: Option<RequestKey>, given: LineageReso
 }
 
 /// What an operator should know about lineages that wait for a decision.
-pub(super) fn waiting(at: &Moment<'_>) -> Result<Option<String>, ErrorBody> {
+pub(super) fn waiting(at: &ReadView<'_>) -> Result<Option<String>, ErrorBody> {
     let state = Some(LineageState::AskPending.codes().0);
     let found = at.store.lineages(LineageFilter { state, ..LineageFilter::default() }, WAITING_SHOWN);
     let names: Vec<String> =
@@ -124,12 +124,12 @@ fn shown(shell: &Shell, found: LineageSummary) -> LineageView {
 }
 
 /// A lineage by id or unique id prefix, or the present one of an agent, with what is derived about it.
-pub(super) fn one(at: &Moment<'_>, given: &str) -> Result<LineageSummary, ErrorBody> {
+pub(super) fn one(at: &ReadView<'_>, given: &str) -> Result<LineageSummary, ErrorBody> {
     let id = find(at, given)?;
     at.store.lineage(&id).map_err(internal)?.ok_or_else(|| no_lineage(given))
 }
 
-pub(super) fn find(at: &Moment<'_>, given: &str) -> Result<LineageId, ErrorBody> {
+pub(super) fn find(at: &ReadView<'_>, given: &str) -> Result<LineageId, ErrorBody> {
     if !given.starts_with("lin_") {
         return Ok(one_agent(at, given)?.row.lineage);
     }

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::auth::{Who, rights};
 use crate::engine::{Command, RequestKey, reused};
-use crate::moment::Moment;
-pub(super) use crate::moment::unread as internal;
+use crate::read_view::ReadView;
+pub(super) use crate::read_view::unread as internal;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
 
@@ -101,7 +101,7 @@ pub(super) fn no_method(method: &str) -> ErrorBody {
 
 /// The answer that was given to this very request before.
 pub(super) fn known_answer(
-    at: &Moment<'_>,
+    at: &ReadView<'_>,
     who: &Who,
     method: &str,
     given: &Value,
@@ -197,12 +197,12 @@ pub(super) async fn detached<T: Send + 'static>(
     heard.await.unwrap_or_else(|_| Err(shutting_down()))
 }
 
-pub(super) fn find_agent(at: &Moment<'_>, given: &str) -> Result<AgentId, ErrorBody> {
+pub(super) fn find_agent(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
     the_one(at.store.find_agent(given).map_err(internal)?, given)
 }
 
 /// Like `find_agent`, for what outlives agents: one that was removed is found as well, if no other has its name.
-pub(super) fn find_agent_ever(at: &Moment<'_>, given: &str) -> Result<AgentId, ErrorBody> {
+pub(super) fn find_agent_ever(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
     match at.store.find_agent_ever(given).map_err(internal)? {
         AgentFound::Many(ids) if !given.starts_with(AgentId::PREFIX) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
@@ -228,7 +228,7 @@ fn the_one(found: AgentFound, given: &str) -> Result<AgentId, ErrorBody> {
     }
 }
 
-pub(super) fn one_agent(at: &Moment<'_>, given: &str) -> Result<AgentSummary, ErrorBody> {
+pub(super) fn one_agent(at: &ReadView<'_>, given: &str) -> Result<AgentSummary, ErrorBody> {
     let id = find_agent(at, given)?;
     at.store.agent(&id).map_err(internal)?.ok_or_else(|| no_agent(given))
 }

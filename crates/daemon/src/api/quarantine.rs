@@ -13,7 +13,7 @@ use super::params;
 use crate::auth::Who;
 use crate::crash;
 use crate::engine::{Command, Release, RequestKey, no_work};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::Watched;
 use crate::view;
@@ -33,7 +33,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     shell.ask(key, Command::ReleaseWork { id, how }).await
 }
 
-fn list(at: &Moment<'_>, given: &QuarantineListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Answer {
     let limit = page(given.limit) as usize;
     let after = given.after.as_deref().unwrap_or_default();
     let mut work: Vec<QuarantineView> =
@@ -44,7 +44,7 @@ fn list(at: &Moment<'_>, given: &QuarantineListParams) -> Answer {
     Ok(view::json(&QuarantineList { work, next }))
 }
 
-pub(super) fn all(at: &Moment<'_>) -> Result<Vec<QuarantineView>, ErrorBody> {
+pub(super) fn all(at: &ReadView<'_>) -> Result<Vec<QuarantineView>, ErrorBody> {
     let rows = at.store.quarantine().map_err(internal)?;
     Ok(rows.iter().map(|row| view::quarantined(row, "quarantined")).collect())
 }
@@ -57,7 +57,7 @@ pub(super) fn warning(work: &QuarantineView) -> String {
 }
 
 /// By its id, or any unique prefix of it.
-fn find(at: &Moment<'_>, given: &str) -> Result<WorkId, ErrorBody> {
+fn find(at: &ReadView<'_>, given: &str) -> Result<WorkId, ErrorBody> {
     let rows = at.store.quarantine().map_err(internal)?;
     let matches =
         |row: &&QuarantineRow| row.id.as_str().starts_with(given) && given.len() > WorkId::PREFIX.len();

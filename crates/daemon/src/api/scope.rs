@@ -9,10 +9,15 @@ use super::methods::{self, internal};
 use crate::auth::Who;
 use crate::auth::rights::{self, Reach};
 use crate::hub::Filter;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 
 /// Refuses what the caller may not call, and leaves of the parameters what it may reach.
-pub(super) fn narrow(at: &Moment<'_>, who: &Who, method: &str, mut given: Value) -> Result<Value, ErrorBody> {
+pub(super) fn narrow(
+    at: &ReadView<'_>,
+    who: &Who,
+    method: &str,
+    mut given: Value,
+) -> Result<Value, ErrorBody> {
     let (Some(reach), Some(own)) = (rights::admit(who, method)?, who.agent()) else { return Ok(given) };
     match reach {
         Reach::Nobodys => {}
@@ -35,7 +40,11 @@ pub(super) fn narrow(at: &Moment<'_>, who: &Who, method: &str, mut given: Value)
 }
 
 /// The parameters of an attach as far as the caller reaches. All that happens is, for an agent's token, all of its agent.
-pub(super) fn attach(at: &Moment<'_>, who: &Who, mut given: AttachParams) -> Result<AttachParams, ErrorBody> {
+pub(super) fn attach(
+    at: &ReadView<'_>,
+    who: &Who,
+    mut given: AttachParams,
+) -> Result<AttachParams, ErrorBody> {
     rights::admit(who, "client/attach")?;
     let Some(own) = who.agent() else { return Ok(given) };
     if let Some(agent) = &given.agent {
@@ -66,7 +75,7 @@ pub(super) fn events(who: &Who, filter: Filter) -> Filter {
 }
 
 /// The agent that an agent's token names, when it is its own.
-pub(super) fn own_agent(at: &Moment<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+pub(super) fn own_agent(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
     let is_id = given.starts_with(AgentId::PREFIX) && own.as_str().starts_with(given);
     let is_name = || -> Result<bool, ErrorBody> {
         let found = at.store.agent(own).map_err(internal)?;
@@ -76,7 +85,7 @@ pub(super) fn own_agent(at: &Moment<'_>, own: &AgentId, given: &str) -> Result<S
 }
 
 /// Names the caller's agent where none is named, and refuses any other.
-fn fill_in(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn fill_in(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     match fields.get("agent") {
         None | Some(Value::Null) => {
@@ -93,7 +102,7 @@ fn fill_in(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(), Erro
 }
 
 /// Puts the whole id in place of what the caller names a session of its agent with.
-fn name_session(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn name_session(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     // Without one, or with something else, the method says what is wrong.
     let Some(session) = fields.get("session").and_then(Value::as_str) else { return Ok(()) };
@@ -104,7 +113,7 @@ fn name_session(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(),
 
 /// The session that an agent's token means. Ids are the same for all agents, so one that is not its agent's yet is
 /// prefixed with its agent: it cannot find out by trying which ids others have, nor take one that another could want.
-fn own_session(at: &Moment<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+fn own_session(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
     // What cannot be an id is the method's business.
     let Ok(id) = given.parse::<SessionId>() else { return Ok(given.to_owned()) };
     let prefix = format!("{own}:");
@@ -125,7 +134,7 @@ fn own_session(at: &Moment<'_>, own: &AgentId, given: &str) -> Result<String, Er
 }
 
 /// Refuses a session that is not there, by the name it was given.
-fn known_session(at: &Moment<'_>, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
+fn known_session(at: &ReadView<'_>, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
     let Some(id) = id.and_then(|id| id.parse::<SessionId>().ok()) else { return Ok(()) };
     match at.store.session(&id).map_err(internal)? {
         Some(_) => Ok(()),
@@ -134,7 +143,7 @@ fn known_session(at: &Moment<'_>, named: &str, id: Option<&str>) -> Result<(), E
 }
 
 /// Puts the whole id in place of what the caller names a job of its agent with.
-fn own_job(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn own_job(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     // Without one, or with something else, the method says what is wrong.
     let Some(job) = fields.get("job").and_then(Value::as_str) else { return Ok(()) };
@@ -143,7 +152,7 @@ fn own_job(at: &Moment<'_>, own: &AgentId, given: &mut Value) -> Result<(), Erro
     Ok(())
 }
 
-fn own_turn(at: &Moment<'_>, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
+fn own_turn(at: &ReadView<'_>, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
     let Some(id) = given.and_then(|given| given.parse::<TurnId>().ok()) else { return Ok(()) };
     match at.store.turn(&id).map_err(internal)? {
         Some(found) if found.row.agent != *own => Err(methods::no_turn(&id)),

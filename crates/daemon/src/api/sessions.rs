@@ -6,8 +6,8 @@ use std::time::Duration;
 use lodge_core::{SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
-    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionPlace, Standing, Told, TurnCursor,
-    TurnPick, Which,
+    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionMessage, SessionPlace, SessionStanding,
+    TurnCursor, TurnPick, TurnScope,
 };
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use super::methods::{Answer, find_agent_ever, internal, no_method, page, session
 use super::params;
 use crate::chain;
 use crate::engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
@@ -73,7 +73,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     }
 }
 
-fn list(at: &Moment<'_>, given: &SessionListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &SessionListParams) -> Answer {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let limit = page(given.limit);
     let before = given.after.as_deref().map(place).transpose()?;
@@ -96,7 +96,7 @@ fn bad_cursor() -> ErrorBody {
     ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
 }
 
-fn get(at: &Moment<'_>, given: &SessionRef) -> Answer {
+fn get(at: &ReadView<'_>, given: &SessionRef) -> Answer {
     let id = session_id(&given.session)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let inactive_turns = at.store.inactive_turns(&id).map_err(internal)?;
@@ -104,12 +104,12 @@ fn get(at: &Moment<'_>, given: &SessionRef) -> Answer {
     Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns, open_jobs }))
 }
 
-fn messages(at: &Moment<'_>, given: &SessionMessagesParams) -> Answer {
+fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Answer {
     let id = known(at, &given.session)?;
     let limit = page(given.limit);
     let (found, more) = at.store.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
     let next = found.first().filter(|first| first.row.seq > 1 && more).map(|first| first.row.seq);
-    let on_path = |told: &&Told| told.active;
+    let on_path = |told: &&SessionMessage| told.active;
     let numbers = || found.iter().filter(on_path).map(|told| told.row.number);
     let epochs = match (numbers().min(), numbers().max()) {
         (Some(first), Some(last)) => at.store.epochs(&id, first, last).map_err(internal)?,
@@ -122,7 +122,7 @@ fn messages(at: &Moment<'_>, given: &SessionMessagesParams) -> Answer {
     Ok(view::json(&MessageList { messages, epochs, next }))
 }
 
-pub(super) fn turns(at: &Moment<'_>, given: &TurnListParams) -> Answer {
+pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Answer {
     let id = known(at, &given.session)?;
     let limit = page(given.limit);
     let after = match given.after.as_deref().map(|after| after.split_once(':').unwrap_or((after, "~"))) {
@@ -136,11 +136,11 @@ pub(super) fn turns(at: &Moment<'_>, given: &TurnListParams) -> Answer {
     Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
 }
 
-fn which(all: bool) -> Which {
-    if all { Which::All } else { Which::Path }
+fn which(all: bool) -> TurnScope {
+    if all { TurnScope::All } else { TurnScope::Path }
 }
 
-fn known(at: &Moment<'_>, given: &str) -> Result<SessionId, ErrorBody> {
+fn known(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session(&id).map_err(internal)? {
         Some(_) => Ok(id),
@@ -148,7 +148,7 @@ fn known(at: &Moment<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     }
 }
 
-fn export(at: &Moment<'_>, given: &SessionExportParams) -> Answer {
+fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Answer {
     let id = session_id(&given.session)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let mut lines = Vec::new();
@@ -168,7 +168,7 @@ async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
     let query = Query::parse(&given.query)
         .map_err(|bad| ErrorBody::new("search.bad_query", bad.to_string()).hint(bad.hint()))?;
     let (agent, session) = (given.agent, given.session);
-    let read = move |at: &Moment<'_>| {
+    let read = move |at: &ReadView<'_>| {
         let agent = agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
         Ok((agent, session.as_deref().map(|session| known(at, session)).transpose()?))
     };
@@ -270,7 +270,7 @@ async fn forget(shell: &Shell, id: &SessionId) {
     }
 }
 
-fn planned(at: &Moment<'_>, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
+fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
     let found = match change {
         Change::Delete => {
             at.store.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
@@ -324,7 +324,7 @@ fn planned(at: &Moment<'_>, id: &SessionId, change: &Change) -> Result<Option<Se
                 .transpose()?
         }
     };
-    Ok(found.map(|(Standing { fact, agent_name, agent_removed }, what)| SessionChange {
+    Ok(found.map(|(SessionStanding { fact, agent_name, agent_removed }, what)| SessionChange {
         fact,
         agent_name,
         agent_removed,
@@ -333,7 +333,7 @@ fn planned(at: &Moment<'_>, id: &SessionId, change: &Change) -> Result<Option<Se
 }
 
 /// The id of a session that is not there yet.
-fn free(at: &Moment<'_>, given: &str) -> Result<SessionId, ErrorBody> {
+fn free(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session(&id).map_err(internal)? {
         None => Ok(id),

@@ -8,12 +8,12 @@ use lodge_proto::{
     SNAPSHOT_VERSION, SessionBoundary, SnapshotConfig, SnapshotHead, SnapshotLimits, SnapshotMessage,
     SnapshotPermissions, SnapshotTool, TokenUsage, ToolCallView,
 };
-use lodge_store::{AtBoundary, Place, Wanted};
+use lodge_store::{AtBoundary, MessagePlace, MessageRange};
 
 use super::lineages;
 use super::methods::{Answer, internal, page, session_id};
 use crate::engine::DAEMON_STREAM;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -23,7 +23,7 @@ const PAGE_BYTES_MAX: usize = 1024 * 1024;
 const SAMPLING: [&str; 6] =
     ["frequency-penalty", "max-tokens", "presence-penalty", "temperature", "top-k", "top-p"];
 
-pub(super) fn snapshot(at: &Moment<'_>, given: &LineageSnapshotParams) -> Answer {
+pub(super) fn snapshot(at: &ReadView<'_>, given: &LineageSnapshotParams) -> Answer {
     let id = lineages::find(at, &given.lineage)?;
     let limit = page(given.limit);
     let found = at.store.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
@@ -88,12 +88,12 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
     }
 }
 
-pub(super) fn messages(at: &Moment<'_>, given: &LineageMessagesParams) -> Answer {
+pub(super) fn messages(at: &ReadView<'_>, given: &LineageMessagesParams) -> Answer {
     let id = lineages::find(at, &given.lineage)?;
     let session = session_id(&given.session)?;
-    let wanted = Wanted {
+    let wanted = MessageRange {
         turns_max: given.turns.unwrap_or(u32::MAX),
-        after: given.after.as_deref().map_or(Ok(Place::default()), place)?,
+        after: given.after.as_deref().map_or(Ok(MessagePlace::default()), place)?,
         messages_max: page(given.limit),
         bytes_max: PAGE_BYTES_MAX,
     };
@@ -124,9 +124,9 @@ fn message(row: MessageRow) -> SnapshotMessage {
 }
 
 /// The cursor of an earlier page: a turn's number and a message's sequence.
-fn place(given: &str) -> Result<Place, ErrorBody> {
-    let parsed = given
-        .split_once('.')
-        .and_then(|(number, seq)| Some(Place { number: number.parse().ok()?, seq: seq.parse().ok()? }));
+fn place(given: &str) -> Result<MessagePlace, ErrorBody> {
+    let parsed = given.split_once('.').and_then(|(number, seq)| {
+        Some(MessagePlace { number: number.parse().ok()?, seq: seq.parse().ok()? })
+    });
     parsed.ok_or_else(|| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))
 }

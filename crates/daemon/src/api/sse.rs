@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::{Api, http, methods, params, scope};
 use crate::auth::Who;
 use crate::hub::Filter;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::view;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -83,7 +83,7 @@ async fn follow(
     });
     // What may be listed may be followed, and nothing else.
     let caller = who.clone();
-    let read = move |at: &Moment<'_>| {
+    let read = move |at: &ReadView<'_>| {
         let given: EventListParams = params("event/list", scope::narrow(at, &caller, "event/list", given)?)?;
         let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
         Ok((agent.map(|agent| agent.to_string()), given.session))

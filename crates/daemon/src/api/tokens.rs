@@ -17,7 +17,7 @@ use super::methods::{Answer, find_agent, internal, no_method, page};
 use super::{Api, params};
 use crate::auth::DAY_MS;
 use crate::engine::{Command, NewToken, RequestKey, TokenFor};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
 
@@ -70,7 +70,7 @@ pub(super) async fn issued(api: &Api, answer: Value) -> Answer {
     Ok(view::json(&TokenIssued { view, token }))
 }
 
-fn list(at: &Moment<'_>, given: &TokenListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
     let (limit, now) = (page(given.limit), now());
     let live_at = (!given.all).then_some(now);
     let filter = TokenFilter { after: given.after.as_deref(), live_at };
@@ -84,7 +84,7 @@ async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) ->
     shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
 }
 
-fn one(at: &Moment<'_>, given: &str) -> Result<TokenRow, ErrorBody> {
+fn one(at: &ReadView<'_>, given: &str) -> Result<TokenRow, ErrorBody> {
     let prefixed =
         given.strip_prefix(TokenId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
     let mut found = if prefixed { at.store.find_token(given).map_err(internal)? } else { Vec::new() };
@@ -102,7 +102,7 @@ fn one(at: &Moment<'_>, given: &str) -> Result<TokenRow, ErrorBody> {
     }
 }
 
-fn by_id(at: &Moment<'_>, id: &str) -> Result<TokenRow, ErrorBody> {
+fn by_id(at: &ReadView<'_>, id: &str) -> Result<TokenRow, ErrorBody> {
     let parsed = id.parse().map_err(|_| no_token(id))?;
     at.store.token(&parsed).map_err(internal)?.ok_or_else(|| no_token(id))
 }

@@ -12,7 +12,7 @@ use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_i
 use super::{params, sessions};
 use crate::compute::Charge;
 use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
@@ -41,7 +41,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
 async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
     let TurnSendParams { agent, session, sender, text, schema, .. } = given;
     let of = sender.clone();
-    let read = move |at: &Moment<'_>| {
+    let read = move |at: &ReadView<'_>| {
         let agent = find_agent(at, &agent)?;
         let session = chosen_session(at, &agent, session.as_deref(), of.as_deref())?;
         Ok((agent, session))
@@ -61,7 +61,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
 
 /// The session that a turn is sent to, as it is recorded.
 fn chosen_session(
-    at: &Moment<'_>,
+    at: &ReadView<'_>,
     agent: &AgentId,
     session: Option<&str>,
     sender: Option<&str>,
@@ -111,11 +111,11 @@ fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<Sessi
     session_id(&format!("ses_{short}"))
 }
 
-fn turn_get(at: &Moment<'_>, given: &TurnRef) -> Answer {
+fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Answer {
     Ok(view::json(&view::full_turn(known_turn(at, &turn_id(&given.turn)?)?)))
 }
 
-fn known_turn(at: &Moment<'_>, id: &TurnId) -> Result<TurnFull, ErrorBody> {
+fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnFull, ErrorBody> {
     at.store.turn(id).map_err(internal)?.ok_or_else(|| no_turn(id))
 }
 

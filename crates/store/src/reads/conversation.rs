@@ -7,9 +7,9 @@ use lodge_core::summary::TurnFull;
 
 use super::Result;
 
-/// Which turns of a session are read.
+/// TurnScope turns of a session are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
+pub enum TurnScope {
     /// Those on its path.
     Path,
     /// Those that left it too.
@@ -18,15 +18,15 @@ pub enum Which {
 
 /// A message, and whether its turn is on the path.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct SessionMessage {
     pub row: MessageRow,
     pub active: bool,
 }
 
 /// A message with what is known of its turn or its tool call.
 #[derive(Debug, Clone)]
-pub struct Exported {
-    pub told: Told,
+pub struct MessageExport {
+    pub told: SessionMessage,
     /// With the message that began it: its turn.
     pub turn: Option<TurnFull>,
     /// With a tool's result: the call's outcome.
@@ -59,16 +59,16 @@ pub trait ConversationReads {
     fn messages(
         &self,
         session: &SessionId,
-        which: Which,
+        which: TurnScope,
         before: Option<u64>,
         limit: u32,
-    ) -> Result<(Vec<Told>, bool)>;
+    ) -> Result<(Vec<SessionMessage>, bool)>;
     /// Turns of a session in order; those of one number in the order in which they were accepted. Bounded as
     /// [`Reader::messages`] is.
     fn turns(
         &self,
         session: &SessionId,
-        which: Which,
+        which: TurnScope,
         after: &TurnCursor,
         limit: u32,
     ) -> Result<(Vec<TurnFull>, bool)>;
@@ -80,7 +80,7 @@ pub trait ConversationReads {
         after: u64,
         messages_max: u32,
         bytes_max: usize,
-    ) -> Result<(Vec<Exported>, bool)>;
+    ) -> Result<(Vec<MessageExport>, bool)>;
     /// What stands before the messages of an epoch.
     fn summary(&self, session: &SessionId, epoch: u32) -> Result<Option<String>>;
     /// The epochs that turns `from..=upto` began.

@@ -45,17 +45,17 @@ pub struct Boundary {
 
 /// After which message a page begins: the turn's number, and the message's sequence in the session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct MessagePlace {
     pub number: u32,
     pub seq: u64,
 }
 
 /// Which messages of a session to read.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub struct MessageRange {
     /// Of at most so many turns, and never beyond the boundary.
     pub turns_max: u32,
-    pub after: Place,
+    pub after: MessagePlace,
     pub messages_max: u32,
     /// A page ends with the message that reaches this.
     pub bytes_max: usize,
@@ -67,7 +67,7 @@ pub struct MessagePage {
     pub messages: Vec<MessageRow>,
     /// Of those turns of the lineage whose first message is on this page.
     pub usage: Usage,
-    pub next: Option<Place>,
+    pub next: Option<MessagePlace>,
 }
 
 pub trait LineageReads {
@@ -92,6 +92,6 @@ pub trait BoundaryReads {
         &self,
         id: &LineageId,
         session: &SessionId,
-        wanted: Wanted,
+        wanted: MessageRange,
     ) -> Result<Option<MessagePage>>;
 }

@@ -16,17 +16,19 @@ mod tokens;
 mod turns;
 
 pub use agents::{AgentFound, AgentReads, AgentSummary};
-pub use conversation::{ConversationReads, Exported, PlacedEpoch, Told, TurnCursor, Which};
+pub use conversation::{
+    ConversationReads, MessageExport, PlacedEpoch, SessionMessage, TurnCursor, TurnScope,
+};
 pub use events::EventReads;
 pub use images::{ImageReads, ImageSummary};
 pub use jobs::{JobFilter, JobPage, JobReads, JobSummary, JobUpkeepReads, OpenJobs, OutputFate};
 pub use lineages::{
-    AtBoundary, Boundary, BoundaryReads, LineageFilter, LineageReads, LineageSummary, MessagePage, Place,
-    Wanted,
+    AtBoundary, Boundary, BoundaryReads, LineageFilter, LineageReads, LineageSummary, MessagePage,
+    MessagePlace, MessageRange,
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
-pub use sessions::{NoTurn, Repeat, SessionPlace, SessionReads, Standing, TurnPick};
+pub use sessions::{NoTurn, SessionPlace, SessionReads, SessionStanding, TurnPick, TurnRepeat};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::TurnReads;
 

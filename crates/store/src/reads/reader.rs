@@ -22,18 +22,18 @@ type Job = Box<dyn FnOnce(&dyn SnapshotSource) + Send>;
 /// is dropped. A read whose caller is gone is skipped. In builds that unwind, a read that panics is an error of its caller.
 #[derive(Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    threads: Arc<ReadThreads>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ReadThreads {
     source: Box<dyn SnapshotSource>,
-    queue: Mutex<Queue>,
+    queue: Mutex<ReadQueue>,
     ready: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct ReadQueue {
     jobs: VecDeque<Job>,
     threads: usize,
     /// Threads that wait for a job.
@@ -42,16 +42,17 @@ struct Queue {
     resting: bool,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for ReadQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("jobs", &self.jobs.len()).field("threads", &self.threads).finish()
+        f.debug_struct("ReadQueue").field("jobs", &self.jobs.len()).field("threads", &self.threads).finish()
     }
 }
 
 impl Reader {
     pub fn new(source: impl SnapshotSource + 'static) -> Reader {
-        let shared = Shared { source: Box::new(source), queue: Mutex::default(), ready: Condvar::new() };
-        Reader { shared: Arc::new(shared) }
+        let threads =
+            ReadThreads { source: Box::new(source), queue: Mutex::default(), ready: Condvar::new() };
+        Reader { threads: Arc::new(threads) }
     }
 
     /// Runs `read` on one snapshot, on a thread of the reader's. For callers that must not block.
@@ -71,17 +72,17 @@ impl Reader {
 
     /// Runs `read` on one snapshot, on this thread, which may block.
     pub fn here<T>(&self, read: impl FnOnce(&dyn StoreSnapshot) -> Result<T>) -> Result<T> {
-        snapshot(self.shared.source.as_ref(), read).flatten()
+        snapshot(self.threads.source.as_ref(), read).flatten()
     }
 
     /// Gives back memory that only saves time.
     pub fn rest(&self) {
-        self.shared.end_idle_threads();
-        self.shared.source.rest();
+        self.threads.end_idle_threads();
+        self.threads.source.rest();
     }
 
     fn submit(&self, job: Job) -> Result<()> {
-        let mut queue = self.shared.queue();
+        let mut queue = self.threads.queue();
         if queue.jobs.len() >= READ_QUEUE_MAX {
             return Err(ReadError::Busy);
         }
@@ -89,11 +90,11 @@ impl Reader {
         queue.resting = false;
         // A thread that was woken counts as idle until it runs.
         if queue.jobs.len() > queue.idle && queue.threads < THREADS_MAX {
-            let shared = self.shared.clone();
+            let threads = self.threads.clone();
             let started = std::thread::Builder::new()
                 .name("read".into())
                 .stack_size(STACK_BYTES)
-                .spawn(move || shared.work());
+                .spawn(move || threads.work());
             match started {
                 Ok(_) => queue.threads += 1,
                 // Another thread does it later.
@@ -107,7 +108,7 @@ impl Reader {
         let wake = queue.idle > 0;
         drop(queue);
         if wake {
-            self.shared.ready.notify_one();
+            self.threads.ready.notify_one();
         }
         Ok(())
     }
@@ -115,12 +116,12 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.shared.end_idle_threads();
+        self.threads.end_idle_threads();
     }
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl ReadThreads {
+    fn queue(&self) -> MutexGuard<'_, ReadQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

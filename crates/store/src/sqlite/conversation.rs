@@ -8,7 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{
-    ConversationReads, Exported, PAGE_BYTES_MAX, PlacedEpoch, Result, Told, TurnCursor, Which,
+    ConversationReads, MessageExport, PAGE_BYTES_MAX, PlacedEpoch, Result, SessionMessage, TurnCursor,
+    TurnScope,
 };
 use crate::sqlite::turns::full;
 use crate::sqlite::{epochs, rows};
@@ -44,10 +45,10 @@ impl ConversationReads for SqliteSnapshot<'_> {
     fn messages(
         &self,
         session: &SessionId,
-        which: Which,
+        which: TurnScope,
         before: Option<u64>,
         limit: u32,
-    ) -> Result<(Vec<Told>, bool)> {
+    ) -> Result<(Vec<SessionMessage>, bool)> {
         self.with(|c| {
             let before = before.map_or(i64::MAX, u64::cast_signed);
             let mut statement = c.prepare_cached(
@@ -72,18 +73,18 @@ impl ConversationReads for SqliteSnapshot<'_> {
     fn turns(
         &self,
         session: &SessionId,
-        which: Which,
+        which: TurnScope,
         after: &TurnCursor,
         limit: u32,
     ) -> Result<(Vec<TurnFull>, bool)> {
         self.with(|c| {
             let found: Vec<TurnRow> = c
                 .prepare_cached(match which {
-                    Which::Path => {
+                    TurnScope::Path => {
                         "SELECT * FROM turns WHERE session = ?1 AND dropped = 0 AND number > ?2 AND ?3 IS NOT NULL \
                          ORDER BY number LIMIT ?4"
                     }
-                    Which::All => {
+                    TurnScope::All => {
                         "SELECT * FROM turns WHERE session = ?1 AND (number, id) > (?2, ?3) ORDER BY number, id LIMIT ?4"
                     }
                 })?
@@ -109,7 +110,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
         after: u64,
         messages_max: u32,
         bytes_max: usize,
-    ) -> Result<(Vec<Exported>, bool)> {
+    ) -> Result<(Vec<MessageExport>, bool)> {
         self.with(|c| {
             let mut statement = c.prepare_cached(
                 "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
@@ -175,18 +176,18 @@ pub(crate) fn set_note(tx: &Connection, turn: &TurnId, note: &str) -> rusqlite::
 }
 
 /// The highest number of a cut whose turns are read.
-fn highest(which: Which) -> u32 {
+fn highest(which: TurnScope) -> u32 {
     match which {
-        Which::Path => 0,
-        Which::All => u32::MAX,
+        TurnScope::Path => 0,
+        TurnScope::All => u32::MAX,
     }
 }
 
-fn told(row: &rusqlite::Row<'_>) -> rusqlite::Result<Told> {
-    Ok(Told { row: rows::message_row(row)?, active: row.get::<_, u32>("dropped")? == 0 })
+fn told(row: &rusqlite::Row<'_>) -> rusqlite::Result<SessionMessage> {
+    Ok(SessionMessage { row: rows::message_row(row)?, active: row.get::<_, u32>("dropped")? == 0 })
 }
 
-fn with_facts(c: &Connection, told: Told) -> rusqlite::Result<Exported> {
+fn with_facts(c: &Connection, told: SessionMessage) -> rusqlite::Result<MessageExport> {
     let (mut turn, mut outcome) = (None, None);
     match told.row.role {
         Role::User => {
@@ -204,5 +205,5 @@ fn with_facts(c: &Connection, told: Told) -> rusqlite::Result<Exported> {
         }
         Role::Assistant => {}
     }
-    Ok(Exported { told, turn, outcome })
+    Ok(MessageExport { told, turn, outcome })
 }

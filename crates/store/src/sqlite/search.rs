@@ -229,7 +229,7 @@ impl Search {
             return Ok(());
         }
         let behind = self.compare(index, reader)?;
-        let mut batch = Batch::default();
+        let mut batch = IndexBatch::default();
         for session in behind {
             let mut from = session.seq;
             loop {
@@ -282,7 +282,7 @@ impl Search {
         }
     }
 
-    fn write(&self, index: &mut Connection, mut batch: Batch) -> Result<(), SearchError> {
+    fn write(&self, index: &mut Connection, mut batch: IndexBatch) -> Result<(), SearchError> {
         // In the order of their places, or the index would be in as many pieces as there are sessions.
         batch.texts.sort_by(|a, b| (a.at, &a.session, a.seq).cmp(&(b.at, &b.session, b.seq)));
         let written = (|| {
@@ -312,13 +312,13 @@ struct Text {
 }
 
 #[derive(Debug, Default)]
-struct Batch {
+struct IndexBatch {
     texts: Vec<Text>,
     bytes: usize,
     heads: Vec<(SessionHead, i64)>,
 }
 
-impl Batch {
+impl IndexBatch {
     fn add(&mut self, session: &SessionHead, words: Vec<MessageWords>) {
         let Some(last) = words.last() else { return };
         self.heads.push((session.clone(), last.seq));
@@ -374,14 +374,14 @@ fn drop_session(tx: &Connection, session: &str) -> rusqlite::Result<()> {
 }
 
 /// What the index found.
-struct Found {
+struct IndexHit {
     place: i64,
     session: String,
     seq: i64,
     snippet: String,
 }
 
-fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::Result<Vec<Found>> {
+fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::Result<Vec<IndexHit>> {
     index
         .prepare_cached(
             "SELECT texts.rowid, p.session, p.seq, snippet(texts, 0, ?6, ?7, '…', ?8) FROM texts \
@@ -401,14 +401,19 @@ fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::
                 SNIPPET_WORDS,
             ],
             |row| {
-                Ok(Found { place: row.get(0)?, session: row.get(1)?, seq: row.get(2)?, snippet: row.get(3)? })
+                Ok(IndexHit {
+                    place: row.get(0)?,
+                    session: row.get(1)?,
+                    seq: row.get(2)?,
+                    snippet: row.get(3)?,
+                })
             },
         )?
         .collect()
 }
 
 /// What was found, as the store has it. None: it has it no more.
-fn confirm(reader: &Reader, found: Found) -> Result<Option<Hit>, ReadError> {
+fn confirm(reader: &Reader, found: IndexHit) -> Result<Option<Hit>, ReadError> {
     let row = reader.here(|store| store.message(&found.session, found.seq))?;
     let Some((message, agent, active)) = row else { return Ok(None) };
     let at = Timestamp::from_ms(found.place / PLACES_A_MS);

@@ -13,7 +13,7 @@ use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{NoTurn, Repeat, Result, SessionPlace, SessionReads, Standing, TurnPick};
+use crate::reads::{NoTurn, Result, SessionPlace, SessionReads, SessionStanding, TurnPick, TurnRepeat};
 use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::{epochs, load, paths, quarantine, rows};
 
@@ -68,7 +68,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn standing(&self, id: &SessionId) -> Result<Option<Standing>> {
+    fn standing(&self, id: &SessionId) -> Result<Option<SessionStanding>> {
         self.with(|c| standing(c, id))
     }
 
@@ -76,7 +76,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(Standing, std::result::Result<PathPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             if matches!(pick, TurnPick::Number(0)) {
                 return Ok(Ok(cut(c, standing, 1)?));
@@ -92,7 +92,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         turn: &TurnId,
-    ) -> Result<Option<(Standing, std::result::Result<PathPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let Some(row) = turn_of(c, standing, turn)? else { return Ok(Err(NoTurn::Unknown)) };
             branch(c, standing, row)
@@ -103,7 +103,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(Standing, std::result::Result<ForkPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionStanding, std::result::Result<ForkPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
@@ -120,7 +120,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(Standing, std::result::Result<Repeat, NoTurn>)>> {
+    ) -> Result<Option<(SessionStanding, std::result::Result<TurnRepeat, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
@@ -132,7 +132,7 @@ impl SessionReads for SqliteSnapshot<'_> {
                     rows::message_row,
                 )?;
             let plan = cut(c, standing, turn.number)?;
-            Ok(Ok(Repeat { turn: turn.id, body: first.body, plan }))
+            Ok(Ok(TurnRepeat { turn: turn.id, body: first.body, plan }))
         })
     }
 }
@@ -141,8 +141,8 @@ impl SqliteSnapshot<'_> {
     fn planned<P>(
         &self,
         id: &SessionId,
-        plan: impl FnOnce(&Connection, &Standing) -> rusqlite::Result<P>,
-    ) -> Result<Option<(Standing, P)>> {
+        plan: impl FnOnce(&Connection, &SessionStanding) -> rusqlite::Result<P>,
+    ) -> Result<Option<(SessionStanding, P)>> {
         self.with(|c| {
             let Some(standing) = standing(c, id)? else { return Ok(None) };
             let plan = plan(c, &standing)?;
@@ -151,10 +151,10 @@ impl SqliteSnapshot<'_> {
     }
 }
 
-fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<Standing>> {
+fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<SessionStanding>> {
     let Some(fact) = load::session_fact(c, id.as_str())? else { return Ok(None) };
     let (agent_name, agent_removed) = agent_of(c, &fact.row)?;
-    Ok(Some(Standing { fact, agent_name, agent_removed }))
+    Ok(Some(SessionStanding { fact, agent_name, agent_removed }))
 }
 
 fn agent_of(c: &Connection, row: &SessionRow) -> rusqlite::Result<(String, bool)> {
@@ -265,7 +265,7 @@ fn summary(
 /// A turn of the path.
 fn picked(
     c: &Connection,
-    standing: &Standing,
+    standing: &SessionStanding,
     pick: &TurnPick,
 ) -> rusqlite::Result<std::result::Result<TurnRow, NoTurn>> {
     let number = match pick {
@@ -286,14 +286,14 @@ fn picked(
     Ok(row.ok_or(NoTurn::Unknown))
 }
 
-fn turn_of(c: &Connection, standing: &Standing, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
+fn turn_of(c: &Connection, standing: &SessionStanding, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
     c.prepare_cached("SELECT * FROM turns WHERE id = ?1 AND session = ?2")?
         .query_row([id.as_str(), standing.fact.row.id.as_str()], rows::turn)
         .optional()
 }
 
 /// The path without its turns from a number on.
-fn cut(c: &Connection, standing: &Standing, from: u32) -> rusqlite::Result<PathPlan> {
+fn cut(c: &Connection, standing: &SessionStanding, from: u32) -> rusqlite::Result<PathPlan> {
     let session = standing.fact.row.id.as_str();
     let tip: Option<String> = c
         .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
@@ -306,7 +306,7 @@ fn cut(c: &Connection, standing: &Standing, from: u32) -> rusqlite::Result<PathP
 
 fn branch(
     c: &Connection,
-    standing: &Standing,
+    standing: &SessionStanding,
     turn: TurnRow,
 ) -> rusqlite::Result<std::result::Result<PathPlan, NoTurn>> {
     let session = standing.fact.row.id.as_str();
@@ -359,7 +359,7 @@ fn parent(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<TurnRow>> {
 }
 
 /// The path up to a number, as a fork would copy it.
-fn copied(c: &Connection, standing: &Standing, upto: u32) -> rusqlite::Result<ForkPlan> {
+fn copied(c: &Connection, standing: &SessionStanding, upto: u32) -> rusqlite::Result<ForkPlan> {
     let session = standing.fact.row.id.as_str();
     let ids: Vec<String> = c
         .prepare_cached(

@@ -11,7 +11,7 @@ use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{AtBoundary, Boundary, BoundaryReads, MessagePage, Place, Result, Wanted};
+use crate::reads::{AtBoundary, Boundary, BoundaryReads, MessagePage, MessagePlace, MessageRange, Result};
 use crate::sqlite::codes::{TURN_OVER, sql};
 use crate::sqlite::rows;
 
@@ -54,7 +54,7 @@ impl BoundaryReads for SqliteSnapshot<'_> {
         &self,
         id: &LineageId,
         session: &SessionId,
-        wanted: Wanted,
+        wanted: MessageRange,
     ) -> Result<Option<MessagePage>> {
         self.with(|c| {
             let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
@@ -152,7 +152,7 @@ fn page(
     c: &Connection,
     lineage: &LineageRow,
     boundary: &Boundary,
-    wanted: Wanted,
+    wanted: MessageRange,
 ) -> rusqlite::Result<MessagePage> {
     let session = boundary.session.id.as_str();
     let upto = boundary.turns.min(wanted.turns_max);
@@ -181,7 +181,7 @@ fn page(
             return Ok(page);
         }
     }
-    page.next = (to < upto).then_some(Place { number: to + 1, seq: 0 });
+    page.next = (to < upto).then_some(MessagePlace { number: to + 1, seq: 0 });
     Ok(page)
 }
 
@@ -211,7 +211,7 @@ fn places(
     session: &str,
     turns: &HashMap<u32, TurnFact>,
     to: u32,
-) -> rusqlite::Result<Vec<Place>> {
+) -> rusqlite::Result<Vec<MessagePlace>> {
     let first = turns.values().map(|fact| fact.first_message).min().unwrap_or(0);
     let next: Option<String> = c
         .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
@@ -223,7 +223,7 @@ fn places(
     let mut found = statement.query(params![session, first.cast_signed()])?;
     let mut places = Vec::new();
     while let Some(row) = found.next()? {
-        let place = Place { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
+        let place = MessagePlace { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
         let turn = row.get_ref("turn")?.as_str()?;
         if turns.get(&place.number).is_some_and(|fact| fact.id.as_str() == turn) {
             places.push(place);

@@ -16,7 +16,7 @@ use crate::api::methods::internal;
 use crate::engine::NewImage;
 use crate::engine::images::{name_taken, names_move, quoted};
 use crate::images::errors;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 
 /// Where a tool goes that cannot be called by its own name alone.
@@ -146,7 +146,7 @@ fn names_claimed(names: &[String]) -> ErrorBody {
 }
 
 /// Refuses names that images of the other kind have, before anything of the archive is recorded.
-fn refuse_taken(at: &Moment<'_>, new: &NewImage) -> Result<(), ErrorBody> {
+fn refuse_taken(at: &ReadView<'_>, new: &NewImage) -> Result<(), ErrorBody> {
     let kind = new.row.contents.kind();
     for tag in &new.tags {
         let Some(row) = at.store.image_ref(tag).map_err(internal)? else { continue };

@@ -6,7 +6,7 @@ use lodge_proto::ErrorBody;
 
 use crate::api::methods::internal;
 use crate::engine::images::no_image;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 
 /// Names that one call gives.
 const TAGS_MAX: usize = 64;
@@ -43,21 +43,21 @@ pub(in crate::api) struct FoundBin {
 }
 
 /// An agent's image by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find(at: &Moment<'_>, given: &str) -> Result<Found, ErrorBody> {
+pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<Found, ErrorBody> {
     let Located { digest, reference, .. } = located(at, ImageKind::Agent, given)?;
     let record = at.store.image(&digest).map_err(internal)?.ok_or_else(|| *no_image(given))?;
     Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
 /// A tool by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find_bin(at: &Moment<'_>, given: &str) -> Result<FoundBin, ErrorBody> {
+pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<FoundBin, ErrorBody> {
     let Located { digest, reference: named, .. } = located(at, ImageKind::Bin, given)?;
     let record = at.store.bin_image(&digest).map_err(internal)?.ok_or_else(|| no_bin(given))?;
     Ok(FoundBin { digest, named, record })
 }
 
 /// An image that has to be of a kind.
-pub(super) fn located(at: &Moment<'_>, kind: ImageKind, given: &str) -> Result<Located, ErrorBody> {
+pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<Located, ErrorBody> {
     let located = locate(at, given).map_err(|error| match (kind, error.data.code.as_str()) {
         (ImageKind::Bin, "image.not_found") => other_tags(at, given, no_bin(given)),
         (ImageKind::Agent | ImageKind::Bin, _) => error,
@@ -66,7 +66,7 @@ pub(super) fn located(at: &Moment<'_>, kind: ImageKind, given: &str) -> Result<L
 }
 
 /// An image of any kind.
-pub(in crate::api) fn locate(at: &Moment<'_>, given: &str) -> Result<Located, ErrorBody> {
+pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<Located, ErrorBody> {
     let beginning = match Reference::read(given).map_err(|error| bad_ref(&error))? {
         Reference::Name(tagged) => match at.store.image_ref(tagged.as_str()).map_err(internal)? {
             Some(row) => return with_kind(at, given, row.digest, Some(row.reference)),
@@ -84,7 +84,7 @@ pub(in crate::api) fn locate(at: &Moment<'_>, given: &str) -> Result<Located, Er
 }
 
 fn with_kind(
-    at: &Moment<'_>,
+    at: &ReadView<'_>,
     given: &str,
     digest: String,
     reference: Option<String>,
@@ -120,7 +120,7 @@ fn no_bin(given: &str) -> ErrorBody {
 }
 
 /// Tells whoever left the tag out, or gave a wrong one, which there are.
-fn other_tags(at: &Moment<'_>, given: &str, error: ErrorBody) -> ErrorBody {
+fn other_tags(at: &ReadView<'_>, given: &str, error: ErrorBody) -> ErrorBody {
     let Ok(tagged) = Tagged::read(given) else { return error };
     let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return error };
     let tags = at.store.image_tags(name).unwrap_or_default();

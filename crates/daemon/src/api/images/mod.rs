@@ -30,7 +30,7 @@ use crate::engine::images::no_image;
 use crate::engine::{Command, ImageGiven, RequestKey};
 use crate::images::errors;
 use crate::limits;
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
@@ -70,7 +70,7 @@ pub(super) async fn call(
     }
 }
 
-fn list(at: &Moment<'_>, given: &ImageListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &ImageListParams) -> Answer {
     let limit = page(given.limit);
     let found = at.store.images(ImageKind::Agent, given.after.as_deref(), limit).map_err(internal)?;
     let next =
@@ -78,7 +78,7 @@ fn list(at: &Moment<'_>, given: &ImageListParams) -> Answer {
     Ok(view::json(&ImageList { images: found.into_iter().map(view::image).collect(), next }))
 }
 
-fn inspect(at: &Moment<'_>, given: &ImageRef) -> Answer {
+fn inspect(at: &ReadView<'_>, given: &ImageRef) -> Answer {
     let found = find(at, &given.image)?;
     let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| *no_image(&given.image))?;
@@ -141,7 +141,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
     let shell = shell.clone();
     let told = tokio::task::spawn_blocking(carry(move || {
         crash::pill_at("diff", &given.to);
-        let whole = |at: &Moment<'_>, given: &str| {
+        let whole = |at: &ReadView<'_>, given: &str| {
             let found = find(at, given)?;
             let summary = at.store.image_summary(&found.digest).map_err(internal)?;
             if summary.is_some_and(|summary| summary.state == ImageState::Announced) {

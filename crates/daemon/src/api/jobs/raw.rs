@@ -23,7 +23,7 @@ use super::find;
 use super::output::{Reading, pick};
 use crate::auth::Who;
 use crate::jobs::{Pick, Piece};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::view;
 
 /// Bytes that are read at once.
@@ -76,7 +76,7 @@ async fn answer(
     // What may be read with a call may be read here, and nothing else.
     let given = view::json(&JobOutputParams { job: job.to_owned(), ..JobOutputParams::default() });
     let caller = who.clone();
-    let read = move |at: &Moment<'_>| {
+    let read = move |at: &ReadView<'_>| {
         let given = scope::narrow(at, &caller, "job/output", given)?;
         let given: JobOutputParams = params("job/output", given)?;
         find(at, &given.job, None)

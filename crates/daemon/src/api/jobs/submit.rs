@@ -9,12 +9,12 @@ use lodge_proto::{ErrorBody, JobSubmitParams, base64};
 use super::super::methods::{find_agent, internal, session_id};
 use crate::auth::Who;
 use crate::engine::jobs::{JobWork, NewJob};
-use crate::moment::Moment;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
 /// The job that is wanted. That there is no agent or no bin comes first, and then what cannot be read.
-pub(super) fn read(at: &Moment<'_>, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
+pub(super) fn read(at: &ReadView<'_>, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
     if given.agent.is_empty() {
         return Err(ErrorBody::new("params.invalid", "`agent` is empty: name the agent that has the bin")
             .hint("`lodge ps -a` lists the agents"));
@@ -43,7 +43,7 @@ pub(super) fn read(at: &Moment<'_>, who: &Who, given: JobSubmitParams) -> Result
 }
 
 /// A session that nobody has yet is taken: a job may come before the first word. Another agent's is not.
-fn own_session(at: &Moment<'_>, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
+fn own_session(at: &ReadView<'_>, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if fact.row.agent != *agent => Err(view::other_agent(&id, &fact.row.agent)),

@@ -161,7 +161,7 @@ pub struct OutputStore {
 
 /// How long the WAL is, and how much of it is in the file, too.
 #[derive(Debug, Clone, Copy)]
-struct Log {
+struct WalFill {
     pages: u64,
     copied: u64,
 }
@@ -266,14 +266,14 @@ impl OutputStore {
         self.checkpoint(pragma)
     }
 
-    fn log(&mut self) -> Result<Log, OutputError> {
+    fn log(&mut self) -> Result<WalFill, OutputError> {
         let number = |row: &rusqlite::Row<'_>, column| {
             row.get::<_, i64>(column).map(|pages| pages.max(0).cast_unsigned())
         };
         let log = self.connection.prepare_cached("PRAGMA wal_checkpoint(NOOP)").and_then(|mut statement| {
             statement.query_row([], |row| {
                 let pages = number(row, 1)?;
-                Ok(Log { pages, copied: number(row, 2)?.min(pages) })
+                Ok(WalFill { pages, copied: number(row, 2)?.min(pages) })
             })
         });
         log.map_err(|cause| self.failed(cause))

@@ -13,12 +13,12 @@ use crate::suspects::{self, Watched};
 /// One snapshot of the store. Everything that an answer says of the store is read through one of these, so that it never
 /// mixes two states.
 #[derive(Clone, Copy)]
-pub struct Moment<'a> {
+pub struct ReadView<'a> {
     pub shell: &'a Shell,
     pub store: &'a dyn StoreSnapshot,
 }
 
-impl Deref for Moment<'_> {
+impl Deref for ReadView<'_> {
     type Target = Shell;
 
     fn deref(&self) -> &Shell {
@@ -30,12 +30,12 @@ impl Shell {
     /// Reads for one answer, off the async workers.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Moment<'_>) -> Result<T, ErrorBody> + Send + 'static,
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
     ) -> Result<T, ErrorBody> {
         let (shell, watched) = (self.clone(), suspects::current());
         let read = move |store: &dyn StoreSnapshot| {
             let _mark = watched.as_ref().map(Watched::mark);
-            Ok(read(&Moment { shell: &shell, store }))
+            Ok(read(&ReadView { shell: &shell, store }))
         };
         self.reader.read(read).await.map_err(unread)?
     }
@@ -43,9 +43,9 @@ impl Shell {
     /// Reads for one answer on this thread, which may block.
     pub fn read_here<T>(
         &self,
-        read: impl FnOnce(&Moment<'_>) -> Result<T, ErrorBody>,
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody>,
     ) -> Result<T, ErrorBody> {
-        self.reader.here(|store| Ok(read(&Moment { shell: self, store }))).map_err(unread)?
+        self.reader.here(|store| Ok(read(&ReadView { shell: self, store }))).map_err(unread)?
     }
 }
 
