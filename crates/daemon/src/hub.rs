@@ -134,7 +134,7 @@ impl Hub {
     /// Waits until all that is on disk by now is published, which happens next: whoever has read elsewhere of what became
     /// of something finds its events here.
     pub async fn caught_up(&self, reader: &Reader) -> Result<(), ReadError> {
-        let (mut watch, head) = (self.watch(), reader.read(|store| store.head()).await?);
+        let (mut watch, head) = (self.watch(), reader.read_few(|store| store.head()).await?);
         // Only a daemon that ends publishes nothing any more.
         drop(tokio::time::timeout(PUBLISHED_WITHIN, watch.wait_for(|at| *at >= head)).await);
         Ok(())

@@ -40,6 +40,19 @@ impl Shell {
         self.reader.read(read).await.map_err(unread)?
     }
 
+    /// As [`Shell::read`], for a few rows that are found by their keys: where the store is near, that is done right here.
+    pub async fn read_few<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
+    ) -> Result<T, ErrorBody> {
+        let (shell, watched) = (self.clone(), suspects::current());
+        let read = move |store: &dyn StoreSnapshot| {
+            let _mark = watched.as_ref().map(Watched::mark);
+            Ok(read(&ReadView { shell: &shell, store }))
+        };
+        self.reader.read_few(read).await.map_err(unread)?
+    }
+
     /// Reads for one answer on this thread, which may block.
     pub fn read_here<T>(
         &self,

@@ -19,7 +19,7 @@ impl Actor {
     /// The agent as it is recorded.
     pub(super) async fn recorded_agent(&self) -> Result<Option<AgentSummary>, ReadError> {
         let agent = self.agent.clone();
-        self.shell.reader.read(move |store| store.agent(&agent)).await
+        self.shell.reader.read_few(move |store| store.agent(&agent)).await
     }
 
     pub(super) async fn bring_down(&mut self, sandbox: &str) -> Result<(), String> {
@@ -96,7 +96,7 @@ impl Actor {
         let needed = self
             .shell
             .reader
-            .read(move |store| Ok(store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?));
+            .read_few(move |store| Ok(store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?));
         if needed.await.unwrap_or(true) {
             return;
         }

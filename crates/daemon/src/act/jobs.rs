@@ -283,7 +283,7 @@ impl Actor {
 
     async fn job_to_start(&self, job: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
         let job = job.clone();
-        self.shell.reader.read(move |store| store.job_to_start(&job)).await
+        self.shell.reader.read_few(move |store| store.job_to_start(&job)).await
     }
 
     async fn sandbox(&self) -> Option<String> {

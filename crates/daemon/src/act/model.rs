@@ -188,7 +188,7 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     }
 }
 
-/// Conversations up to this many bytes and turns are assembled where they are read, in some 100 µs.
+/// Conversations up to this many bytes and turns are a few rows, assembled in some 100 µs.
 const SHORT_BYTES: u64 = 32 << 10;
 const SHORT_TURNS: u32 = 32;
 /// What a conversation is taken to weigh whose size is not known.
@@ -234,7 +234,7 @@ async fn assembled_now(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Option<
     let bytes = order.bytes.unwrap_or(CONVERSATION_BYTES);
     let turns = order.number.saturating_sub(order.from_turn);
     if bytes <= SHORT_BYTES && turns <= SHORT_TURNS {
-        return shell.read(assemble).await.unwrap_or_else(|error| Err(not_computed(&error)));
+        return shell.read_few(assemble).await.unwrap_or_else(|error| Err(not_computed(&error)));
     }
     let (is_guess, reader) = (order.bytes.is_none(), shell.clone());
     let assemble = move |charge: &Charge| {

@@ -43,7 +43,7 @@ impl Actor {
     /// Looks again, now that nothing can be started meanwhile.
     pub(super) async fn prune(&self) -> Pruning {
         let agent = self.agent.clone();
-        let read = self.shell.reader.read(move |store| {
+        let read = self.shell.reader.read_few(move |store| {
             // The exit records of its tools are all that is known of them. So is the output of its jobs that is not in the
             // archive, and how they ended.
             let needed = store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?;

@@ -126,7 +126,7 @@ impl Actor {
     async fn has_turns(&self) -> bool {
         // What cannot be read is looked at again.
         let agent = self.agent.clone();
-        self.shell.reader.read(move |store| store.has_live_turn(&agent)).await.unwrap_or(true)
+        self.shell.reader.read_few(move |store| store.has_live_turn(&agent)).await.unwrap_or(true)
     }
 
     /// Ends a runtime that gives no sign of life. Its keeper tells of its death.

@@ -37,7 +37,7 @@ pub(super) async fn call(
         }
         "agent/get" => {
             let given = params(method, given)?;
-            shell.read(move |at| agent_get(at, &given)).await
+            shell.read_few(move |at| agent_get(at, &given)).await
         }
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
@@ -74,7 +74,7 @@ pub(super) async fn call(
 }
 
 async fn agent_id(shell: &Arc<Shell>, given: String) -> Result<AgentId, ErrorBody> {
-    shell.read(move |at| find_agent(at, &given)).await
+    shell.read_few(move |at| find_agent(at, &given)).await
 }
 
 fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {

@@ -41,7 +41,7 @@ pub(super) async fn call(
         "job/submit" => {
             let given: JobSubmitParams = params(method, given)?;
             let who = who.clone();
-            let new = shell.read(move |at| submit::read(at, &who, given)).await?;
+            let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
             shell.ask(key, Command::SubmitJob(Box::new(new))).await
         }
         "job/list" => {
@@ -50,7 +50,7 @@ pub(super) async fn call(
         }
         "job/get" => {
             let given: JobRef = params(method, given)?;
-            shell.read(move |at| Ok(shown(at, &one(at, &find(at, &given.job, None)?)?))).await
+            shell.read_few(move |at| Ok(shown(at, &one(at, &find(at, &given.job, None)?)?))).await
         }
         "job/wait" => wait(shell, who, params(method, given)?).await,
         "job/cancel" => {
@@ -156,12 +156,12 @@ fn refused(who: &Who, method: &str) -> ErrorBody {
 }
 
 pub(super) async fn job_id(shell: &Arc<Shell>, given: String) -> Result<JobId, ErrorBody> {
-    shell.read(move |at| find(at, &given, None)).await
+    shell.read_few(move |at| find(at, &given, None)).await
 }
 
 pub(super) async fn job_now(shell: &Arc<Shell>, id: &JobId) -> Result<JobSummary, ErrorBody> {
     let id = id.clone();
-    shell.read(move |at| one(at, &id)).await
+    shell.read_few(move |at| one(at, &id)).await
 }
 
 /// The job that an id or a unique beginning of one means, of this agent or of any.

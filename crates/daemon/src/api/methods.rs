@@ -87,7 +87,7 @@ async fn admitted(
     }
     let (who, method) = (who.clone(), method.to_owned());
     shell
-        .read(move |at| {
+        .read_few(move |at| {
             let known = known_answer(at, &who, &method, &given)?;
             Ok((known, scope::narrow(at, &who, &method, given)?))
         })
@@ -119,7 +119,7 @@ pub(super) fn known_answer(
 /// The answer to a request that only the store may still know.
 pub(super) async fn answered(shell: &Shell, key: Option<&RequestKey>) -> Result<Option<Value>, ErrorBody> {
     let Some(key) = key.cloned() else { return Ok(None) };
-    shell.reader.read(move |store| Ok(recorded_answer(store, &key))).await.map_err(internal)?
+    shell.reader.read_few(move |store| Ok(recorded_answer(store, &key))).await.map_err(internal)?
 }
 
 fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<Value>, ErrorBody> {

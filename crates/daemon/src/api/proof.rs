@@ -48,7 +48,7 @@ async fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) ->
     let row = api
         .shell
         .reader
-        .read(move |store| store.token(&id))
+        .read_few(move |store| store.token(&id))
         .await
         .map_err(internal)?
         .ok_or_else(auth::not_ours)?;

@@ -38,7 +38,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
         }
         "session/get" => {
             let given = params(method, given)?;
-            shell.read(move |at| get(at, &given)).await
+            shell.read_few(move |at| get(at, &given)).await
         }
         "session/messages" => {
             let given = params(method, given)?;

@@ -88,7 +88,7 @@ async fn follow(
         let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
         Ok((agent.map(|agent| agent.to_string()), given.session))
     };
-    let (stream, session) = api.shell.read(read).await?;
+    let (stream, session) = api.shell.read_few(read).await?;
     let filter = scope::events(&who, Filter { stream, session, job: None, kind: wanted.kind });
     let watch = api.shell.hub.watch();
     Ok(Follow { api, who, filter, cursor, head: watch, page: VecDeque::new() })

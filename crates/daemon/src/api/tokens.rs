@@ -42,7 +42,7 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
         None => TokenFor::Operator,
         Some(agent) => {
             let agent = agent.to_owned();
-            TokenFor::Agent(shell.read(move |at| find_agent(at, &agent)).await?)
+            TokenFor::Agent(shell.read_few(move |at| find_agent(at, &agent)).await?)
         }
     };
     let expires_in_s = given.expires_in_s.unwrap_or(EXPIRES_DEFAULT_S);
@@ -65,7 +65,7 @@ pub(super) async fn issued(api: &Api, answer: Value) -> Answer {
     };
     let view: TokenView = serde_json::from_value(answer).map_err(|error| broken(error.to_string()))?;
     let id = view.id.clone();
-    let row = api.shell.read(move |at| by_id(at, &id)).await?;
+    let row = api.shell.read_few(move |at| by_id(at, &id)).await?;
     let token = api.gate.value(&row).map_err(|error| broken(error.to_string()))?;
     Ok(view::json(&TokenIssued { view, token }))
 }
@@ -80,7 +80,7 @@ fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
 }
 
 async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Answer {
-    let row = shell.read(move |at| one(at, &given.token)).await?;
+    let row = shell.read_few(move |at| one(at, &given.token)).await?;
     shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             let given: TurnInterruptParams = params(method, given)?;
             let id = turn_id(&given.turn)?;
             let known = id.clone();
-            shell.read(move |at| known_turn(at, &known).map(drop)).await?;
+            shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
             shell.ask(key, Command::InterruptTurn { id }).await
         }
         _other => Err(no_method(method)),
@@ -46,7 +46,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         let session = chosen_session(at, &agent, session.as_deref(), of.as_deref())?;
         Ok((agent, session))
     };
-    let (agent, session) = shell.read(read).await?;
+    let (agent, session) = shell.read_few(read).await?;
     let schema = match schema {
         // Off the async workers: a schema of some kilobytes can take a while to read.
         Some(schema) => {

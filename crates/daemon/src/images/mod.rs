@@ -242,7 +242,7 @@ impl Images {
     /// Whether an image is recorded with everything of it.
     async fn is_recorded(&self, digest: &str) -> Result<bool, ErrorBody> {
         let of = digest.to_owned();
-        let found = self.reader.read(move |store| store.image_kind(&of)).await;
+        let found = self.reader.read_few(move |store| store.image_kind(&of)).await;
         let found = found.map_err(|error| errors::internal(&error))?;
         Ok(found.is_some_and(|(_, state)| state == ImageState::Complete))
     }

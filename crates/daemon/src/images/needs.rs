@@ -259,7 +259,7 @@ impl Images {
     /// The repositories that an image may have come from: that of the name it was asked by, then those of its other names.
     pub(super) async fn origins(&self, asked: &str, digest: &str) -> Result<Vec<Remote>, ErrorBody> {
         let of = digest.to_owned();
-        let summary = self.reader.read(move |store| store.image_summary(&of)).await;
+        let summary = self.reader.read_few(move |store| store.image_summary(&of)).await;
         let summary = summary.map_err(|error| errors::internal(&error))?;
         let first = summary.as_ref().map(|summary| summary.name.clone());
         let named = summary.into_iter().flat_map(|summary| summary.refs).map(|row| row.reference);

@@ -14,7 +14,7 @@ impl Shell {
         }
         // Without its session some would not hear: they hear of it with the events, and later.
         let id = job.clone();
-        let Ok(session) = self.reader.read(move |store| store.job_session(&id)).await else { return };
+        let Ok(session) = self.reader.read_few(move |store| store.job_session(&id)).await else { return };
         self.hub.wrote(Output {
             agent: agent.to_string(),
             session: session.as_ref().map(SessionId::to_string),

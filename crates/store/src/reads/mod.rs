@@ -1,7 +1,8 @@
 //! The interface for reading: snapshots, and the threads that answers are read on.
 //!
 //! One answer reads one [`StoreSnapshot`]: everything in it is of one commit, and no snapshot shows more than was
-//! committed. A snapshot blocks while it reads, so an async worker hands its reading to [`Reader::read`].
+//! committed. A snapshot blocks while it reads. So an async worker hands long reads to [`Reader::read`], and leaves it to the
+//! source where a few rows are read ([`Reader::read_few`]).
 
 mod agents;
 mod conversation;
@@ -95,6 +96,9 @@ pub trait SnapshotSource: std::fmt::Debug + Send + Sync {
     /// Calls `read` once, with a snapshot that ends when `read` returns. An error: there was no snapshot, and `read` was not
     /// called.
     fn snapshot(&self, read: &mut dyn FnMut(&dyn StoreSnapshot)) -> Result<()>;
+    /// Whether a snapshot of a few rows takes microseconds. Then it is read where it is asked for: handing it to another
+    /// thread and back costs more.
+    fn is_near(&self) -> bool;
     /// Gives back memory that only saves time.
     fn rest(&self);
 }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::{ReadError, Result, SnapshotSource, StoreSnapshot};
 
-/// Reads that run at the same time: twice as many as async workers, so that a long one does not keep short ones waiting.
+/// Reads that run at the same time.
 const THREADS_MAX: usize = 4;
 /// Reads that may wait for a thread; more are refused.
 pub const READ_QUEUE_MAX: usize = 1_024;
@@ -68,6 +68,14 @@ impl Reader {
             }
         }))?;
         answered.await.unwrap_or_else(|_| Err(ReadError::failed("the reading code panicked")))
+    }
+
+    /// As [`Reader::read`], for a few rows that are found by their keys.
+    pub async fn read_few<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&dyn StoreSnapshot) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.threads.source.is_near() { self.here(read) } else { self.read(read).await }
     }
 
     /// Runs `read` on one snapshot, on this thread, which may block.

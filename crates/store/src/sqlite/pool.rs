@@ -7,8 +7,11 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-/// Connections kept open; more are made when many read at once, and closed again.
-const IDLE_READERS_MAX: usize = 2;
+/// Connections kept open while there is work: as many as read at once on the reader's threads and on the async workers.
+/// Making one costs more than most reads.
+const IDLE_READERS_MAX: usize = 6;
+/// Connections kept open at rest.
+const RESTING_READERS_MAX: usize = 2;
 /// Compiled statements that a connection keeps: most cost more to compile than to run.
 const STATEMENTS_MAX: usize = 64;
 /// How long any connection waits for one that holds the lock.
@@ -52,9 +55,11 @@ impl Pool {
         Ok(result)
     }
 
-    /// Gives back the page caches and statements of connections that nobody uses.
+    /// Closes most connections that nobody uses, and gives back the page caches and statements of the others.
     pub(crate) fn rest(&self) {
-        for connection in self.idle().iter() {
+        let mut idle = self.idle();
+        idle.truncate(RESTING_READERS_MAX);
+        for connection in idle.iter() {
             connection.flush_prepared_statement_cache();
             // What cannot be given back is kept, which harms nobody.
             drop(connection.execute_batch("PRAGMA shrink_memory"));

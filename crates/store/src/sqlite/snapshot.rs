@@ -30,6 +30,10 @@ impl SnapshotSource for SqliteSource {
         Ok(())
     }
 
+    fn is_near(&self) -> bool {
+        true
+    }
+
     fn rest(&self) {
         self.pool.rest();
     }

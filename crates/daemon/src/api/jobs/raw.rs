@@ -81,7 +81,7 @@ async fn answer(
         let given: JobOutputParams = params("job/output", given)?;
         find(at, &given.job, None)
     };
-    let id = api.shell.read(read).await?;
+    let id = api.shell.read_few(read).await?;
     let mut reading = Reading::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
     let row = reading.row().await?;
     let mut whole = whole(&row, pick);
