@@ -26,12 +26,19 @@ impl Deref for ReadView<'_> {
     }
 }
 
+/// Boxed at once, so that there is one future for each type of answer and not one for each reading function.
+type Reading<T> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send>;
+
 impl Shell {
     /// Reads for one answer, off the async workers.
-    pub async fn read<T: Send + 'static>(
+    pub fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
-    ) -> Result<T, ErrorBody> {
+    ) -> impl Future<Output = Result<T, ErrorBody>> + Send {
+        self.clone().read_boxed(Box::new(read))
+    }
+
+    async fn read_boxed<T: Send + 'static>(self: Arc<Self>, read: Reading<T>) -> Result<T, ErrorBody> {
         let (shell, watched) = (self.clone(), suspects::current());
         let read = move |store: &dyn StoreSnapshot| {
             let _mark = watched.as_ref().map(Watched::mark);
@@ -45,12 +52,7 @@ impl Shell {
         self: &Arc<Self>,
         read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
     ) -> Result<T, ErrorBody> {
-        let (shell, watched) = (self.clone(), suspects::current());
-        let read = move |store: &dyn StoreSnapshot| {
-            let _mark = watched.as_ref().map(Watched::mark);
-            Ok(read(&ReadView { shell: &shell, store }))
-        };
-        self.reader.read_few(read).await.map_err(unread)?
+        if self.reader.is_near() { self.read_here(read) } else { self.read(read).await }
     }
 
     /// Reads for one answer on this thread, which may block.

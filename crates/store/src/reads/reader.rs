@@ -75,7 +75,12 @@ impl Reader {
         &self,
         read: impl FnOnce(&dyn StoreSnapshot) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if self.threads.source.is_near() { self.here(read) } else { self.read(read).await }
+        if self.is_near() { self.here(read) } else { self.read(read).await }
+    }
+
+    /// Whether a few rows may be read on an async worker.
+    pub fn is_near(&self) -> bool {
+        self.threads.source.is_near()
     }
 
     /// Runs `read` on one snapshot, on this thread, which may block.
