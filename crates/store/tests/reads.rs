@@ -85,7 +85,8 @@ async fn reads_beyond_the_queue_are_refused_and_the_others_answered() {
             Err(error) => assert!(matches!(error, ReadError::Busy), "{error:?}"),
         }
     }
-    assert!(answered >= READ_QUEUE_MAX, "{answered}");
+    // Those that kept the threads busy may have been among those that waited.
+    assert!(answered + THREADS >= READ_QUEUE_MAX, "{answered}");
 }
 
 #[tokio::test]
