@@ -97,7 +97,7 @@ fn what_was_pulled_and_is_not_held_until_it_is_recorded_is_found() {
 
 #[test]
 fn an_answer_that_leaves_although_the_store_was_away_is_found() {
-    finds(Mutation::AwayIsWritten, &["not on disk"]);
+    finds(Mutation::AwayIsWritten, &["not on disk", "cannot be inserted", "is not there"]);
 }
 
 #[test]
