@@ -10,11 +10,11 @@ use lodge_testkit::golden::previous_lodged;
 use lodge_testkit::lodge::Lodge;
 use serde_json::{Value, json};
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::parallel::round;
 use crate::sample::Sample;
-use crate::table::{Row, Table};
-use crate::world::{Model, Talk, World};
+use crate::table::{BenchRow, BenchTable};
+use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 const SESSIONS: usize = 32;
 /// Between two reads: one client that looks, not one that loads the daemon.
@@ -30,7 +30,7 @@ struct ReadTimes {
     rate: f64,
 }
 
-pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) {
     let now = taken(Lodge::new(), sizes).await;
     let before = if cfg!(target_arch = "x86_64") {
         let dir =
@@ -39,16 +39,18 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
     } else {
         None
     };
-    let beside = |row: Row, was: fn(&ReadTimes) -> f64| match &before {
-        Some(before) => row.beside("previous", was(before)),
+    let beside = |row: BenchRow, was: fn(&ReadTimes) -> f64| match &before {
+        Some(before) => row.with_floor("previous", was(before)),
         None => row,
     };
     let words = format!("while {SESSIONS} sessions work");
-    table.row(beside(Row::times(format!("agent/get {words}"), &now.agents), |was| was.agents.p50()));
-    table.row(beside(Row::times(format!("session/get {words}"), &now.sessions), |was| was.sessions.p50()));
-    let late = Row::new("  the slowest of a hundred of both", "ms", worst(&now));
+    table.row(beside(BenchRow::times(format!("agent/get {words}"), &now.agents), |was| was.agents.p50()));
+    table.row(beside(BenchRow::times(format!("session/get {words}"), &now.sessions), |was| {
+        was.sessions.p50()
+    }));
+    let late = BenchRow::new("  the slowest of a hundred of both", "ms", worst(&now));
     table.row(beside(late, worst));
-    table.row(beside(Row::new("  durable turns a second beside them", "/s", now.rate), |was| was.rate));
+    table.row(beside(BenchRow::new("  durable turns a second beside them", "/s", now.rate), |was| was.rate));
 }
 
 fn worst(taken: &ReadTimes) -> f64 {
@@ -58,10 +60,10 @@ fn worst(taken: &ReadTimes) -> f64 {
     both.p99()
 }
 
-async fn taken(lodge: Lodge, sizes: Sizes) -> ReadTimes {
-    let world = World::of(lodge, &[]).await;
-    let agent = world.agent("reads", Model::Script).await;
-    let mut talks: Vec<Talk> = Vec::new();
+async fn taken(lodge: Lodge, sizes: BenchSizes) -> ReadTimes {
+    let world = BenchWorld::of(lodge, &[]).await;
+    let agent = world.agent("reads", BenchModel::Script).await;
+    let mut talks: Vec<BenchSession> = Vec::new();
     for session in 0..SESSIONS {
         talks.push(world.talk(&agent, &format!("s{session}")).await);
     }

@@ -10,7 +10,7 @@ fn main() {
     let manifest = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
     let crates = manifest.parent().expect("crates/daemon has a parent");
-    for watched in ["keeper", "runtime", "link"] {
+    for watched in ["keeper", "runtime", "runtime-messages", "link"] {
         println!("cargo::rerun-if-changed={}", crates.join(watched).display());
     }
     println!("cargo::rerun-if-changed={}", crates.join("../Cargo.lock").display());

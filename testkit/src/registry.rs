@@ -1,6 +1,6 @@
-//! A registry in this process that can lie, stall and break off, for tests of whoever talks to one.
+//! A registry in this process that can lie, stall and disconnect, for tests of its clients.
 //!
-//! It speaks HTTP by hand, since no server that can be had sends what must not be sent. It ends when it is dropped.
+//! It implements HTTP by hand, since no server sends invalid responses. It ends when it is dropped.
 
 mod reply;
 mod wire;
@@ -18,12 +18,12 @@ use sha2::{Digest as _, Sha256};
 #[derive(Debug)]
 pub struct MockRegistry {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
 }
 
 /// One request, as it came.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct RecordedRequest {
     pub method: String,
     /// With its query.
     pub path: String,
@@ -35,7 +35,7 @@ pub struct Seen {
     pub served: u64,
 }
 
-impl Seen {
+impl RecordedRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -43,18 +43,18 @@ impl Seen {
 
 /// Who is let in.
 #[derive(Debug, Clone, Default)]
-pub enum Door {
+pub enum RegistryDoor {
     #[default]
     Everybody,
-    /// Whoever shows this as `Basic …`.
+    /// Clients that send this as `Basic …`.
     Basic { login: String },
-    /// Whoever shows this token as `Bearer …`, which the realm gives to whoever shows the login, or to everybody.
+    /// Clients that send this token as `Bearer …`. The realm issues it for the login, or to everybody.
     Token { realm: String, login: Option<String>, token: String },
 }
 
 /// What goes wrong with an answer. Several can at once.
 #[derive(Debug, Clone)]
-pub enum Fault {
+pub enum RegistryFault {
     /// This is answered instead.
     Answer { status: u16, headers: Vec<(String, String)>, body: Vec<u8> },
     /// The connection ends after so many bytes of the answer's body.
@@ -67,49 +67,49 @@ pub enum Fault {
     Silence,
     /// The connection ends after so many bytes of what is sent with the request. They are kept.
     TakeOnly(u64),
-    /// Other bytes come, whose length is told truly.
+    /// Sends other bytes, with their correct length.
     Body(Vec<u8>),
-    /// Another length is told.
+    /// Announces another length.
     Length(u64),
     /// A header is added, or replaced.
     Header(String, String),
     /// Bytes without end come, and no length.
     Endless,
-    /// What is asked for is sent from its beginning, whatever part was asked for.
+    /// Sends the whole blob, regardless of the requested range.
     NoRanges,
 }
 
 /// How often something goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Times {
+pub enum FaultCount {
     Next(u32),
     Always,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct RegistryState {
+    state: Mutex<RegistryTables>,
     ended: Mutex<bool>,
     ending: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    door: Door,
+struct RegistryTables {
+    door: RegistryDoor,
     blobs: BTreeMap<String, Arc<Vec<u8>>>,
     /// By repository and tag or digest: the media type and the digest.
     manifests: BTreeMap<(String, String), (String, String)>,
     uploads: BTreeMap<String, Vec<u8>>,
-    rules: Vec<Rule>,
-    seen: Vec<Seen>,
+    rules: Vec<FaultRule>,
+    seen: Vec<RecordedRequest>,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct FaultRule {
     method: String,
     part: String,
     left: Option<u32>,
-    fault: Fault,
+    fault: RegistryFault,
 }
 
 impl MockRegistry {
@@ -121,7 +121,7 @@ impl MockRegistry {
     pub fn start_at(address: IpAddr) -> io::Result<MockRegistry> {
         let listener = TcpListener::bind((address, 0))?;
         let address = listener.local_addr()?;
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<RegistryState>::default();
         let served = Arc::clone(&shared);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -147,17 +147,17 @@ impl MockRegistry {
         format!("http://{}{path}", self.address)
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub fn set_door(&self, door: RegistryDoor) {
         self.shared.state().door = door;
     }
 
     /// Makes answers to requests go wrong whose path contains `part`.
-    pub fn fault(&self, method: &str, part: &str, times: Times, fault: Fault) {
+    pub fn fault(&self, method: &str, part: &str, times: FaultCount, fault: RegistryFault) {
         let left = match times {
-            Times::Next(left) => Some(left),
-            Times::Always => None,
+            FaultCount::Next(left) => Some(left),
+            FaultCount::Always => None,
         };
-        let rule = Rule { method: method.to_owned(), part: part.to_owned(), left, fault };
+        let rule = FaultRule { method: method.to_owned(), part: part.to_owned(), left, fault };
         self.shared.state().rules.push(rule);
     }
 
@@ -187,7 +187,7 @@ impl MockRegistry {
     }
 
     /// Every request so far.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<RecordedRequest> {
         self.shared.state().seen.clone()
     }
 
@@ -207,13 +207,13 @@ impl Drop for MockRegistry {
     fn drop(&mut self) {
         *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.ending.notify_all();
-        // Whoever waits for a connection gets one, and sees that it is over.
+        // Wakes the thread that waits for a connection, so that it sees the end.
         drop(TcpStream::connect(self.address));
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RegistryState {
+    fn state(&self) -> MutexGuard<'_, RegistryTables> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,7 +230,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl RegistryTables {
     fn put(&mut self, bytes: Vec<u8>) -> String {
         let digest = digest(&bytes);
         self.blobs.insert(digest.clone(), Arc::new(bytes));
@@ -247,7 +247,7 @@ impl State {
     }
 
     /// What goes wrong with the answer to this one.
-    fn faults(&mut self, method: &str, path: &str) -> Vec<Fault> {
+    fn faults(&mut self, method: &str, path: &str) -> Vec<RegistryFault> {
         let mut found = Vec::new();
         for rule in &mut self.rules {
             if rule.method != method || !path.contains(&rule.part) || rule.left == Some(0) {

@@ -15,8 +15,8 @@ use lodge_proto::state_dir::check_program;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-use crate::connect::{Address, is_absent};
-use crate::failure::{Exit, Failure, io_words};
+use crate::connect::{DaemonAddress, is_absent};
+use crate::failure::{CommandExit, CommandFailure, io_words};
 use crate::words::Words;
 
 /// How long a daemon may take from its start until it answers.
@@ -34,9 +34,9 @@ const LOG_BYTES_READ: u64 = 16 * 1024;
 const LODGED_ALREADY_RUNNING: i32 = 75;
 
 /// Starts a daemon for this address and returns a connection to it, or to the one that was faster.
-pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Failure> {
+pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Client, CommandFailure> {
     let deadline = Instant::now() + START_MAX;
-    let mut daemon = Started::spawn(&address.state_dir)?;
+    let mut daemon = StartedDaemon::spawn(&address.state_dir)?;
     let mut give_up = deadline;
     let mut pause = DIAL_PAUSE_MIN;
     loop {
@@ -50,13 +50,13 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
                 }
                 return Ok(client);
             }
-            Err(error) if !may_come_up(&error, address) => return Err(error.into()),
+            Err(error) if !may_become_ready(&error, address) => return Err(error.into()),
             Err(error) if Instant::now() >= give_up => return Err(daemon.failure(ended, error)),
             Err(_) => {}
         }
         match ended {
             Some(LODGED_ALREADY_RUNNING) if daemon.born.elapsed() >= RESTART_PAUSE => {
-                daemon = Started::spawn(&address.state_dir)?;
+                daemon = StartedDaemon::spawn(&address.state_dir)?;
             }
             Some(LODGED_ALREADY_RUNNING) | None => {}
             Some(_) => give_up = give_up.min(Instant::now() + LOSER_GRACE),
@@ -67,7 +67,7 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
 }
 
 /// Whether a refusal may be over in a moment: not listening yet, or listening before its token was written.
-fn may_come_up(error: &ClientError, address: &Address) -> bool {
+fn may_become_ready(error: &ClientError, address: &DaemonAddress) -> bool {
     match error {
         ClientError::Handshake { status: Some(401), .. } => address.login().is_empty(),
         _ => is_absent(error),
@@ -75,7 +75,7 @@ fn may_come_up(error: &ClientError, address: &Address) -> bool {
 }
 
 /// A daemon that we started.
-struct Started {
+struct StartedDaemon {
     /// Kept so that the runtime collects it when it ends: nobody shall see it as a zombie.
     child: Child,
     pid: u32,
@@ -85,8 +85,8 @@ struct Started {
     log_start: u64,
 }
 
-impl Started {
-    fn spawn(state_dir: &Path) -> Result<Started, Failure> {
+impl StartedDaemon {
+    fn spawn(state_dir: &Path) -> Result<StartedDaemon, CommandFailure> {
         let (log, file) = open_log(state_dir).map_err(|cause| {
             let log = state_dir.join("logs/lodged.log");
             could_not_start(format!("no log can be written at {}", log.display())).because(io_words(&cause))
@@ -103,18 +103,18 @@ impl Started {
             )
         })?;
         let pid = child.id().unwrap_or_default();
-        Ok(Started { child, pid, born: Instant::now(), log, log_start })
+        Ok(StartedDaemon { child, pid, born: Instant::now(), log, log_start })
     }
 
     /// Its exit code, when it has ended; -1 when a signal ended it.
-    fn ended(&mut self) -> Result<Option<i32>, Failure> {
+    fn ended(&mut self) -> Result<Option<i32>, CommandFailure> {
         match self.child.try_wait() {
             Ok(status) => Ok(status.map(|status| status.code().unwrap_or(-1))),
             Err(cause) => Err(could_not_start("its state is unknown").because(cause)),
         }
     }
 
-    fn failure(&self, ended: Option<i32>, last: ClientError) -> Failure {
+    fn failure(&self, ended: Option<i32>, last: ClientError) -> CommandFailure {
         let failure = match (ended, last) {
             (Some(code), _) if code >= 0 => could_not_start(format!("lodged exited with code {code}")),
             (Some(_), _) => could_not_start("lodged was killed"),
@@ -123,14 +123,14 @@ impl Started {
             }
             (None, other) => could_not_start(other),
         };
-        let (causes, hint) = unwrap_told(&tail(&self.log, self.log_start).unwrap_or_default());
+        let (causes, hint) = parse_error_output(&tail(&self.log, self.log_start).unwrap_or_default());
         let see = format!("see {}, or run `lodged serve` to watch it", self.log.display());
         failure.because(causes.join("\n")).hint(hint.unwrap_or(see))
     }
 }
 
 /// What a daemon said before it ended: its error and causes, and its own hint when it gave one.
-fn unwrap_told(text: &str) -> (Vec<String>, Option<String>) {
+fn parse_error_output(text: &str) -> (Vec<String>, Option<String>) {
     let (mut causes, mut hint) = (Vec::new(), None);
     for line in text.lines() {
         if let Some(told) = line.strip_prefix("hint: ") {
@@ -145,11 +145,11 @@ fn unwrap_told(text: &str) -> (Vec<String>, Option<String>) {
     (causes, hint)
 }
 
-fn could_not_start(cause: impl ToString) -> Failure {
-    Failure::new(Exit::NoDaemon, "could not start the daemon").because(cause)
+fn could_not_start(cause: impl ToString) -> CommandFailure {
+    CommandFailure::new(CommandExit::NoDaemon, "could not start the daemon").because(cause)
 }
 
-/// The `lodged` beside this program, else whatever the PATH has.
+/// The `lodged` in the directory of this program, otherwise the one on the PATH.
 pub(crate) fn find_lodged() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("lodged")));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
@@ -194,7 +194,8 @@ fn detached(runs: &Path, program: &Path, state_dir: &Path, log: File) -> io::Res
     command
         .arg0(program)
         .arg("serve")
-        // The daemon must keep its state where we look for its socket, whatever else the environment says.
+        // The daemon must use the state directory in which we look for its socket, regardless of the rest of the
+        // environment.
         .env_remove("LODGED_DATA_DIR")
         .current_dir("/")
         .stdin(Stdio::null())
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn what_a_daemon_said_before_it_ended_is_told_once_and_its_hint_as_a_hint() {
         let said = "error: could not listen on 127.0.0.1:1\n  because: in use\n\nhint: choose another\n";
-        let (causes, hint) = unwrap_told(said);
+        let (causes, hint) = parse_error_output(said);
         assert_eq!(
             causes.iter().filter(|cause| !cause.is_empty()).collect::<Vec<_>>(),
             ["could not listen on 127.0.0.1:1", "in use"]

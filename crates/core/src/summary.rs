@@ -29,6 +29,22 @@ pub struct Around {
     pub quarantine: Option<QuarantineRow>,
 }
 
+impl Around {
+    /// What keeps this turn waiting, in one word.
+    pub fn waits_for(&self, turn: &TurnId) -> &'static str {
+        let Around { agent_ready, updating, earlier, quarantine } = self;
+        if quarantine.as_ref().is_some_and(|row| row.work.subject == turn.as_str()) {
+            return "quarantine";
+        }
+        match (agent_ready, updating, earlier) {
+            (false, true | false, true | false) => "agent",
+            (true, true, true | false) => "update",
+            (true, false, true) => "session",
+            (true, false, false) => "slot",
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct SessionSummary {
     pub row: SessionRow,

@@ -9,7 +9,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{Handle, Layer};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::Config;
+use crate::config::{Config, LogFormat};
 
 /// What of the log is written.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ impl LogLevel {
 
 /// Starts the log, once in a process.
 pub fn start(config: &Config) -> LogLevel {
-    let (filter, handle) = Layer::new(targets(&config.text("log-level")));
+    let (filter, handle) = Layer::new(targets(&config.settings().log_level));
     let is_terminal = io::stderr().is_terminal();
     let log = tracing_subscriber::fmt::layer().with_writer(move || Stderr { is_terminal }).with_target(false);
     let wanted = tracing_subscriber::registry().with(filter);
-    if config.text("log-format") == "json" {
+    if config.settings().log_format == LogFormat::Json {
         wanted.with(log.json().flatten_event(true)).init();
     } else {
         wanted.with(log.with_ansi(is_terminal)).init();

@@ -27,7 +27,7 @@ impl Deref for ReadView<'_> {
 }
 
 /// Boxed at once, so that there is one future for each type of answer and not one for each reading function.
-type Reading<T> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send>;
+type AnswerRead<T> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send>;
 
 impl Shell {
     /// Reads for one answer, off the async workers.
@@ -38,7 +38,7 @@ impl Shell {
         self.clone().read_boxed(Box::new(read))
     }
 
-    async fn read_boxed<T: Send + 'static>(self: Arc<Self>, read: Reading<T>) -> Result<T, ErrorBody> {
+    async fn read_boxed<T: Send + 'static>(self: Arc<Self>, read: AnswerRead<T>) -> Result<T, ErrorBody> {
         let (shell, watched) = (self.clone(), suspects::current());
         let read = move |store: &dyn StoreSnapshot| {
             let _mark = watched.as_ref().map(Watched::mark);

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
-use lodge_exec::Program;
+use lodge_exec::ProgramImage;
 use lodge_proto::ErrorBody;
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,10 +17,9 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, Api, ListenError};
 use crate::auth::{Access, CREDENTIALS_MS, Gate};
 use crate::commit::{self, BATCHES_MAX};
-use crate::config::Config;
+use crate::config::{Config, ExecutorKind};
 use crate::crash;
 use crate::decide::{Decider, ToWriter};
-use crate::engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
@@ -28,18 +27,19 @@ use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tls::Tls;
+use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
-static KEEPER: Program = unsafe {
-    Program::carried(
+static KEEPER: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
     )
 };
 // SAFETY: as above.
-static RUNTIME: Program = unsafe {
-    Program::carried(
+static RUNTIME: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
     )
@@ -112,7 +112,8 @@ pub async fn serve(
     level: LogLevel,
     file_limit: Option<lodge_exec::FileLimit>,
 ) -> Result<(), ServeError> {
-    if config.text("executor") == "docker" {
+    let settings = config.settings();
+    if settings.executor == ExecutorKind::Docker {
         return Err(ServeError::Docker);
     }
     let mut home = Home::take(&config.data_dir)?;
@@ -122,7 +123,7 @@ pub async fn serve(
     // Before anything is changed, so that an address which cannot be is told at once. Nobody is served before the end of
     // this function.
     let tls = Tls::new(&config);
-    let tcp = api::bind_tcp((!config.flag("no-http")).then(|| config.text("http-addr")), &tls).await?;
+    let tcp = api::bind_tcp((!settings.no_http).then(|| settings.http_addr.clone()), &tls).await?;
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
@@ -135,7 +136,7 @@ pub async fn serve(
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
+    let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
@@ -143,11 +144,12 @@ pub async fn serve(
     let runtime = host.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
-    let (epoch, socket) = (opened.loaded.epoch, config.path("socket-path"));
+    let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
     let about = Host {
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
-        settings: config.settings(),
+        settings: config.engine_settings(),
+        render: crate::view::rendered,
     };
     let parts = Parts {
         config,
@@ -211,7 +213,7 @@ pub async fn serve(
     shell.spawn(shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
     bound.serve(api, |http| tell_http(&home, &shell, http)).await;
-    let patience = shell.config.span("shutdown-timeout");
+    let patience = shell.config.settings().shutdown_timeout;
     shell.end.cancel();
     shell.tasks.close();
     if tokio::time::timeout(patience, shell.tasks.wait()).await.is_err() {
@@ -278,7 +280,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(crate::engine::Effect::Down { agent, sandbox, run });
+            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
         }
     }
 }
@@ -350,7 +352,10 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
     let expires_at = now().plus_ms(CREDENTIALS_MS);
     let new = NewToken { holder: TokenFor::Credentials, name: None, expires_at };
-    (Input::Api { ticket, request: None, command: Command::IssueToken(Box::new(new)) }, answer)
+    (
+        Input::Api { ticket, request: None, command: Command::Token(TokenCommand::Issue(Box::new(new))) },
+        answer,
+    )
 }
 
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {

@@ -18,7 +18,6 @@ use crate::act::Actors;
 use crate::auth::Access;
 use crate::compute::Compute;
 use crate::config::Config;
-use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::host_etc::HostEtc;
 use crate::hub::Hub;
 use crate::images::Images;
@@ -28,6 +27,7 @@ use crate::room::{Needs, Room};
 use crate::suspects::Suspects;
 use crate::tls::Tls;
 use crate::view::Living;
+use lodge_engine::{Command, Effect, Input, JobCommand, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
@@ -66,10 +66,10 @@ pub struct Shell {
     pub access: Access,
     pub providers: Providers,
     pub calls: CallContext,
-    pub host: Arc<lodge_exec::Host>,
+    pub host: Arc<lodge_exec::SandboxHost>,
     /// What agents have of the host's `/etc`.
     pub host_etc: HostEtc,
-    pub runtime: lodge_exec::Stored,
+    pub runtime: lodge_exec::StoredProgram,
     /// No more requests are taken.
     pub stop: CancellationToken,
     /// Those that were taken are answered or cut: everything ends.
@@ -179,8 +179,8 @@ pub struct Parts {
     pub head: u64,
     pub room: Room,
     pub access: Access,
-    pub host: Arc<lodge_exec::Host>,
-    pub runtime: lodge_exec::Stored,
+    pub host: Arc<lodge_exec::SandboxHost>,
+    pub runtime: lodge_exec::StoredProgram,
     pub suspects: Suspects,
     pub tls: Tls,
 }
@@ -241,7 +241,7 @@ impl Shell {
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
         self.room.admit(Needs::of(&command), now())?;
-        if matches!(command, Command::SubmitJob(_)) {
+        if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
         }
         let (ticket, answer) = self.ticket();
@@ -262,7 +262,7 @@ impl Shell {
 
     /// Refuses a job while there is too little room for what it might write.
     pub fn admit_job(&self) -> Result<(), ErrorBody> {
-        self.room.admit_job(self.config.size("job-keep-free").unwrap_or(0))
+        self.room.admit_job(self.config.settings().job_keep_free)
     }
 
     /// A ticket for one answer, which comes when what was decided is durable.

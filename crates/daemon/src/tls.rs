@@ -147,9 +147,10 @@ struct Files {
 impl Tls {
     /// Without a certificate yet: see [`Tls::read`].
     pub fn new(config: &Config) -> Tls {
-        let file = |name: &str| (!config.text(name).is_empty()).then(|| config.path(name));
-        let files = Files { cert: file("tls-cert"), key: file("tls-key") };
-        let is_wanted = !config.flag("no-http") && (files.cert.is_some() || files.key.is_some());
+        let settings = config.settings();
+        let file = |path: &Option<PathBuf>| path.as_ref().map(|path| config.data_dir.join(path));
+        let files = Files { cert: file(&settings.tls_cert), key: file(&settings.tls_key) };
+        let is_wanted = !settings.no_http && (files.cert.is_some() || files.key.is_some());
         Tls { files: is_wanted.then_some(files), current: watch::Sender::new(None) }
     }
 

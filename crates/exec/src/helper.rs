@@ -36,14 +36,14 @@ pub struct Helper {
 
 /// What a program answered. It may be a secret, so it is not printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Helped {
+pub struct HelperAnswer {
     /// Absent when a signal ended it.
     pub code: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
 
-impl std::fmt::Debug for Helped {
+impl std::fmt::Debug for HelperAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Helped").field("code", &self.code).finish_non_exhaustive()
     }
@@ -64,13 +64,14 @@ pub enum HelperError {
 }
 
 impl Helper {
-    /// Runs the program with `input` as its stdin and waits for its end. Blocks; whatever it started ends with it.
-    pub fn ask(&self, input: &[u8]) -> Result<Helped, HelperError> {
+    /// Runs the program with `input` as its stdin and waits until it ends. Blocks. Every process that it started ends
+    /// with it.
+    pub fn ask(&self, input: &[u8]) -> Result<HelperAnswer, HelperError> {
         let not_run = |cause| HelperError::NotRun { program: self.program.clone(), cause };
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(self.env.iter().cloned()).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that it ends with whatever it started.
+        // Its own process group, so that every process that it started ends with it.
         command.process_group(0);
         let lower_limit = || {
             open_files::lower_in_child();
@@ -78,10 +79,10 @@ impl Helper {
         };
         // SAFETY: it makes only system calls, and allocates nothing.
         unsafe { command.pre_exec(lower_limit) };
-        let mut running = Running { child: command.spawn().map_err(not_run)?, ended: None };
+        let mut running = HelperProcess { child: command.spawn().map_err(not_run)?, ended: None };
         let (stdout, stderr) = self.converse(&mut running.child, input)?;
         let status = running.end().map_err(not_run)?;
-        Ok(Helped { code: status.code(), stdout, stderr })
+        Ok(HelperAnswer { code: status.code(), stdout, stderr })
     }
 
     /// All that it says, once it has ended.
@@ -95,12 +96,12 @@ impl Helper {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
         while out.is_some() || err.is_some() {
-            let left = self.left(until)?;
+            let left = self.time_left(until)?;
             let (out_ready, err_ready) = ready(&out, &err, left).map_err(not_run)?;
-            if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == Stream::Ended {
+            if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == PipeState::Ended {
                 out = None;
             }
-            if err_ready && take(&mut err, &mut stderr).map_err(not_run)? == Stream::Ended {
+            if err_ready && take(&mut err, &mut stderr).map_err(not_run)? == PipeState::Ended {
                 err = None;
             }
             if stdout.len().max(stderr.len()) > self.output_max {
@@ -108,12 +109,12 @@ impl Helper {
             }
         }
         while !has_ended(child).map_err(not_run)? {
-            std::thread::sleep(self.left(until)?.min(END_PAUSE));
+            std::thread::sleep(self.time_left(until)?.min(END_PAUSE));
         }
         Ok((stdout, stderr))
     }
 
-    fn left(&self, until: Instant) -> Result<Duration, HelperError> {
+    fn time_left(&self, until: Instant) -> Result<Duration, HelperError> {
         until.checked_duration_since(Instant::now()).ok_or_else(|| HelperError::TooSlow {
             program: self.program.clone(),
             within_s: self.within.as_secs(),
@@ -135,13 +136,13 @@ pub fn find_program(path: &std::ffi::OsStr, name: &str) -> Option<PathBuf> {
 }
 
 /// A program that is ended, and its group with it, when nobody waits for it any more.
-struct Running {
+struct HelperProcess {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
-impl Running {
-    /// Ends whatever of it is left. Its number is its own until it is waited for, which is after the signal.
+impl HelperProcess {
+    /// Kills what is left of the group. The number cannot be reused before the wait, which comes after the signal.
     fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.ended {
             return Ok(status);
@@ -158,9 +159,9 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for HelperProcess {
     fn drop(&mut self) {
-        // Whoever could be told has an error of his own already.
+        // The caller already gets another error.
         drop(self.end());
     }
 }
@@ -181,7 +182,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
 }
 
 #[derive(PartialEq, Eq)]
-enum Stream {
+enum PipeState {
     Open,
     Ended,
 }
@@ -201,16 +202,16 @@ fn ready(out: &Option<impl AsFd>, err: &Option<impl AsFd>, within: Duration) -> 
     Ok((out_ready, err.is_some() && said.next().unwrap_or(false)))
 }
 
-fn take(stream: &mut Option<impl Read>, into: &mut Vec<u8>) -> io::Result<Stream> {
-    let Some(stream) = stream else { return Ok(Stream::Ended) };
+fn take(stream: &mut Option<impl Read>, into: &mut Vec<u8>) -> io::Result<PipeState> {
+    let Some(stream) = stream else { return Ok(PipeState::Ended) };
     let mut piece = [0; PIECE];
     match stream.read(&mut piece) {
-        Ok(0) => Ok(Stream::Ended),
+        Ok(0) => Ok(PipeState::Ended),
         Ok(read) => {
             into.extend_from_slice(&piece[..read]);
-            Ok(Stream::Open)
+            Ok(PipeState::Open)
         }
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Stream::Open),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(PipeState::Open),
         Err(error) => Err(error),
     }
 }
@@ -263,7 +264,7 @@ mod tests {
             while held.is_some() {
                 let (ready, _) = ready(&held, &None::<File>, Duration::from_secs(20)).unwrap();
                 assert!(ready, "somebody holds it still: {script}");
-                if take(&mut held, &mut said).unwrap() == Stream::Ended {
+                if take(&mut held, &mut said).unwrap() == PipeState::Ended {
                     held = None;
                 }
             }

@@ -12,17 +12,18 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::confine;
-use crate::gate_answers::{Answers, Opened};
-use crate::gate_rules::Rules;
+use crate::gate_answers::{NameServer, OpenedAddress};
+use crate::gate_rules::NetworkRules;
 use crate::gate_serve;
 use crate::landlock;
-use crate::network::{self, ProxyListeners, Setup};
+use crate::network::{self, GateSetup, ProxyListeners};
 use crate::seccomp;
+use crate::sockets;
 use crate::sys;
 
 /// Most connections of one sandbox at a time.
 const CONNECTIONS_MAX: usize = 128;
-/// Most that are told at a time that there are too many. Beyond these, nobody is told anything.
+/// The most clients that get the answer that there are too many. Further ones get no answer.
 const REFUSALS_MAX: usize = 16;
 /// Between two attempts to accept at one door, where the host has no descriptors or processes left.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
@@ -37,28 +38,28 @@ pub(crate) fn run() -> ExitCode {
     let Ok(control) = sys::inherit(network::CONTROL) else { return ExitCode::FAILURE };
     match prepare(&control) {
         Ok(gate) => {
-            if sys::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
+            if sockets::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
                 return ExitCode::FAILURE;
             }
             gate.serve(&control)
         }
         Err(error) => {
             // A keeper that is gone does not ask why.
-            drop(sys::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
+            drop(sockets::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
             ExitCode::FAILURE
         }
     }
 }
 
-fn prepare(control: &OwnedFd) -> io::Result<Gate> {
-    let Setup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
+fn prepare(control: &OwnedFd) -> io::Result<GateServer> {
+    let GateSetup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
     let proxy = match proxy {
-        Some(listeners) => Some(Proxy::new(listeners)?),
+        Some(listeners) => Some(GateProxy::new(listeners)?),
         None => None,
     };
-    let answers = Answers::new(datagrams, streams)?;
+    let answers = NameServer::new(datagrams, streams)?;
     confine(uid)?;
-    Ok(Gate { rules, answers, proxy })
+    Ok(GateServer { rules, answers, proxy })
 }
 
 /// Gives up everything that a gate does not need.
@@ -79,13 +80,13 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         sys::check(libc::setrlimit(libc::RLIMIT_FSIZE, &none))?;
         libc::prctl(libc::PR_SET_NAME, c"gate".as_ptr());
-        // The sandbox's end is told by the keeper, and not to this process.
+        // The keeper reports the end of the sandbox, not this process.
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }
     }
     drop(
-        seccomp::enter(seccomp::Clone3::Refused, seccomp::Looks::Refused)
+        seccomp::enter(seccomp::Clone3::Refused, seccomp::ProcessInspection::Refused)
             .and_then(|()| seccomp::refuse_programs()),
     );
     Ok(())
@@ -113,14 +114,14 @@ fn children() -> io::Result<OwnedFd> {
 }
 
 /// A gate at work.
-struct Gate {
-    rules: Rules,
-    answers: Answers,
+struct GateServer {
+    rules: NetworkRules,
+    answers: NameServer,
     /// Where sockets cannot be handed over.
-    proxy: Option<Proxy>,
+    proxy: Option<GateProxy>,
 }
 
-impl Gate {
+impl GateServer {
     fn serve(mut self, control: &OwnedFd) -> ExitCode {
         let mut polled = Vec::new();
         loop {
@@ -151,7 +152,7 @@ impl Gate {
                 proxy.accept(&ready, &self.rules);
             }
             // A keeper that does not take it is gone, which the next round sees.
-            let mut open = |opened| drop(tell_opened(control, opened));
+            let mut open = |opened| drop(report_opened(control, opened));
             self.answers.serve(&self.rules, Instant::now(), &mut open);
         }
     }
@@ -160,30 +161,30 @@ impl Gate {
 /// Hands over a socket for each that is asked for. An error: the keeper is gone.
 fn obey(control: &OwnedFd) -> io::Result<()> {
     let mut wanted = [0];
-    let (len, _) = sys::receive_packet(control.as_raw_fd(), &mut wanted)?;
+    let (len, _) = sockets::receive_packet(control.as_raw_fd(), &mut wanted)?;
     let family = match (len, wanted) {
         (1, [hand::V4]) => libc::AF_INET,
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
-    match sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
-        Ok(socket) => sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
+    match sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
+        Ok(socket) => sockets::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();
-            sys::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
+            sockets::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
         }
     }
 }
 
-fn tell_opened(control: &OwnedFd, (address, port): Opened) -> io::Result<()> {
+fn report_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
     let [high, low] = port.to_be_bytes();
     let mut message = vec![hand::OPENED, high, low];
     match address {
         IpAddr::V4(address) => message.extend_from_slice(&address.octets()),
         IpAddr::V6(address) => message.extend_from_slice(&address.octets()),
     }
-    sys::send_packet(control.as_raw_fd(), &message, None)
+    sockets::send_packet(control.as_raw_fd(), &message, None)
 }
 
 /// How messages between a keeper and its gate begin.
@@ -198,8 +199,8 @@ pub(crate) mod hand {
 }
 
 /// The way out for programs that know proxies, where sockets cannot be handed over.
-struct Proxy {
-    doors: Vec<Door>,
+struct GateProxy {
+    doors: Vec<ProxyListener>,
     children: OwnedFd,
     /// Processes that serve.
     serving: usize,
@@ -208,16 +209,16 @@ struct Proxy {
 }
 
 /// Where programs of the sandbox come in.
-struct Door {
+struct ProxyListener {
     listener: TcpListener,
-    leads: DoorLeads,
+    leads: ProxyRoute,
     /// Nothing is accepted before this moment.
     paused_until: Option<Instant>,
 }
 
-impl Door {
-    fn new(listener: TcpListener, leads: DoorLeads) -> Door {
-        Door { listener, leads, paused_until: None }
+impl ProxyListener {
+    fn new(listener: TcpListener, leads: ProxyRoute) -> ProxyListener {
+        ProxyListener { listener, leads, paused_until: None }
     }
 
     fn is_paused(&self, now: Instant) -> bool {
@@ -230,22 +231,22 @@ impl Door {
 }
 
 #[derive(Clone, Copy)]
-enum DoorLeads {
+enum ProxyRoute {
     /// Where the program asks for.
     Asked,
     /// To this address of the host's loopback.
     Loopback(SocketAddr),
 }
 
-impl Proxy {
-    fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<Proxy> {
-        let mut doors = vec![Door::new(proxy, DoorLeads::Asked)];
+impl GateProxy {
+    fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<GateProxy> {
+        let mut doors = vec![ProxyListener::new(proxy, ProxyRoute::Asked)];
         for listener in loopback {
-            let leads = DoorLeads::Loopback(listener.local_addr()?);
-            doors.push(Door::new(listener, leads));
+            let leads = ProxyRoute::Loopback(listener.local_addr()?);
+            doors.push(ProxyListener::new(listener, leads));
         }
         doors.iter().try_for_each(|door| door.listener.set_nonblocking(true))?;
-        Ok(Proxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
+        Ok(GateProxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
     }
 
     fn collect(&mut self) {
@@ -265,7 +266,7 @@ impl Proxy {
     }
 
     /// Accepts one client at each door that is ready.
-    fn accept(&mut self, ready: &[bool], rules: &Rules) {
+    fn accept(&mut self, ready: &[bool], rules: &NetworkRules) {
         for at in 0..self.doors.len() {
             if ready.get(at).is_some_and(|is_ready| *is_ready) {
                 self.accept_at(at, rules);
@@ -278,8 +279,8 @@ impl Proxy {
         self.doors[at].paused_until = Some(Instant::now() + SHORT_PAUSE);
     }
 
-    fn accept_at(&mut self, at: usize, rules: &Rules) {
-        let Door { listener, leads, .. } = &self.doors[at];
+    fn accept_at(&mut self, at: usize, rules: &NetworkRules) {
+        let ProxyListener { listener, leads, .. } = &self.doors[at];
         let leads = *leads;
         let client = match listener.accept() {
             Ok((client, _)) => client,
@@ -299,7 +300,7 @@ impl Proxy {
     }
 
     /// Runs in a process of its own.
-    fn serve_one(&self, client: TcpStream, leads: DoorLeads, rules: &Rules) -> ! {
+    fn serve_one(&self, client: TcpStream, leads: ProxyRoute, rules: &NetworkRules) -> ! {
         // SAFETY: the numbers are passed as they are; the descriptors that are closed belong to the parent.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
@@ -310,11 +311,11 @@ impl Proxy {
         }
         if client.set_nonblocking(false).is_ok() {
             match (self.serving < CONNECTIONS_MAX, leads) {
-                (true, DoorLeads::Asked) => gate_serve::serve(&client, rules),
-                (true, DoorLeads::Loopback(to)) => gate_serve::serve_loopback(&client, to),
-                (false, DoorLeads::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
+                (true, ProxyRoute::Asked) => gate_serve::serve(&client, rules),
+                (true, ProxyRoute::Loopback(to)) => gate_serve::serve_loopback(&client, to),
+                (false, ProxyRoute::Asked) => gate_serve::refuse(&client, CONNECTIONS_MAX),
                 // It hears that by the end of its connection.
-                (false, DoorLeads::Loopback(_)) => {}
+                (false, ProxyRoute::Loopback(_)) => {}
             }
         }
         drop(client);
@@ -335,8 +336,8 @@ mod tests {
     fn fail_to_accept() {
         let listen = || TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let listeners = ProxyListeners { proxy: listen(), loopback: vec![listen(), listen()] };
-        let mut proxy = Proxy::new(listeners).unwrap();
-        let rules = Rules::read(crate::gate_rules::Reach::Listed, &[]).unwrap();
+        let mut proxy = GateProxy::new(listeners).unwrap();
+        let rules = NetworkRules::read(crate::gate_rules::DefaultReach::Listed, &[]).unwrap();
         let clients: Vec<TcpStream> = proxy.doors[..2]
             .iter()
             .map(|door| TcpStream::connect(door.listener.local_addr().unwrap()).unwrap())

@@ -1,6 +1,6 @@
-//! The output of a job as a whole: both streams by turns, the order in which they spoke, and telling of it.
+//! The output of a job: both streams in turn, the order of their writes, and the reports about it.
 //!
-//! Owns: the file `order`, how often the daemon is told, and that a disk which gets full is left alone.
+//! Owns: the file `order`, how often the daemon gets a report, and that a nearly full disk is not filled.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,36 +8,36 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Event, Marks, ORDER_FILE, Speaker};
+use lodge_link::{KeeperEvent, ORDER_FILE, OrderMarks, Speaker};
 
-use crate::captured::{Captured, Flow, MOVES_MAX, Ways};
-use crate::execs::{self, Running};
+use crate::captured::{MOVES_MAX, PipeFlow, SplicePipes, StreamCapture};
+use crate::execs::{self, RunningExec};
 use crate::keep::Keeper;
-use crate::peers::{Daemon, OUT_SOFT_MAX};
+use crate::peers::{DaemonPeer, OUT_SOFT_MAX};
 use crate::sys;
 
-/// Between two times that the daemon is told of output which flows.
+/// Time between two reports about output that is being written.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 /// How much is kept between two looks at the disk.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
 
 /// What a job has beyond its streams.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct JobCapture {
     dir: Rc<OwnedFd>,
-    marks: Marks,
-    order: Order,
+    marks: OrderMarks,
+    order: OrderFile,
     keep_free: u64,
     /// How much was seen when the disk is looked at next.
     look_at: u64,
     told_at: Option<Instant>,
-    /// When the daemon has to be told of what came since.
+    /// When the next report to the daemon is due.
     pub(crate) tell_at: Option<Instant>,
 }
 
 /// The file of the marks.
 #[derive(Debug)]
-enum Order {
+enum OrderFile {
     /// Only one stream spoke so far.
     Unmade,
     Open(File),
@@ -45,12 +45,12 @@ enum Order {
     Over,
 }
 
-impl Job {
-    pub(crate) fn new(dir: Rc<OwnedFd>, keep_free: u64) -> Job {
-        Job {
+impl JobCapture {
+    pub(crate) fn new(dir: Rc<OwnedFd>, keep_free: u64) -> JobCapture {
+        JobCapture {
             dir,
-            marks: Marks::default(),
-            order: Order::Unmade,
+            marks: OrderMarks::default(),
+            order: OrderFile::Unmade,
             keep_free,
             look_at: 0,
             told_at: None,
@@ -58,24 +58,24 @@ impl Job {
         }
     }
 
-    fn spoke(&mut self, who: Speaker, len: u64) {
+    fn mark_order(&mut self, who: Speaker, len: u64) {
         let Some(mark) = self.marks.spoke(who, len) else { return };
-        if matches!(self.order, Order::Unmade) {
+        if matches!(self.order, OrderFile::Unmade) {
             let made = execs::create_output(&self.dir, ORDER_FILE);
-            self.order = made.map_or(Order::Over, |file| Order::Open(file.into()));
+            self.order = made.map_or(OrderFile::Over, |file| OrderFile::Open(file.into()));
         }
         match &mut self.order {
-            Order::Open(file) => {
+            OrderFile::Open(file) => {
                 if file.write_all(&mark).is_err() {
-                    self.order = Order::Over;
+                    self.order = OrderFile::Over;
                 }
             }
-            Order::Unmade | Order::Over => {}
+            OrderFile::Unmade | OrderFile::Over => {}
         }
     }
 
     /// Why nothing more may be kept, if it is time to look and so.
-    fn look_at_disk(&mut self, seen: u64) -> Option<io::Error> {
+    fn check_disk(&mut self, seen: u64) -> Option<io::Error> {
         if self.keep_free == 0 || seen < self.look_at {
             return None;
         }
@@ -88,37 +88,46 @@ impl Job {
 }
 
 /// Moves what both streams of a job have, a little of each by turns, so that their order is known as well as it can be.
-pub(crate) fn pump(job: &mut Job, stdout: &mut Captured, stderr: &mut Captured, ways: &Ways) -> Flow {
+pub(crate) fn pump(
+    job: &mut JobCapture,
+    stdout: &mut StreamCapture,
+    stderr: &mut StreamCapture,
+    ways: &SplicePipes,
+) -> PipeFlow {
     for _ in 0..MOVES_MAX {
-        if let Some(why) = job.look_at_disk(stdout.counted.seen + stderr.counted.seen) {
+        if let Some(why) = job.check_disk(stdout.counted.seen + stderr.counted.seen) {
             stderr.keep_no_more(io::Error::other(why.to_string()));
             stdout.keep_no_more(why);
-            job.order = Order::Over;
+            job.order = OrderFile::Over;
             job.keep_free = 0;
         }
-        let mut shift = |who: Speaker, stream: &mut Captured| {
+        let mut shift = |who: Speaker, stream: &mut StreamCapture| {
             let before = stream.counted.seen;
             let flow = stream.shift(ways);
             if stream.counted.seen > before {
-                job.spoke(who, stream.counted.seen - before);
+                job.mark_order(who, stream.counted.seen - before);
             }
             flow
         };
         match (shift(Speaker::Stdout, stdout), shift(Speaker::Stderr, stderr)) {
-            (Flow::Ended, Flow::Ended) => return Flow::Ended,
-            (Flow::More, _) | (_, Flow::More) => {}
-            (Flow::Dry, Flow::Dry | Flow::Ended) | (Flow::Ended, Flow::Dry) => return Flow::Dry,
+            (PipeFlow::Ended, PipeFlow::Ended) => return PipeFlow::Ended,
+            (PipeFlow::More, _) | (_, PipeFlow::More) => {}
+            (PipeFlow::Dry, PipeFlow::Dry | PipeFlow::Ended) | (PipeFlow::Ended, PipeFlow::Dry) => {
+                return PipeFlow::Dry;
+            }
         }
     }
-    Flow::More
+    PipeFlow::More
 }
 
 impl Keeper {
     /// Moves what a job has to say, and has the daemon told of it.
-    pub(crate) fn pump_job(&mut self, serial: u64) -> Flow {
+    pub(crate) fn pump_job(&mut self, serial: u64) -> PipeFlow {
         let ways = self.ways.clone();
-        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
-        let Some(job) = &mut one.job else { return Flow::Ended };
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else {
+            return PipeFlow::Ended;
+        };
+        let Some(job) = &mut one.job else { return PipeFlow::Ended };
         let before = one.stdout.counted.seen + one.stderr.counted.seen;
         let flow = pump(job, &mut one.stdout, &mut one.stderr, &ways);
         if one.stdout.counted.seen + one.stderr.counted.seen > before {
@@ -126,26 +135,26 @@ impl Keeper {
             let due = job.told_at.map_or(now, |at| (at + TELL_EVERY).max(now));
             job.tell_at.get_or_insert(due);
             self.check_output(serial);
-            self.tell_outputs(now);
+            self.report_outputs(now);
         }
         flow
     }
 
     /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
-    pub(crate) fn tell_outputs(&mut self, now: Instant) {
-        let behind = self.daemon.as_ref().map(Daemon::behind);
+    pub(crate) fn report_outputs(&mut self, now: Instant) {
+        let behind = self.daemon.as_ref().map(DaemonPeer::behind);
         let is_due =
-            |one: &&mut Running| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
+            |one: &&mut RunningExec| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
         let mut events = Vec::new();
         for one in self.running.iter_mut().filter(is_due) {
             let Some(job) = &mut one.job else { continue };
             match behind {
-                // It is told once the daemon has read what it was told before.
+                // The next report is sent when the daemon has read the last one.
                 Some(behind) if behind > OUT_SOFT_MAX => {}
                 Some(_) => {
                     (job.told_at, job.tell_at) = (Some(now), None);
                     let (stdout, stderr) = (one.stdout.counted.seen, one.stderr.counted.seen);
-                    events.push(Event::Output { exec: one.id.clone(), stdout, stderr });
+                    events.push(KeeperEvent::Output { exec: one.id.clone(), stdout, stderr });
                 }
                 None => job.tell_at = None,
             }
@@ -153,8 +162,8 @@ impl Keeper {
         events.iter().for_each(|event| self.tell(event));
     }
 
-    /// When the next job has to be told of, if anybody would hear it. The loop wakes by itself when a daemon has read.
-    pub(crate) fn tell_at(&self) -> Option<Instant> {
+    /// When the next report is due, if a daemon is connected. The loop wakes when the daemon has read.
+    pub(crate) fn report_at(&self) -> Option<Instant> {
         let hears = self.daemon.as_ref().is_some_and(|daemon| daemon.behind() <= OUT_SOFT_MAX);
         let due = self.running.iter().filter_map(|one| one.job.as_ref()?.tell_at).min();
         due.filter(|_| hears)

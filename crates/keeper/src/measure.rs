@@ -26,7 +26,7 @@ const DEPTH_MAX: usize = 512;
 const WITHIN: Duration = Duration::from_secs(60);
 /// What an owner needs to see what a directory holds.
 const OWNER_LOOKS: libc::mode_t = 0o500;
-/// Leaves the processor to whoever wants it.
+/// Runs at the lowest priority.
 const NICENESS: libc::c_int = 19;
 
 /// What the one who counts is called, to tell it from those who stay.
@@ -34,34 +34,34 @@ const COUNTER_NAME: &CStr = c"keeper-counts";
 
 /// A count under way.
 #[derive(Debug)]
-pub(crate) struct Measuring {
+pub(crate) struct RootMeasurement {
     pid: i32,
     pub(crate) answer: OwnedFd,
     pub(crate) until: Instant,
 }
 
 /// What one entry of a directory is.
-struct Entry {
+struct DirEntryStat {
     is_dir: bool,
     bytes: u64,
     mount: u64,
 }
 
 /// An open directory that is read entry by entry.
-struct Reading {
+struct DirReader {
     stream: *mut libc::DIR,
     /// How it was closed to its owner, and is again afterwards.
     closed: Option<libc::mode_t>,
 }
 
-impl Measuring {
+impl RootMeasurement {
     /// Begins to count in a child: the root, and what `dir`, the keeper's own, has of execs.
     pub(crate) fn begin(
         root: &Path,
         dir: &OwnedFd,
         namespaces: Namespaces,
         now: Instant,
-    ) -> io::Result<Measuring> {
+    ) -> io::Result<RootMeasurement> {
         let (answer, theirs) = sys::pipe()?;
         sys::set_nonblocking(answer.as_raw_fd())?;
         let pid = sys::fork()?;
@@ -80,7 +80,7 @@ impl Measuring {
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(told.is_err())) }
         }
-        Ok(Measuring { pid, answer, until: now + WITHIN })
+        Ok(RootMeasurement { pid, answer, until: now + WITHIN })
     }
 
     /// The answer, if there is one by now. An error is all that will come.
@@ -105,7 +105,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     let root = sys::c_string(root.as_os_str())?;
     let top = enter(libc::AT_FDCWD, &root)?.ok_or(io::ErrorKind::NotFound)?;
     let device = sys::stat(top.fd())?.st_dev;
-    let own = look(top.fd(), c"")?;
+    let own = stat_entry(top.fd(), c"")?;
     let named = walk(top, own.mount)?.saturating_add(own.bytes);
     Ok(match namespaces {
         Namespaces::Own => named.saturating_add(removed::bytes(device)),
@@ -114,7 +114,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     })
 }
 
-fn walk(top: Reading, mount: u64) -> io::Result<u64> {
+fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
     let mut used = 0_u64;
     let mut open = vec![top];
     while let Some(reading) = open.last_mut() {
@@ -126,7 +126,7 @@ fn walk(top: Reading, mount: u64) -> io::Result<u64> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let entry = match look(dir, name) {
+        let entry = match stat_entry(dir, name) {
             Ok(entry) => entry,
             // Somebody closes it while it is counted, so it cannot be.
             Err(error) if !may_look_into(dir) => return Err(error),
@@ -148,7 +148,7 @@ fn walk(top: Reading, mount: u64) -> io::Result<u64> {
     Ok(used)
 }
 
-fn look(dir: RawFd, name: &CStr) -> io::Result<Entry> {
+fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
     let mask = libc::STATX_TYPE | libc::STATX_NLINK | libc::STATX_BLOCKS | libc::STATX_MNT_ID;
     // SAFETY: `statx` is plain data, for which zeroes are a valid value, and outlives the call, as the name does.
@@ -160,23 +160,23 @@ fn look(dir: RawFd, name: &CStr) -> io::Result<Entry> {
     let is_dir = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
     // Each of a file's names is found, so that together they count it once.
     let names = if is_dir { 1 } else { u64::from(found.stx_nlink).max(1) };
-    // Before Linux 5.8 mounts have no number, and those of other devices alone are told apart.
+    // Before Linux 5.8 mounts have no id, and only those of other devices can be distinguished.
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     let mount = if found.stx_mask & libc::STATX_MNT_ID == 0 { device } else { found.stx_mnt_id };
-    Ok(Entry { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
+    Ok(DirEntryStat { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
 }
 
 /// Opens a directory to be read, also one that its owner may not look into at the moment. None: it is gone, or somebody
 /// else's.
-fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
+fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     match sys::open_at(dir, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0) {
-        Ok(inner) if may_look_into(inner.as_raw_fd()) => Reading::new(inner).map(Some),
+        Ok(inner) if may_look_into(inner.as_raw_fd()) => DirReader::new(inner).map(Some),
         Err(error) if error.raw_os_error() != Some(libc::EACCES) => Ok(None),
         Ok(_) | Err(_) => enter_closed(dir, name),
     }
 }
 
-fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
+fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let Ok(path) = sys::open_at(dir, name, flags, 0) else { return Ok(None) };
     let mode = sys::stat(path.as_raw_fd())?.st_mode & 0o7777;
@@ -188,7 +188,7 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
         return Ok(None);
     }
     let opened = sys::open_at(libc::AT_FDCWD, &itself, libc::O_RDONLY | libc::O_DIRECTORY, 0);
-    match opened.and_then(Reading::new) {
+    match opened.and_then(DirReader::new) {
         Ok(mut reading) => {
             reading.closed = Some(mode);
             Ok(Some(reading))
@@ -202,19 +202,19 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
 
 /// One may be listed and yet not say what is in it.
 fn may_look_into(dir: RawFd) -> bool {
-    look(dir, c".").is_ok()
+    stat_entry(dir, c".").is_ok()
 }
 
 /// What lies in the files of execs: output that is not archived yet, and what is kept of tool calls.
 fn output_bytes(dir: &OwnedFd) -> io::Result<u64> {
     let name = sys::c_string(OsStr::new(EXEC_DIR))?;
     let Some(top) = enter(dir.as_raw_fd(), &name)? else { return Ok(0) };
-    let mount = look(top.fd(), c"")?.mount;
+    let mount = stat_entry(top.fd(), c"")?.mount;
     walk(top, mount)
 }
 
-impl Reading {
-    fn new(dir: OwnedFd) -> io::Result<Reading> {
+impl DirReader {
+    fn new(dir: OwnedFd) -> io::Result<DirReader> {
         let fd = dir.into_raw_fd();
         // SAFETY: the descriptor is that of a directory, and the stream owns it from here on.
         let stream = unsafe { libc::fdopendir(fd) };
@@ -224,7 +224,7 @@ impl Reading {
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             return Err(error);
         }
-        Ok(Reading { stream, closed: None })
+        Ok(DirReader { stream, closed: None })
     }
 
     fn fd(&self) -> RawFd {
@@ -233,7 +233,7 @@ impl Reading {
     }
 
     fn next(&mut self) -> Option<&CStr> {
-        // SAFETY: the stream is open, and what is returned lives until the next call, which needs it borrowed anew.
+        // SAFETY: the stream is open, and the returned entry lives until the next call, which needs a new borrow.
         unsafe {
             let entry = libc::readdir64(self.stream);
             (!entry.is_null()).then(|| CStr::from_ptr((&raw const (*entry).d_name).cast()))
@@ -241,7 +241,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for DirReader {
     fn drop(&mut self) {
         // SAFETY: the stream is open, and closed here alone.
         unsafe {

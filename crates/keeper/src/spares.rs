@@ -1,9 +1,9 @@
-//! Directories of execs that were forgotten, kept for those to come.
+//! Directories of forgotten execs, kept for later execs.
 //!
-//! To make and remove two files for each of a thousand small jobs costs more than to run them: some file systems look
-//! for a number that was not used lately whenever a file is made. Only directories that held nothing but a record come
-//! here, and not by their old names: whoever still reads there has to look whether the name is still there. A record
-//! names its exec, so that what a disk brings back of the room's earlier use is nobody's outcome.
+//! For thousands of small jobs, creating and removing two files for each costs more than running them: some file
+//! systems search for an inode number that was not used recently. Only directories that contained nothing but a
+//! record are kept, and not under their old names: a concurrent reader has to check that the name still exists. A
+//! record names its exec, so that old contents of the space are never taken for an outcome.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -22,14 +22,14 @@ const PREFIX: &str = ".spare-";
 
 /// The directories that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Spares {
-    waiting: Vec<Spare>,
+pub(crate) struct SpareDirs {
+    waiting: Vec<SpareDir>,
     made: u64,
 }
 
 /// A directory with nothing in it but the room for a record, as every exec gets it.
 #[derive(Debug)]
-struct Spare {
+struct SpareDir {
     name: CString,
     dir: Rc<OwnedFd>,
     record: File,
@@ -37,35 +37,35 @@ struct Spare {
 
 /// What came of asking for one.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum SpareResult {
     Ready(Rc<OwnedFd>, File),
     /// The name is taken.
     Taken,
     None,
 }
 
-impl Spares {
+impl SpareDirs {
     /// Removes what an earlier keeper left of its own.
-    pub(crate) fn open(shelf: &OwnedFd) -> io::Result<Spares> {
+    pub(crate) fn open(shelf: &OwnedFd) -> io::Result<SpareDirs> {
         for name in sys::names(shelf.as_raw_fd())? {
             if name.as_bytes().starts_with(PREFIX.as_bytes()) {
                 remove(shelf, &name)?;
             }
         }
-        Ok(Spares::default())
+        Ok(SpareDirs::default())
     }
 
     /// Gives one the name of an exec, if there is one and the name is free.
-    pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> Given {
-        let Some(spare) = self.waiting.pop() else { return Given::None };
+    pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> SpareResult {
+        let Some(spare) = self.waiting.pop() else { return SpareResult::None };
         match sys::rename_new(shelf.as_raw_fd(), &spare.name, exec) {
-            Ok(()) => Given::Ready(spare.dir, spare.record),
+            Ok(()) => SpareResult::Ready(spare.dir, spare.record),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.waiting.push(spare);
-                Given::Taken
+                SpareResult::Taken
             }
             // Somebody removed it, or its disk does not take it: one is made.
-            Err(_) => Given::None,
+            Err(_) => SpareResult::None,
         }
     }
 
@@ -92,7 +92,7 @@ impl Spares {
             return Ok(Some(dir));
         }
         match sys::rename_at(dir.as_raw_fd(), record, room) {
-            Ok(()) => self.waiting.push(Spare { name, dir: Rc::new(dir), record: file }),
+            Ok(()) => self.waiting.push(SpareDir { name, dir: Rc::new(dir), record: file }),
             Err(_) => remove(shelf, &name)?,
         }
         Ok(None)

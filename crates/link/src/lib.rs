@@ -18,15 +18,15 @@ mod sha256;
 mod spec;
 mod wire;
 
-pub use bounds::{Cause, Controllers, InForce, Limits, Resource};
-pub use frame::{Assembler, Command, Event, ExecKind, FrameError, Layer, RawFrame, Start};
+pub use bounds::{Controllers, EnforcedLimit, LimitHit, Limits, Resource};
+pub use frame::{Assembler, ExecKind, FrameError, KeeperCommand, KeeperEvent, Layer, RawFrame, StartExec};
 pub use handshake::{
-    Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
+    ConnectionRefused, ExecState, Hello, KeeperChallenge, KnownExec, NONCE_LEN, RefusedWhy, VERSION, Welcome,
     daemon_proof, keeper_proof,
 };
 pub use job_files::{Segment, segment_name};
-pub use order::{Marks, Runs, Speaker};
-pub use record::{Counted, Ended, ExitRecord, Usage};
+pub use order::{OrderMarks, OrderRuns, Speaker};
+pub use record::{ExitOutcome, ExitRecord, ResourceUsage, StreamCount};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
 pub use spec::{Bind, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
@@ -44,9 +44,9 @@ pub const PID_FILE: &str = "pid";
 ///
 /// They hold the keeper's lock until they have ended what it left, and any process of the same user may stop one.
 pub const GUARDIANS_FILE: &str = "guardians";
-/// The sandbox's cgroup as a path of the host, for whoever has to end what a dead keeper left in it.
+/// The sandbox's cgroup as a path of the host, for the process that cleans up after a dead keeper.
 pub const CGROUP_FILE: &str = "cgroup";
-/// The sandbox's cgroups of the first version, a path of the host on each line, for whoever has to remove them.
+/// The sandbox's cgroups of version 1, one path of the host per line, for the process that removes them.
 pub const CONTROLLERS_FILE: &str = "controllers";
 /// Holds one directory for each claimed exec.
 pub const EXEC_DIR: &str = "exec";
@@ -56,7 +56,7 @@ pub const EXIT_FILE: &str = "exit";
 pub const STDOUT_FILE: &str = "stdout";
 /// Within an exec's directory: what it wrote to its standard error.
 pub const STDERR_FILE: &str = "stderr";
-/// Within a job's directory: in which order its streams spoke, see [`Runs`].
+/// Within a job's directory: in which order its streams spoke, see [`OrderRuns`].
 pub const ORDER_FILE: &str = "order";
 /// Within a job's directory: how much of either stream was taken elsewhere, so that it may be gone from here.
 pub const RELEASED_FILE: &str = "released";

@@ -20,7 +20,7 @@ const SUBSCHEMAS_MAX: usize = 10_000;
 const CHAIN_MAX: usize = 64;
 /// Bytes that are kept of the place of a mistake.
 const PLACE_BYTES_MAX: usize = 1024;
-/// Reasons that are told; beyond these an answer is wrong all over.
+/// The most reasons that are reported; an answer with more is entirely wrong.
 const REASONS_MAX: usize = 8;
 
 /// A schema that this release can check.
@@ -67,13 +67,13 @@ impl SchemaError {
 
 /// Why an answer does not fit, in words that a model can act on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
+pub struct SchemaMismatch {
     pub reasons: Vec<String>,
     /// The check took too long and was given up: another answer would not help.
     pub gave_up: bool,
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for SchemaMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reasons.join("; "))
     }
@@ -116,7 +116,7 @@ impl Schema {
     }
 
     pub fn new(root: Value) -> Result<Self, SchemaError> {
-        // It is told to the model with every call, whoever read it.
+        // The model gets it with every call.
         if root.to_string().len() > SCHEMA_BYTES_MAX {
             return Err(SchemaError::TooLarge);
         }
@@ -130,8 +130,8 @@ impl Schema {
     }
 
     /// The answer as JSON, if it is JSON and fits.
-    pub fn check(&self, answer: &str) -> Result<Value, Misfit> {
-        let value = serde_json::from_str(answer).map_err(|error| Misfit {
+    pub fn check(&self, answer: &str) -> Result<Value, SchemaMismatch> {
+        let value = serde_json::from_str(answer).map_err(|error| SchemaMismatch {
             reasons: vec![format!("it is not JSON, or not JSON alone ({error})")],
             gave_up: false,
         })?;

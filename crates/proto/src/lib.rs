@@ -3,41 +3,56 @@
 //! Owns: the method table, the shapes of parameters, replies and events, the stable error codes, and the one
 //! client. Never: behaviour of the daemon, and never a type of `core` (the daemon converts at its edge).
 
+#[macro_use]
+mod shape_macros;
+
+mod agents;
+mod attach;
 pub mod base64;
 mod bins;
 pub mod client;
 mod codes;
+mod daemon;
 mod dial;
 mod events;
 mod images;
 mod jobs;
+mod lineages;
 mod methods;
 pub mod post;
 mod process;
 pub mod proof;
+mod providers;
 mod quarantine;
 mod rpc;
 mod sessions;
-mod shapes;
 mod snapshot;
 pub mod state_dir;
 pub mod tls;
 mod tokens;
 pub mod transfer;
+mod turns;
 pub mod visible;
 
+pub use agents::*;
+pub use attach::*;
 pub use bins::*;
 pub use codes::{CODES, CodeDoc, http_status};
-pub use events::{Delta, EVENT_KINDS, Event, Gap, Output};
+pub use daemon::*;
+pub use events::{Delta, Event, Gap, Output};
 pub use images::*;
 pub use jobs::*;
+pub use lineages::*;
+pub use lodge_events as event;
+pub use lodge_events::{EventBody, EventKind};
 pub use methods::{METHODS, MethodDoc, discover};
+pub use providers::*;
 pub use quarantine::*;
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
 pub use sessions::*;
-pub use shapes::*;
 pub use snapshot::*;
 pub use tokens::*;
+pub use turns::*;
 
 /// The largest request body or WebSocket message that the daemon reads.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -3,15 +3,20 @@
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 
+use crate::agents::*;
+use crate::attach::*;
 use crate::bins::*;
+use crate::daemon::*;
 use crate::images::*;
 use crate::jobs::*;
+use crate::lineages::*;
+use crate::providers::*;
 use crate::quarantine::*;
 use crate::sessions::*;
-use crate::shapes::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
-use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap, Output};
+use crate::turns::*;
+use crate::{CODES, Delta, ErrorBody, Event, EventKind, Gap, Output};
 
 /// One row of the method table.
 #[derive(Clone, Copy)]
@@ -131,7 +136,13 @@ pub fn discover(version: &str) -> Discovery {
         gap: schema::<Gap>(),
         progress: schema::<Progress>(),
         error: schema::<ErrorBody>(),
-        event_kinds: EVENT_KINDS.iter().map(|kind| (*kind).to_owned()).collect(),
+        event_kinds: EventKind::ALL.iter().map(|kind| kind.word().to_owned()).collect(),
+        events: EventKind::ALL.iter().map(|kind| event_schema(*kind)).collect(),
         error_codes: CODES.iter().map(|doc| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),
     }
+}
+
+fn event_schema(kind: EventKind) -> EventSchema {
+    let doc = kind.doc();
+    EventSchema { kind: doc.name.to_owned(), summary: doc.summary.to_owned(), data: doc.schema.to_value() }
 }

@@ -1,20 +1,31 @@
-//! Sessions: changing, searching and exporting them.
+//! Sessions: listed, read, changed, searched and exported. Fields are added, never renamed.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::shapes::{SessionView, ToolCallView, TurnError, UsageView};
-
-macro_rules! params {
-    ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {
-        $($(#[$meta])*
-        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct $name { $($(#[$fmeta])* pub $field: $type,)* })*
-    };
-}
+use crate::quarantine::QuarantineView;
+use crate::turns::{TurnError, UsageView};
 
 params! {
+    pub struct SessionListParams {
+        agent: Option<String>,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+
+    pub struct SessionRef {
+        session: String,
+    }
+
+    pub struct SessionMessagesParams {
+        session: String,
+        /// Also messages of turns that are not on the path of the session.
+        all: bool,
+        /// Only messages before this sequence number: page backwards with it.
+        before: Option<u64>,
+        limit: Option<u32>,
+    }
+
     pub struct SessionForkParams {
         session: String,
         /// The last turn that is copied: its id, or its number in the path. Absent: the last of the path.
@@ -196,4 +207,94 @@ pub struct ExportedTurn {
     pub replaces: Option<String>,
     pub created_at: String,
     pub ended_at: Option<String>,
+}
+
+shapes! {
+    pub struct SessionView {
+        id: String,
+        agent: String,
+        /// The agent may be removed: its sessions stay until they are deleted.
+        agent_name: String,
+        agent_removed: bool,
+        sender: Option<String>,
+        /// The first words that were said in it; listings and `session/get` have it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        title: Option<String>,
+        /// Of its path.
+        turns: u64,
+        /// The turn that runs now.
+        running: Option<String>,
+        /// The turns that wait behind it, the next one first.
+        queued: Vec<String>,
+        /// Where it was copied from.
+        forked_from: Option<ForkView>,
+        last_active: String,
+        created_at: String,
+        context_state: String,
+        context_used_pct: u32,
+        generation: u32,
+        epoch: u32,
+        /// The work of its turns that is in quarantine. Absent when there is none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        quarantine: Vec<QuarantineView>,
+    }
+
+    pub struct SessionList {
+        sessions: Vec<SessionView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+
+    pub struct ToolCallView {
+        id: String,
+        name: String,
+        /// The arguments as the model wrote them.
+        arguments: String,
+    }
+
+    pub struct MessageView {
+        seq: u64,
+        turn: String,
+        /// The turn's place in its session.
+        number: u32,
+        /// Whether the turn is on the path of the session; else it is a branch.
+        active: bool,
+        /// user, assistant or tool.
+        role: String,
+        text: String,
+        /// For a user's message: what the model was told before it by the daemon, such as jobs that ended.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+        calls: Vec<ToolCallView>,
+        /// For a tool's message: the call it answers.
+        call: Option<String>,
+        /// For an assistant's message: the turn ended before it was whole.
+        #[serde(default)]
+        partial: bool,
+        at: String,
+    }
+
+    /// A compaction: from here on the model reads less of the session than people do.
+    pub struct EpochView {
+        epoch: u32,
+        /// The sequence of the first message that was read so: what a page shows before it was read otherwise.
+        seq: u64,
+        /// The turn that began it, and the first one whose messages the model reads.
+        turn: u32,
+        from_turn: u32,
+        /// sliding, summarize or handoff.
+        strategy: String,
+        /// What stands before those messages.
+        summary: Option<String>,
+        at: String,
+    }
+
+    pub struct MessageList {
+        messages: Vec<MessageView>,
+        /// Those that begin on this page, in order.
+        #[serde(default)]
+        epochs: Vec<EpochView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<u64>,
+    }
 }

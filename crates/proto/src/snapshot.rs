@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::shapes::{Mount, ToolCallView};
+use crate::agents::Mount;
+use crate::sessions::ToolCallView;
 
 /// The version that is written.
 pub const SNAPSHOT_VERSION: u32 = 2;

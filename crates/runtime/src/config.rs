@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use lodge_runtime_messages::{CompactStrategy, ModelParams};
 
 use crate::log::Event;
-use crate::memory::{Memory, Strategy};
+use crate::memory::Memory;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
@@ -19,35 +19,12 @@ pub(crate) struct Settings {
     pub(crate) tool_timeout_ms: u64,
 }
 
-/// Passed to the model as they are; what is unset is not sent.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct ModelParams {
-    max_tokens: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_p: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_k: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    presence_penalty: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    frequency_penalty: Option<f64>,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            params: ModelParams {
-                max_tokens: 4096,
-                temperature: None,
-                top_p: None,
-                top_k: None,
-                presence_penalty: None,
-                frequency_penalty: None,
-            },
+            params: ModelParams { max_tokens: Some(4096), ..ModelParams::default() },
             iterations_max: 20,
-            memory: Memory { strategy: Strategy::Summarize, messages_max: 20, tokens_max: 0 },
+            memory: Memory { strategy: CompactStrategy::Summarize, messages_max: 20, tokens_max: 0 },
             tool_timeout_ms: 10 * 60 * 1_000,
         }
     }
@@ -78,9 +55,9 @@ impl Settings {
     fn take(&mut self, key: &str, value: &str) -> Taken {
         let params = &mut self.params;
         match key {
-            "max-tokens" => set(&mut params.max_tokens, count(value)),
+            "max-tokens" => set(&mut params.max_tokens, count(value).map(Some)),
             "max-iterations" => set(&mut self.iterations_max, count(value)),
-            "memory-strategy" => set(&mut self.memory.strategy, Strategy::from_word(value)),
+            "memory-strategy" => set(&mut self.memory.strategy, strategy(value)),
             "memory-max-messages" => set(&mut self.memory.messages_max, value.parse().ok()),
             "memory-max-tokens" => set(&mut self.memory.tokens_max, value.parse().ok()),
             "tool-timeout" => set(&mut self.tool_timeout_ms, duration_ms(value)),
@@ -104,8 +81,17 @@ fn set<T>(slot: &mut T, value: Option<T>) -> Taken {
     }
 }
 
-fn count(value: &str) -> Option<u64> {
-    value.parse().ok().filter(|count| *count > 0)
+fn strategy(value: &str) -> Option<CompactStrategy> {
+    match value {
+        "sliding" => Some(CompactStrategy::Sliding),
+        "summarize" => Some(CompactStrategy::Summarize),
+        "handoff" => Some(CompactStrategy::Handoff),
+        _ => None,
+    }
+}
+
+fn count<N: std::str::FromStr + PartialOrd + From<u8>>(value: &str) -> Option<N> {
+    value.parse().ok().filter(|count| *count > N::from(0))
 }
 
 /// `90s`, `10m`, `1h`, `500ms`; a number alone means seconds.
@@ -148,7 +134,7 @@ mod tests {
     #[test]
     fn what_is_not_set_is_as_documented() {
         let Settings { memory, iterations_max, tool_timeout_ms, .. } = Settings::default();
-        assert_eq!(memory, Memory { strategy: Strategy::Summarize, messages_max: 20, tokens_max: 0 });
+        assert_eq!(memory, Memory { strategy: CompactStrategy::Summarize, messages_max: 20, tokens_max: 0 });
         assert_eq!((iterations_max, tool_timeout_ms), (20, 600_000));
     }
 

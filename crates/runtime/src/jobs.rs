@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use lodge_runtime_messages::{
+    AnswerCall, JobListRequest, JobSubmitRequest, OneJobRequest, RuntimeRequest, ToolOffer,
+};
 use serde_json::{Map, Value, json};
 
-use crate::message::{Ask, Call, ToolOffered};
 use crate::tool::{self, CallRefused};
 
 const SUBMIT: &str = "job_submit";
@@ -19,11 +21,11 @@ const WATCH: &str = "job_watch";
 const CANCEL: &str = "job_cancel";
 
 const STATES: [&str; 5] = ["pending", "running", "done", "error", "cancelled"];
-const LIST_DEFAULT: u64 = 20;
-const LIST_MAX: u64 = 100;
-const PRIORITY_MAX: i64 = 100;
+const LIST_DEFAULT: u32 = 20;
+const LIST_MAX: u32 = 100;
+const PRIORITY_MAX: i32 = 100;
 /// A year: the longest time that can be asked for.
-const TIMEOUT_S_MAX: u64 = 365 * 24 * 60 * 60;
+const TIMEOUT_S_MAX: u32 = 365 * 24 * 60 * 60;
 /// Ids are shorter; a longer one is no id, and need not be repeated.
 const ID_CHARS_MAX: usize = 64;
 
@@ -156,8 +158,8 @@ fn free(programs: &[String]) -> impl Iterator<Item = JobTool> {
     JobTool::ALL.into_iter().filter(|tool| !programs.iter().any(|name| name == tool.name()))
 }
 
-pub(crate) fn offered((tool, parameters): &(JobTool, Value)) -> ToolOffered<'_> {
-    ToolOffered { name: tool.name(), description: tool.description().to_owned(), parameters }
+pub(crate) fn offer((tool, parameters): (JobTool, Value)) -> ToolOffer {
+    ToolOffer { name: tool.name().to_owned(), description: tool.description().to_owned(), parameters }
 }
 
 /// Why a call was not taken. Its text is written for the model.
@@ -219,9 +221,9 @@ pub(crate) fn ask(
     tool: JobTool,
     programs: &[String],
     turn: &str,
-    step: u64,
-    call: &Call,
-) -> Result<Ask, JobRefused> {
+    step: u32,
+    call: &AnswerCall,
+) -> Result<RuntimeRequest, JobRefused> {
     let parsed;
     let arguments = match &call.arguments {
         // A tool whose arguments can all be left out is called with nothing at all.
@@ -241,19 +243,22 @@ pub(crate) fn ask(
         }
     };
     let (turn, call) = (turn.to_owned(), call.id.clone());
-    let job = |fields| job_id(tool, fields);
+    let one = || {
+        let job = job_id(tool, fields)?;
+        Ok(OneJobRequest { turn: turn.clone(), step, call: call.clone(), job })
+    };
     Ok(match tool {
         JobTool::Submit => submit(fields, programs, turn, step, call)?,
         JobTool::List => {
             only(tool, fields, &["status", "limit"])?;
-            let (status, limit) = (status(fields)?, whole("limit", fields, 1, LIST_MAX.cast_signed())?);
-            let limit = limit.map_or(LIST_DEFAULT, i64::cast_unsigned);
-            Ask::JobList { turn, step, call, status, limit }
+            let (status, limit) = (status(fields)?, whole("limit", fields, 1, LIST_MAX)?);
+            let limit = Some(limit.unwrap_or(LIST_DEFAULT));
+            RuntimeRequest::JobList(JobListRequest { turn, step, call, status, limit })
         }
-        JobTool::Status => Ask::JobStatus { turn, step, call, job: job(fields)? },
-        JobTool::Wait => Ask::JobWait { turn, step, call, job: job(fields)? },
-        JobTool::Watch => Ask::JobWatch { turn, step, call, job: job(fields)? },
-        JobTool::Cancel => Ask::JobCancel { turn, step, call, job: job(fields)? },
+        JobTool::Status => RuntimeRequest::JobStatus(one()?),
+        JobTool::Wait => RuntimeRequest::JobWait(one()?),
+        JobTool::Watch => RuntimeRequest::JobWatch(one()?),
+        JobTool::Cancel => RuntimeRequest::JobCancel(one()?),
     })
 }
 
@@ -261,9 +266,9 @@ fn submit(
     fields: &Map<String, Value>,
     programs: &[String],
     turn: String,
-    step: u64,
+    step: u32,
     call: String,
-) -> Result<Ask, JobRefused> {
+) -> Result<RuntimeRequest, JobRefused> {
     only(JobTool::Submit, fields, &["bin", "args", "stdin", "timeout_s", "priority", "labels"])?;
     let bin = match fields.get("bin") {
         None | Some(Value::Null) => return Err(JobRefused::Missing { tool: JobTool::Submit }),
@@ -277,11 +282,12 @@ fn submit(
     }
     let (args, stdin) = tool::words(fields).map_err(JobRefused::Program)?;
     tool::within_limits(&args, &stdin).map_err(JobRefused::Program)?;
-    let timeout_s = whole("timeout_s", fields, 1, TIMEOUT_S_MAX.cast_signed())?;
+    let timeout_s = whole("timeout_s", fields, 1, TIMEOUT_S_MAX)?;
     let priority = whole("priority", fields, -PRIORITY_MAX, PRIORITY_MAX)?.unwrap_or(0);
     let labels = labels(fields)?;
-    let timeout_ms = timeout_s.map_or(0, i64::cast_unsigned) * 1_000;
-    Ok(Ask::JobSubmit { turn, step, call, bin, args, stdin, timeout_ms, priority, labels })
+    let timeout_ms = timeout_s.map_or(0, u64::from) * 1_000;
+    let submit = JobSubmitRequest { turn, step, call, bin, args, stdin, timeout_ms, priority, labels };
+    Ok(RuntimeRequest::JobSubmit(submit))
 }
 
 fn only(tool: JobTool, fields: &Map<String, Value>, known: &[&str]) -> Result<(), JobRefused> {
@@ -317,17 +323,17 @@ fn status(fields: &Map<String, Value>) -> Result<Option<String>, JobRefused> {
     }
 }
 
-fn whole(
+fn whole<N: TryFrom<i64> + PartialOrd + fmt::Display>(
     field: &'static str,
     fields: &Map<String, Value>,
-    least: i64,
-    most: i64,
-) -> Result<Option<i64>, JobRefused> {
+    least: N,
+    most: N,
+) -> Result<Option<N>, JobRefused> {
     match fields.get(field) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => match value.as_i64().filter(|number| (least..=most).contains(number)) {
-            Some(number) => Ok(Some(number)),
-            None => wrong(field, &format!("a whole number from {least} to {most}")),
+        Some(value) => match value.as_i64().and_then(|number| N::try_from(number).ok()) {
+            Some(number) if (&least..=&most).contains(&&number) => Ok(Some(number)),
+            Some(_) | None => wrong(field, &format!("a whole number from {least} to {most}")),
         },
     }
 }
@@ -357,7 +363,7 @@ mod tests {
     }
 
     fn asked(name: &str, arguments: Value) -> Result<Value, String> {
-        let call = Call { id: "c1".into(), name: name.into(), arguments };
+        let call = AnswerCall { id: "c1".into(), name: name.into(), arguments };
         let asked = ask(JobTool::named(name).unwrap(), &programs(), "trn_1", 2, &call);
         asked.map(|ask| serde_json::to_value(ask).unwrap()).map_err(|refused| refused.to_string())
     }

@@ -7,8 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 
-/// The longest line that either side may send, without its newline.
-pub(crate) const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
+use lodge_runtime_messages::LINE_BYTES_MAX;
 
 /// What is kept for the next line while idle; anything larger is given back.
 const BUFFER_KEPT_BYTES: usize = 4 * 1024;

@@ -14,7 +14,7 @@ pub(crate) enum Event<'a> {
     ConfigKept { key: &'a str },
     ConfigDefaulted { key: &'a str },
     ContextSkipped { file: &'a str },
-    TurnStarted { turn: &'a str, step: u64 },
+    TurnStarted { turn: &'a str, step: u32 },
     TurnFinished { turn: &'a str },
     TurnDropped { turn: &'a str, code: &'a str },
     TurnFailed { turn: &'a str, code: &'a str },

@@ -8,8 +8,8 @@ mod jobs;
 mod lines;
 mod log;
 mod memory;
-mod message;
 mod prompt;
+mod refusal;
 mod rounds;
 mod serve;
 mod tool;
@@ -22,13 +22,15 @@ use std::process::ExitCode;
 
 use crate::log::Event;
 
+const RUNTIME_NAME: &str = "lodge-runtime";
+const RUNTIME_VERSION: &str = env!("CARGO_PKG_VERSION");
 const USAGE: &str = "usage: runtime serve --root <directory>\n       runtime --version\n";
 
 fn main() -> ExitCode {
     match command(std::env::args_os().skip(1)) {
         Ok(Command::Serve { root }) => serve_until_closed(root),
         Ok(Command::Version) => {
-            println!("{} {}", message::RUNTIME_NAME, message::RUNTIME_VERSION);
+            println!("{} {}", RUNTIME_NAME, RUNTIME_VERSION);
             ExitCode::SUCCESS
         }
         Ok(Command::Help) => {

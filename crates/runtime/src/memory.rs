@@ -3,38 +3,17 @@
 //! Owns: when a conversation is compacted, and from which turn on it is kept. Never: the messages themselves; the
 //! daemon has them, and tells with every turn what they weigh.
 
-use serde::Serialize;
-
-use crate::message::Epoch;
+use lodge_runtime_messages::{CompactStrategy, ConversationEpoch};
 
 /// A message in, an answer out. Tool calls and results belong to the answer.
 const MESSAGES_A_TURN: u64 = 2;
 /// Near enough for a limit, and the same everywhere.
 const BYTES_A_TOKEN: u64 = 4;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Strategy {
-    Sliding,
-    Summarize,
-    Handoff,
-}
-
-impl Strategy {
-    pub(crate) fn from_word(word: &str) -> Option<Strategy> {
-        match word {
-            "sliding" => Some(Strategy::Sliding),
-            "summarize" => Some(Strategy::Summarize),
-            "handoff" => Some(Strategy::Handoff),
-            _ => None,
-        }
-    }
-}
-
 /// What an agent remembers. A maximum of 0 means that there is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
-    pub(crate) strategy: Strategy,
+    pub(crate) strategy: CompactStrategy,
     pub(crate) messages_max: u64,
     pub(crate) tokens_max: u64,
 }
@@ -44,19 +23,20 @@ impl Memory {
     ///
     /// It does not shrink by a turn each turn: when it would hold too much it is cut to half and grows again. Between
     /// cuts the prompt only gets longer at its end, so a provider's prefix cache stays useful.
-    pub(crate) fn cut(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+    pub(crate) fn cut(&self, number: u32, epoch: &ConversationEpoch) -> Option<u32> {
         let cuts = [self.cut_by_messages(number, epoch), self.cut_by_tokens(number, epoch)];
         cuts.into_iter().flatten().max().filter(|from_turn| *from_turn > epoch.from_turn)
     }
 
-    fn cut_by_messages(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+    fn cut_by_messages(&self, number: u32, epoch: &ConversationEpoch) -> Option<u32> {
         let turns = number.saturating_add(1).saturating_sub(epoch.from_turn);
-        let turns_max = (self.messages_max / MESSAGES_A_TURN).max(1);
+        // More turns than a session can have are no limit either.
+        let turns_max = u32::try_from((self.messages_max / MESSAGES_A_TURN).max(1)).ok()?;
         let is_full = self.messages_max > 0 && turns > turns_max;
-        is_full.then(|| number + 1 - (turns_max / 2).max(1))
+        is_full.then(|| number.saturating_add(1) - (turns_max / 2).max(1))
     }
 
-    fn cut_by_tokens(&self, number: u64, epoch: &Epoch) -> Option<u64> {
+    fn cut_by_tokens(&self, number: u32, epoch: &ConversationEpoch) -> Option<u32> {
         let bytes_max = self.tokens_max.saturating_mul(BYTES_A_TOKEN);
         if self.tokens_max == 0 || epoch.bytes <= bytes_max {
             return None;
@@ -79,17 +59,18 @@ mod tests {
     use super::*;
 
     fn memory(messages_max: u64, tokens_max: u64) -> Memory {
-        Memory { strategy: Strategy::Sliding, messages_max, tokens_max }
+        Memory { strategy: CompactStrategy::Sliding, messages_max, tokens_max }
     }
 
-    fn epoch(from_turn: u64, turns: &[u64]) -> Epoch {
-        Epoch { from_turn, bytes: turns.iter().sum(), turns: turns.to_vec() }
+    fn epoch(from_turn: u32, turns: &[u64]) -> ConversationEpoch {
+        let bytes = turns.iter().sum();
+        ConversationEpoch { from_turn, bytes, turns: turns.to_vec(), ..ConversationEpoch::default() }
     }
 
     /// The first turns that are read with turns 1, 2, 3 and so on.
-    fn check(messages_max: u64, expected: &[u64]) {
+    fn check(messages_max: u64, expected: &[u32]) {
         let mut from_turn = 1;
-        let firsts = (1..=expected.len() as u64).map(|number| {
+        let firsts = (1..=u32::try_from(expected.len()).unwrap()).map(|number| {
             from_turn = memory(messages_max, 0).cut(number, &epoch(from_turn, &[])).unwrap_or(from_turn);
             from_turn
         });
@@ -131,9 +112,11 @@ mod tests {
 
     #[test]
     fn absurd_numbers_do_not_overflow() {
-        assert_eq!(memory(20, 1).cut(0, &epoch(u64::MAX, &[])), None);
-        assert_eq!(memory(1, 0).cut(u64::MAX - 1, &epoch(1, &[])), Some(u64::MAX - 1));
-        let large = Epoch { from_turn: 1, bytes: u64::MAX, turns: vec![u64::MAX, u64::MAX] };
+        assert_eq!(memory(20, 1).cut(0, &epoch(u32::MAX, &[])), None);
+        assert_eq!(memory(1, 0).cut(u32::MAX - 1, &epoch(1, &[])), Some(u32::MAX - 1));
+        assert_eq!(memory(u64::MAX, 0).cut(u32::MAX, &epoch(1, &[])), None);
+        let (bytes, turns) = (u64::MAX, vec![u64::MAX, u64::MAX]);
+        let large = ConversationEpoch { bytes, turns, ..ConversationEpoch::default() };
         assert_eq!(memory(0, u64::MAX).cut(2, &large), None);
         assert_eq!(memory(0, 1).cut(2, &large), Some(2));
     }

@@ -9,21 +9,14 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 
-use serde::Serialize;
+use lodge_runtime_messages::{ContextFile, SystemPrompt};
 
 use crate::log::Event;
-use crate::message::ContextFile;
 
 /// Together, so that the reply fits a line even if every byte needs a six-byte escape.
 const CONTEXT_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 const RULE: &str = "\n\n---\n\n";
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Prompt {
-    pub(crate) id: String,
-    system: String,
-}
 
 #[derive(Debug)]
 pub(crate) enum ContextError {
@@ -75,7 +68,7 @@ impl std::error::Error for ContextError {
 }
 
 /// Reads the files in the order given. Missing and blank files are skipped; any other failure names its file.
-pub(crate) fn assemble(root: &Path, files: &[ContextFile]) -> Result<Prompt, ContextError> {
+pub(crate) fn assemble(root: &Path, files: &[ContextFile]) -> Result<SystemPrompt, ContextError> {
     let directory = root.join("etc/context");
     let mut system = String::new();
     for entry in files {
@@ -99,7 +92,7 @@ pub(crate) fn assemble(root: &Path, files: &[ContextFile]) -> Result<Prompt, Con
         }
         system.push_str(text);
     }
-    Ok(Prompt { id: format!("{:016x}", fnv1a(system.as_bytes())), system })
+    Ok(SystemPrompt { id: format!("{:016x}", fnv1a(system.as_bytes())), system })
 }
 
 /// `None` when there is no such file.

@@ -2,9 +2,9 @@
 //!
 //! Owns: what the calls of an answer and their results looked like, as short prints. Never: the results themselves.
 
+use lodge_runtime_messages::AnswerCall;
 use serde_json::Value;
 
-use crate::message::Call;
 use crate::prompt::fnv1a;
 
 /// The same calls with the same results, so often in a row, will not become others.
@@ -28,7 +28,7 @@ struct Print {
 }
 
 impl Rounds {
-    pub(crate) fn called(&mut self, call: &Call) {
+    pub(crate) fn called(&mut self, call: &AnswerCall) {
         let arguments = match &call.arguments {
             // The same arguments, however they are spaced.
             Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| call.arguments.clone()),
@@ -83,7 +83,7 @@ mod tests {
     fn round(rounds: &mut Rounds, calls: &[(&str, Value, Option<&str>)]) -> Option<Vec<String>> {
         for (place, (name, arguments, _)) in calls.iter().enumerate() {
             let id = format!("c{place}");
-            rounds.called(&Call { id, name: (*name).to_owned(), arguments: arguments.clone() });
+            rounds.called(&AnswerCall { id, name: (*name).to_owned(), arguments: arguments.clone() });
         }
         for (place, (_, _, result)) in calls.iter().enumerate() {
             rounds.answered(&format!("c{place}"), *result);

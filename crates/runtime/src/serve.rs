@@ -7,16 +7,20 @@ use std::io;
 use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use lodge_runtime_messages::{
+    DaemonMethod, EmptyReply, InitializeReply, InitializeRequest, LINE_BYTES_MAX, MessageHead, PROTOCOL,
+    PingRequest, RequestBody, RunningTurn, RuntimeName, TurnInterruptRequest, TurnRunRequest, WindowSize,
+    write_error, write_result, write_runtime_request,
+};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::Settings;
-use crate::lines::{self, Filled, LINE_BYTES_MAX, Line, Lines};
+use crate::lines::{self, Filled, Line, Lines};
 use crate::log::Event;
-use crate::message::{self, Done, Head, InitializeParams, InitializeReply, Refusal, Request};
-use crate::message::{RuntimeNamed, TurnInterruptParams, TurnRunParams, TurnRunning, Window};
+use crate::refusal::Refusal;
 use crate::turns::{Answered, Plan, Started, TURNS_MAX, Turns};
-use crate::{jobs, prompt, tool};
+use crate::{RUNTIME_NAME, RUNTIME_VERSION, jobs, prompt, tool};
 
 /// Serves until stdin is closed.
 pub(crate) fn serve(root: PathBuf) -> io::Result<()> {
@@ -73,30 +77,35 @@ impl Runtime {
             Line::TooLong => refuse_line(&Refusal::TooLong, out),
         }
         if let Some(turns) = &mut self.turns {
-            turns.send(|id, ask| message::push_ask(out, id, ask));
+            turns.send(|id, request| {
+                write_runtime_request(out, id, request);
+                out.push(b'\n');
+            });
         }
     }
 
     fn take_message(&mut self, line: &[u8], out: &mut Vec<u8>) {
         // A list would pass for an object whose fields come in order, so its first byte decides.
-        let head = match serde_json::from_slice::<Head>(line) {
+        let head = match serde_json::from_slice::<MessageHead>(line) {
             Ok(head) if line.starts_with(b"{") => head,
             Ok(_) | Err(_) => return refuse_line(&Refusal::Parse, out),
         };
         match head {
-            Head { method: Some(method), id } => {
+            MessageHead { method: Some(method), id } => {
                 let before = out.len();
                 let taken = self.take_request(&method, line, id.as_ref(), out);
                 // Without an id it is a notification, which has no reply of either kind.
                 if let (Err(refusal), Some(id)) = (taken, &id) {
                     out.truncate(before);
-                    message::push_refusal(out, id, &refusal);
+                    push_refusal(out, id, &refusal);
                 }
             }
-            Head { method: None, id: Some(id) } => self.take_answer(&id, line),
+            MessageHead { method: None, id: Some(id) } => self.take_answer(&id, line),
             // Also how the daemon says that it could not read a line of ours; replying would go on for ever.
-            Head { method: None, id: None } if is_error(line) => Event::AnswerIgnored { id: "null" }.emit(),
-            Head { method: None, id: None } => refuse_line(&Refusal::InvalidRequest, out),
+            MessageHead { method: None, id: None } if is_error(line) => {
+                Event::AnswerIgnored { id: "null" }.emit()
+            }
+            MessageHead { method: None, id: None } => refuse_line(&Refusal::InvalidRequest, out),
         }
     }
 
@@ -108,18 +117,18 @@ impl Runtime {
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         match method {
-            "initialize" => {
+            InitializeRequest::METHOD => {
                 return self.initialize(params(line)?, id, out).inspect_err(|refusal| {
                     Event::InitializeRefused { code: refusal.code(), cause: refusal }.emit();
                 });
             }
-            "turn/run" => self.turn_run(params(line)?)?,
-            "turn/interrupt" => self.turn_interrupt(&params(line)?)?,
-            "ping" => {}
+            TurnRunRequest::METHOD => self.turn_run(params(line)?)?,
+            TurnInterruptRequest::METHOD => self.turn_interrupt(&params(line)?)?,
+            PingRequest::METHOD => {}
             _ => return Err(Refusal::UnknownMethod { method: method.chars().take(64).collect() }),
         }
         if let Some(id) = id {
-            message::push_reply(out, id, &Done {});
+            push_reply(out, id, &EmptyReply {});
         }
         Ok(())
     }
@@ -127,11 +136,11 @@ impl Runtime {
     /// Settles prompt, tools and tunables. A refused `initialize` changes nothing.
     fn initialize(
         &mut self,
-        params: InitializeParams,
+        params: InitializeRequest,
         id: Option<&Value>,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        if params.protocol < message::PROTOCOL {
+        if params.protocol < PROTOCOL {
             return Err(Refusal::Protocol { asked: params.protocol });
         }
         if params.epoch < self.epoch {
@@ -140,29 +149,27 @@ impl Runtime {
         let root = params.root.as_ref().unwrap_or(&self.root);
         let prompt = prompt::assemble(root, &params.context).map_err(Refusal::Context)?;
         let settings = Settings::from_configs(&params.configs);
-        let schema = tool::parameters();
         let programs: Vec<String> = params.tools.iter().map(|tool| tool.name.clone()).collect();
-        let job_tools = jobs::schemas(&programs);
-        let offered = params.tools.iter().map(|tool| tool::offered(tool, &schema));
+        let offers = params.tools.iter().map(|tool| tool::offer(tool, tool::parameters()));
         let running = self.turns.iter().flat_map(Turns::ids);
         let reply = InitializeReply {
-            protocol: message::PROTOCOL,
-            runtime: RuntimeNamed { name: message::RUNTIME_NAME, version: message::RUNTIME_VERSION },
-            context: &prompt,
-            tools: offered.chain(job_tools.iter().map(jobs::offered)).collect(),
-            params: &settings.params,
-            window: Window { max_messages: settings.memory.messages_max },
-            turns: running.map(|turn| TurnRunning { turn }).collect(),
+            protocol: PROTOCOL,
+            runtime: RuntimeName { name: RUNTIME_NAME.to_owned(), version: RUNTIME_VERSION.to_owned() },
+            context: prompt,
+            tools: offers.chain(jobs::schemas(&programs).into_iter().map(jobs::offer)).collect(),
+            params: settings.params,
+            window: WindowSize { max_messages: settings.memory.messages_max },
+            turns: running.map(|turn| RunningTurn { turn: turn.to_owned() }).collect(),
         };
         let before = out.len();
         if let Some(id) = id {
-            message::push_reply(out, id, &reply);
+            push_reply(out, id, &reply);
         }
         if out.len() - before > LINE_BYTES_MAX {
             return Err(Refusal::ReplyTooLong);
         }
         let plan = Plan {
-            context: prompt.id,
+            context: reply.context.id,
             iterations_max: settings.iterations_max,
             memory: settings.memory,
             tool_timeout_ms: settings.tool_timeout_ms,
@@ -185,7 +192,7 @@ impl Runtime {
         Event::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
     }
 
-    fn turn_run(&mut self, params: TurnRunParams) -> Result<(), Refusal> {
+    fn turn_run(&mut self, params: TurnRunRequest) -> Result<(), Refusal> {
         let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
         let step = params.step;
         let first_possible = if params.calls.is_empty() { 1 } else { 2 };
@@ -202,7 +209,7 @@ impl Runtime {
         Ok(())
     }
 
-    fn turn_interrupt(&mut self, params: &TurnInterruptParams) -> Result<(), Refusal> {
+    fn turn_interrupt(&mut self, params: &TurnInterruptRequest) -> Result<(), Refusal> {
         let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
         turns.forget(&params.turn);
         Event::TurnInterrupted { turn: &params.turn }.emit();
@@ -227,7 +234,7 @@ impl Runtime {
 }
 
 fn params<'a, P: Deserialize<'a>>(line: &'a [u8]) -> Result<P, Refusal> {
-    match serde_json::from_slice::<Request<P>>(line) {
+    match serde_json::from_slice::<RequestBody<P>>(line) {
         Ok(request) => Ok(request.params),
         Err(cause) => Err(Refusal::InvalidParams { cause: cause.to_string() }),
     }
@@ -239,5 +246,15 @@ fn is_error(line: &[u8]) -> bool {
 
 fn refuse_line(refusal: &Refusal, out: &mut Vec<u8>) {
     Event::LineRefused { code: refusal.code() }.emit();
-    message::push_refusal(out, &Value::Null, refusal);
+    push_refusal(out, &Value::Null, refusal);
+}
+
+fn push_reply(out: &mut Vec<u8>, id: &Value, reply: &impl Serialize) {
+    write_result(out, id, reply);
+    out.push(b'\n');
+}
+
+fn push_refusal(out: &mut Vec<u8>, id: &Value, refusal: &Refusal) {
+    write_error(out, id, &refusal.reply());
+    out.push(b'\n');
 }

@@ -5,10 +5,10 @@
 
 use std::fmt;
 
+use lodge_runtime_messages::{AnswerCall, ToolDeclaration, ToolOffer};
 use serde_json::{Map, Value, json};
 
 use crate::jobs;
-use crate::message::{Call, ToolDeclared, ToolOffered};
 
 /// Calls of one answer beyond this many are answered without being run.
 pub(crate) const CALLS_A_STEP_MAX: usize = 64;
@@ -68,7 +68,7 @@ impl fmt::Display for CallRefused {
             CallRefused::TooManyArgs { args } => {
                 write!(
                     f,
-                    "`args` has {args} arguments, the most is {ARGS_MAX}. Call the tool several times with \
+                    "`args` has {args} arguments, the most is {ARGS_MAX}. AnswerCall the tool several times with \
                      fewer arguments each, or pass them as text in `stdin` if the program reads it."
                 )
             }
@@ -83,7 +83,7 @@ impl fmt::Display for CallRefused {
 }
 
 /// The invocation that a call asks for, or what to tell the model instead.
-pub(crate) fn check(tools: &[String], call: &Call) -> Result<Invocation, CallRefused> {
+pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, CallRefused> {
     if !tools.contains(&call.name) {
         let name = call.name.chars().take(NAME_CHARS_SHOWN_MAX).collect();
         let known = tools.iter().take(NAMES_SHOWN_MAX).cloned().chain(jobs::names(tools).map(str::to_owned));
@@ -175,7 +175,7 @@ pub(crate) fn parameters() -> Value {
 }
 
 /// A tool as the model sees it: the usage text is part of its description.
-pub(crate) fn offered<'a>(tool: &'a ToolDeclared, parameters: &'a Value) -> ToolOffered<'a> {
+pub(crate) fn offer(tool: &ToolDeclaration, parameters: Value) -> ToolOffer {
     let mut description = tool.description.trim().to_owned();
     if let Some(usage) = tool.usage.as_deref().map(str::trim).filter(|usage| !usage.is_empty()) {
         if !description.is_empty() {
@@ -184,7 +184,7 @@ pub(crate) fn offered<'a>(tool: &'a ToolDeclared, parameters: &'a Value) -> Tool
         description.push_str("## Usage\n\n");
         description.push_str(usage);
     }
-    ToolOffered { name: &tool.name, description, parameters }
+    ToolOffer { name: tool.name.clone(), description, parameters }
 }
 
 #[cfg(test)]
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn checked(arguments: Value) -> Result<Invocation, CallRefused> {
-        check(&["cat".to_owned()], &Call { id: "c".into(), name: "cat".into(), arguments })
+        check(&["cat".to_owned()], &AnswerCall { id: "c".into(), name: "cat".into(), arguments })
     }
 
     fn refused(arguments: Value, words: &str) {
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_model_that_names_no_tool_is_told_all_of_them() {
         let told = |tools: &[String]| {
-            let call = Call { id: "c".into(), name: "job_output".into(), arguments: json!({}) };
+            let call = AnswerCall { id: "c".into(), name: "job_output".into(), arguments: json!({}) };
             check(tools, &call).unwrap_err().to_string()
         };
         let jobs = "job_submit, job_list, job_status, job_wait, job_watch, job_cancel.";
@@ -253,13 +253,12 @@ mod tests {
 
     #[test]
     fn usage_is_part_of_the_description() {
-        let parameters = parameters();
-        let tool = |usage: Option<&str>| ToolDeclared {
+        let tool = |usage: Option<&str>| ToolDeclaration {
             name: "t".into(),
             description: "Does.".into(),
             usage: usage.map(Into::into),
         };
-        assert_eq!(offered(&tool(Some("t FILE\n")), &parameters).description, "Does.\n\n## Usage\n\nt FILE");
-        assert_eq!(offered(&tool(None), &parameters).description, "Does.");
+        assert_eq!(offer(&tool(Some("t FILE\n")), parameters()).description, "Does.\n\n## Usage\n\nt FILE");
+        assert_eq!(offer(&tool(None), parameters()).description, "Does.");
     }
 }

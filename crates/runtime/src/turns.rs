@@ -5,14 +5,16 @@
 
 use std::collections::BTreeSet;
 
+use lodge_runtime_messages::{
+    AnswerBody, AnswerCall, CompactReply, ContextCompactRequest, ErrorReply, ExecReply, ExecRunRequest,
+    FinishStatus, JobListRequest, JobSubmitRequest, ModelStreamReply, ModelStreamRequest, OneJobRequest,
+    RuntimeRequest, ToolAnswerRequest, TurnFinishRequest, TurnRunRequest,
+};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::jobs::{self, JobTool};
 use crate::memory::Memory;
-use crate::message::{
-    Answer, AnswerError, Ask, Call, CompactAnswer, ExecAnswer, FinishStatus, ModelAnswer, TurnRunParams,
-};
 use crate::rounds::{ROUNDS_ALIKE_MAX, Rounds};
 use crate::tool::{self, CALLS_A_STEP_MAX, CallRefused};
 
@@ -41,16 +43,16 @@ pub(crate) struct Turns {
 struct Turn {
     id: String,
     /// The first turn that the model reads.
-    from_turn: u64,
+    from_turn: u32,
     /// The number of the next model call.
-    step: u64,
+    step: u32,
     rounds: Rounds,
 }
 
 #[derive(Debug)]
 struct Asked {
     id: String,
-    ask: Ask,
+    request: RuntimeRequest,
     sent: Sent,
 }
 
@@ -101,8 +103,8 @@ impl Turns {
         for asked in &mut self.unanswered {
             asked.sent = Sent::NotYet;
             // The new daemon knows contexts only from the `initialize` it sent.
-            if let Ask::ModelStream { context, .. } = &mut asked.ask {
-                context.clone_from(&self.plan.context);
+            if let RuntimeRequest::ModelStream(request) = &mut asked.request {
+                request.context.clone_from(&self.plan.context);
             }
         }
         self.unanswered.len()
@@ -117,29 +119,31 @@ impl Turns {
     }
 
     /// Hands over, in order, what was asked and not sent yet.
-    pub(crate) fn send(&mut self, mut write: impl FnMut(&str, &Ask)) {
+    pub(crate) fn send(&mut self, mut write: impl FnMut(&str, &RuntimeRequest)) {
         for asked in self.unanswered.iter_mut().filter(|asked| asked.sent == Sent::NotYet) {
-            write(&asked.id, &asked.ask);
+            write(&asked.id, &asked.request);
             asked.sent = Sent::Yes;
         }
     }
 
     /// Starts a turn, or goes on with one that another process began. A turn that runs already is left alone.
-    pub(crate) fn run(&mut self, params: TurnRunParams) -> Started {
+    pub(crate) fn run(&mut self, params: TurnRunRequest) -> Started {
         if self.running.iter().any(|turn| turn.id == params.turn) {
             return Started::AlreadyRunning;
         }
         if self.running.len() >= TURNS_MAX {
             return Started::Busy;
         }
-        let TurnRunParams { turn, number, step, calls, epoch } = params;
+        let TurnRunRequest { turn, number, step, calls, epoch, session: _ } = params;
         let from_turn = epoch.from_turn;
         self.running.push(Turn { id: turn.clone(), from_turn, step, rounds: Rounds::default() });
         // Only before the first model call: a conversation is not changed in the middle of a turn.
         if step == 1
             && let Some(from_turn) = self.plan.memory.cut(number, &epoch)
         {
-            self.ask(Ask::ContextCompact { turn, from_turn, strategy: self.plan.memory.strategy });
+            let strategy = self.plan.memory.strategy;
+            let request = ContextCompactRequest { turn, from_turn, strategy };
+            self.ask(RuntimeRequest::ContextCompact(request));
             return Started::Fresh;
         }
         self.call_tools(&turn, step.saturating_sub(1), calls);
@@ -154,7 +158,7 @@ impl Turns {
     /// Forgets a turn and everything it asked for. Answers that still come are ignored.
     pub(crate) fn forget(&mut self, turn: &str) {
         self.running.retain(|running| running.id != turn);
-        self.unanswered.retain(|asked| asked.ask.turn() != turn);
+        self.unanswered.retain(|asked| asked.request.turn() != turn);
         if self.running.is_empty() {
             (self.running, self.unanswered) = (Vec::new(), Vec::new());
         }
@@ -166,62 +170,65 @@ impl Turns {
         else {
             return Answered::Ignored;
         };
-        let ask = self.unanswered.remove(at).ask;
-        match ask {
-            Ask::ModelStream { turn, step, .. } => match outcome::<ModelAnswer>(line) {
-                Ok(answer) => self.model_answered(turn, step, answer),
-                Err(failure) => self.fail(turn, step, failure),
+        match self.unanswered.remove(at).request {
+            RuntimeRequest::ModelStream(request) => match outcome::<ModelStreamReply>(line) {
+                Ok(reply) => self.model_answered(request.turn, request.step, reply),
+                Err(failure) => self.fail(request.turn, request.step, failure),
             },
-            Ask::ExecRun { turn, step, call, .. }
-            | Ask::JobSubmit { turn, step, call, .. }
-            | Ask::JobList { turn, step, call, .. }
-            | Ask::JobStatus { turn, step, call, .. }
-            | Ask::JobCancel { turn, step, call, .. } => match outcome::<ExecAnswer>(line) {
-                Ok(answer) => self.call_answered(&turn, &call, answer.digest.as_deref()),
-                Err(failure) => self.fail(turn, step, failure),
-            },
-            // To wait again is no sign of going round in circles, whatever came of it.
-            Ask::JobWait { turn, step, call, .. } | Ask::JobWatch { turn, step, call, .. } => {
-                match outcome::<IgnoredAny>(line) {
-                    Ok(_) => self.call_answered(&turn, &call, None),
+            RuntimeRequest::ExecRun(ExecRunRequest { turn, step, call, .. })
+            | RuntimeRequest::JobSubmit(JobSubmitRequest { turn, step, call, .. })
+            | RuntimeRequest::JobList(JobListRequest { turn, step, call, .. })
+            | RuntimeRequest::JobStatus(OneJobRequest { turn, step, call, .. })
+            | RuntimeRequest::JobCancel(OneJobRequest { turn, step, call, .. }) => {
+                match outcome::<ExecReply>(line) {
+                    Ok(reply) => self.call_answered(&turn, &call, reply.digest.as_deref()),
                     Err(failure) => self.fail(turn, step, failure),
                 }
             }
-            Ask::ToolAnswer { turn, step, call, text, .. } => match outcome::<IgnoredAny>(line) {
-                Ok(_) => self.call_answered(&turn, &call, Some(&text)),
-                Err(failure) => self.fail(turn, step, failure),
-            },
-            Ask::ContextCompact { turn, .. } => match outcome::<CompactAnswer>(line) {
-                Ok(answer) => {
-                    if let Some(running) = self.turn(&turn) {
-                        running.from_turn = answer.from_turn;
-                    }
-                    self.go_on(&turn);
-                    Answered::Continued
+            // To wait again is no sign of a loop, whatever the result was.
+            RuntimeRequest::JobWait(request) | RuntimeRequest::JobWatch(request) => {
+                match outcome::<IgnoredAny>(line) {
+                    Ok(_) => self.call_answered(&request.turn, &request.call, None),
+                    Err(failure) => self.fail(request.turn, request.step, failure),
                 }
-                Err(failure) => self.fail(turn, 0, failure),
+            }
+            RuntimeRequest::ToolAnswer(request) => match outcome::<IgnoredAny>(line) {
+                Ok(_) => self.call_answered(&request.turn, &request.call, Some(&request.text)),
+                Err(failure) => self.fail(request.turn, request.step, failure),
             },
-            Ask::TurnFinish { turn, code, .. } => {
+            RuntimeRequest::ContextCompact(ContextCompactRequest { turn, .. }) => {
+                match outcome::<CompactReply>(line) {
+                    Ok(reply) => {
+                        if let Some(running) = self.turn(&turn) {
+                            running.from_turn = reply.from_turn;
+                        }
+                        self.go_on(&turn);
+                        Answered::Continued
+                    }
+                    Err(failure) => self.fail(turn, 0, failure),
+                }
+            }
+            RuntimeRequest::TurnFinish(TurnFinishRequest { turn, code, .. }) => {
                 self.forget(&turn);
                 Answered::Failed { turn, code }
             }
         }
     }
 
-    fn model_answered(&mut self, turn: String, step: u64, answer: ModelAnswer) -> Answered {
-        if answer.finished {
+    fn model_answered(&mut self, turn: String, step: u32, reply: ModelStreamReply) -> Answered {
+        if reply.finished {
             self.forget(&turn);
             return Answered::Finished { turn };
         }
         if let Some(running) = self.turn(&turn) {
             running.step = step.saturating_add(1);
         }
-        self.call_tools(&turn, step, answer.calls);
+        self.call_tools(&turn, step, reply.calls);
         self.go_on(&turn);
         Answered::Continued
     }
 
-    fn call_tools(&mut self, turn: &str, step: u64, calls: Vec<Call>) {
+    fn call_tools(&mut self, turn: &str, step: u32, calls: Vec<AnswerCall>) {
         let mut seen = BTreeSet::new();
         for call in calls {
             // A result is stored by the id of its call, so the same id twice is one call.
@@ -236,18 +243,15 @@ impl Turns {
             } else {
                 Err(CallRefused::TooMany.to_string())
             };
-            self.ask(wanted.unwrap_or_else(|text| Ask::ToolAnswer {
-                turn: turn.to_owned(),
-                step,
-                call: call.id,
-                text,
-                error: true,
+            self.ask(wanted.unwrap_or_else(|text| {
+                let (turn, call) = (turn.to_owned(), call.id);
+                RuntimeRequest::ToolAnswer(ToolAnswerRequest { turn, step, call, text, error: true })
             }));
         }
     }
 
     /// What a call asks the daemon for, or what to tell the model instead.
-    fn wanted(&self, turn: &str, step: u64, call: &Call) -> Result<Ask, String> {
+    fn wanted(&self, turn: &str, step: u32, call: &AnswerCall) -> Result<RuntimeRequest, String> {
         let programs = &self.plan.tools;
         // A program of the agent has its name for itself.
         if let Some(job_tool) = JobTool::named(&call.name).filter(|_| !programs.contains(&call.name)) {
@@ -255,7 +259,7 @@ impl Turns {
         }
         let tool::Invocation { args, stdin } =
             tool::check(programs, call).map_err(|refused| refused.to_string())?;
-        Ok(Ask::ExecRun {
+        Ok(RuntimeRequest::ExecRun(ExecRunRequest {
             turn: turn.to_owned(),
             step,
             call: call.id.clone(),
@@ -263,7 +267,7 @@ impl Turns {
             args,
             stdin,
             timeout_ms: self.plan.tool_timeout_ms,
-        })
+        }))
     }
 
     fn turn(&mut self, turn: &str) -> Option<&mut Turn> {
@@ -280,7 +284,7 @@ impl Turns {
 
     /// Asks the model again once nothing of the turn is unanswered, unless it was asked often enough.
     fn go_on(&mut self, turn: &str) {
-        if self.unanswered.iter().any(|asked| asked.ask.turn() == turn) {
+        if self.unanswered.iter().any(|asked| asked.request.turn() == turn) {
             return;
         }
         let iterations_max = self.plan.iterations_max;
@@ -294,7 +298,7 @@ impl Turns {
                 tools.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(", ")
             );
             finish(turn, step - 1, "turn.stuck", message)
-        } else if step > iterations_max {
+        } else if u64::from(step) > iterations_max {
             let times =
                 if iterations_max == 1 { "once".to_owned() } else { format!("{iterations_max} times") };
             let message = format!(
@@ -303,28 +307,36 @@ impl Turns {
             );
             finish(turn, step - 1, "turn.max_iterations", message)
         } else {
-            Ask::ModelStream { turn, step, context, from_turn, finish_if_no_tools: true }
+            let finish_if_no_tools = true;
+            RuntimeRequest::ModelStream(ModelStreamRequest {
+                turn,
+                step,
+                context,
+                from_turn,
+                finish_if_no_tools,
+            })
         });
     }
 
     /// Ends a turn whose request was answered with an error.
-    fn fail(&mut self, turn: String, step: u64, failure: Failure) -> Answered {
+    fn fail(&mut self, turn: String, step: u32, failure: Failure) -> Answered {
         if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
             self.forget(&turn);
             return Answered::Dropped { turn, code: failure.code };
         }
-        self.unanswered.retain(|asked| asked.ask.turn() != turn);
+        self.unanswered.retain(|asked| asked.request.turn() != turn);
         self.ask(finish(turn, step, &failure.code, failure.message));
         Answered::Continued
     }
 
-    fn ask(&mut self, ask: Ask) {
-        self.unanswered.push(Asked { id: ask.id(), ask, sent: Sent::NotYet });
+    fn ask(&mut self, request: RuntimeRequest) {
+        self.unanswered.push(Asked { id: request.id(), request, sent: Sent::NotYet });
     }
 }
 
-fn finish(turn: String, step: u64, code: &str, message: String) -> Ask {
-    Ask::TurnFinish { turn, step, status: FinishStatus::Failed, code: code.to_owned(), message }
+fn finish(turn: String, step: u32, code: &str, message: String) -> RuntimeRequest {
+    let (status, code) = (FinishStatus::Failed, code.to_owned());
+    RuntimeRequest::TurnFinish(TurnFinishRequest { turn, step, status, code, message })
 }
 
 struct Failure {
@@ -334,18 +346,18 @@ struct Failure {
 
 fn outcome<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, Failure> {
     let failed = |code: &str, message: String| Err(Failure { code: code.to_owned(), message });
-    match serde_json::from_slice::<Answer<T>>(line) {
-        Ok(Answer { error: Some(error), .. }) => {
-            failed(error.code().unwrap_or("runtime.refused"), words(&error))
+    match serde_json::from_slice::<AnswerBody<T>>(line) {
+        Ok(AnswerBody { error: Some(error), .. }) => {
+            failed(error.dotted_code().unwrap_or("runtime.refused"), words(&error))
         }
-        Ok(Answer { result: Some(result), error: None }) => Ok(result),
-        Ok(Answer { result: None, error: None }) => {
+        Ok(AnswerBody { result: Some(result), error: None }) => Ok(result),
+        Ok(AnswerBody { result: None, error: None }) => {
             failed("runtime.bad_answer", "the answer has neither a result nor an error".to_owned())
         }
         Err(cause) => failed("runtime.bad_answer", format!("the answer does not fit the request: {cause}")),
     }
 }
 
-fn words(error: &AnswerError) -> String {
+fn words(error: &ErrorReply) -> String {
     if error.message.is_empty() { "the daemon gave no reason".to_owned() } else { error.message.clone() }
 }

@@ -12,14 +12,14 @@ pub(crate) const MODEL: &str = "model";
 
 /// A process in one of the roles. Dropping it ends it; it also ends when this process does.
 #[derive(Debug)]
-pub struct Role {
+pub struct RoleProcess {
     child: Child,
     address: SocketAddr,
 }
 
-impl Role {
+impl RoleProcess {
     /// Starts it and waits for the line that says where it listens.
-    pub fn spawn(mut command: Command) -> io::Result<Role> {
+    pub fn spawn(mut command: Command) -> io::Result<RoleProcess> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let address = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe.into()).and_then(|stdout| {
             let mut line = String::new();
@@ -28,7 +28,7 @@ impl Role {
             address.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it said {line:?}")))
         });
         match address {
-            Ok(address) => Ok(Role { child, address }),
+            Ok(address) => Ok(RoleProcess { child, address }),
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
@@ -46,7 +46,7 @@ impl Role {
     }
 }
 
-impl Drop for Role {
+impl Drop for RoleProcess {
     fn drop(&mut self) {
         // It may have ended by itself; there is nothing to do about that here.
         let _ = self.child.kill();
@@ -63,14 +63,14 @@ pub fn take_role(role: &str, arguments: &[String]) -> io::Result<()> {
     }
 }
 
-/// Tells whoever started this where it listens.
+/// Tells the parent process where it listens.
 pub(crate) fn listening(address: SocketAddr) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "listening {address}")?;
     out.flush()
 }
 
-/// Whoever started this holds the other end of standard input: when they are gone, so is the need for it.
+/// The parent process has the other end of standard input: when it ends, this process ends too.
 pub(crate) fn end_with_stdin() {
     std::thread::spawn(|| {
         let _ = io::stdin().read_to_end(&mut Vec::new());

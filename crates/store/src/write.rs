@@ -10,31 +10,31 @@ pub enum WriteError {
     #[error("the disk is full")]
     Full {
         #[source]
-        cause: Cause,
+        cause: BoxedCause,
     },
     /// The store cannot be reached now. Whether the batch is on disk may not be known, so nobody may be told either way: the
     /// same batch is given again until there is another answer.
     #[error("the store cannot be reached")]
     Away {
         #[source]
-        cause: Cause,
+        cause: BoxedCause,
     },
     /// Another daemon owns the store, and nothing that this one decides from now on gets there. If an attempt before was
     /// [`WriteError::Away`] the batch may be on disk: then the other daemon has it, and goes on from it.
     #[error("another daemon owns the store")]
     Fenced {
         #[source]
-        cause: Cause,
+        cause: BoxedCause,
     },
     /// The disk or the database is in doubt: nothing may be tried again.
     #[error("the database could not be written")]
     Failed {
         #[source]
-        cause: Cause,
+        cause: BoxedCause,
     },
 }
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+type BoxedCause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The one writer of a store.
 pub trait BatchWriter: std::fmt::Debug + Send {

@@ -4,8 +4,9 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use lodge_core::Timestamp;
+use lodge_core::event::DaemonStarted;
 use lodge_core::record::{EventRow, Write};
-use lodge_core::{EventData, EventKind, Timestamp};
 use lodge_store::{Opened, READ_QUEUE_MAX, ReadError, open};
 
 const THREADS: usize = 4;
@@ -16,8 +17,7 @@ fn event(seq: u64) -> Write {
         stream: "daemon".into(),
         stream_seq: seq,
         at: Timestamp::from_ms(1),
-        kind: EventKind::DaemonStarted,
-        data: EventData::default(),
+        body: DaemonStarted::default().into(),
     })
 }
 

@@ -1,7 +1,7 @@
-//! Jobs: what is true of each at the host, whatever a daemon believes of it; the archive of their output, which is a
-//! disk of its own; and the laws about both.
+//! Jobs: what is true of each on the host, independent of what a daemon believes; the archive of their output, which
+//! is a separate disk; and the laws about both.
 //!
-//! What they do to a sandbox goes through `keeper.rs` like everything that runs there.
+//! Their effects on a sandbox go through `keeper.rs`, as for every exec.
 
 mod act;
 mod archive;
@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::JobId;
 
-pub use archive::{Archiver, Stage};
+pub use archive::{ArchiveStage, SimArchiver};
 pub use checks::{jobs_agree, most_jobs};
-pub use host::File;
-pub use reads::{Reading, wish_of};
+pub use host::JobFile;
+pub use reads::{SimRead, wish_of};
 
 #[derive(Debug, Default)]
-pub struct Jobs {
+pub struct SimJobs {
     /// Counted where they run.
-    pub truths: BTreeMap<JobId, Truth>,
+    pub truths: BTreeMap<JobId, JobTruth>,
     /// The second disk: how much of each job's output it has.
     pub archive: BTreeMap<JobId, u64>,
     /// Whether it has no room.
@@ -35,7 +35,7 @@ pub struct Jobs {
 
 /// What happened to a job.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Truth {
+pub struct JobTruth {
     /// How often its program was started.
     pub starts: u32,
     /// What it wrote and no power loss took.

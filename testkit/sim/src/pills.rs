@@ -1,16 +1,16 @@
-//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon is told of that.
+//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon learns about that.
 //!
-//! Mirrors the daemon's mapped file: what was computed at a death counts, if the daemon was young; a death that nothing
-//! explains, and a daemon that lived longer, break the row.
+//! Mirrors the daemon's mapped file: work that was computed at a death counts, if the daemon was young. A death
+//! without marked work, and a daemon that lived longer, reset the count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::quarantine::{DEATHS_MAX, Suspect, Work, WorkKind, YOUNG_MS};
 use lodge_core::{TurnId, WorkId};
-use lodge_daemon::engine::Release;
+use lodge_engine::Release;
 
-use crate::client::What;
-use crate::world::World;
+use crate::client::SimRequest;
+use crate::world::SimWorld;
 
 #[derive(Debug, Default)]
 pub struct Pills {
@@ -28,7 +28,7 @@ fn call_of(turn: &TurnId) -> Work {
     Work { kind: WorkKind::ModelCall, subject: turn.to_string() }
 }
 
-impl World {
+impl SimWorld {
     /// What a daemon that starts has to set aside.
     pub fn convicted(&mut self) -> Vec<Suspect> {
         self.pills.born = self.now;
@@ -76,8 +76,8 @@ impl World {
         true
     }
 
-    /// An engine that was told to have it computed again need not wait for the disk: a model call is safe to repeat, and
-    /// whoever starts after a death before that commit finds it set aside.
+    /// An engine that was asked to compute it again need not wait for the disk: a model call is safe to repeat, and a
+    /// daemon that starts after a death before that commit finds it in quarantine.
     fn engine_sets_aside(&self, turn: &TurnId) -> bool {
         let facts = self.daemon.as_ref().map(|daemon| daemon.engine.facts());
         facts.is_some_and(|facts| facts.quarantine.values().any(|row| row.work == call_of(turn)))
@@ -88,16 +88,16 @@ impl World {
         self.pills.deaths.remove(work);
     }
 
-    /// Nothing kills any more; whatever is set aside is decided on.
+    /// Nothing kills any more; all quarantined work is decided.
     pub fn antidote(&mut self) {
         let deadly = std::mem::take(&mut self.pills.deadly);
         self.pills.harmless.extend(deadly);
     }
 
     /// An operator decides on everything that is set aside.
-    pub fn releases(&mut self) -> Vec<What> {
+    pub fn releases(&mut self) -> Vec<SimRequest> {
         let ids: Vec<WorkId> = self.disk.quarantine().map(|row| row.id.clone()).collect();
-        ids.into_iter().map(|id| What::Release { id, how: self.some_release() }).collect()
+        ids.into_iter().map(|id| SimRequest::Release { id, how: self.some_release() }).collect()
     }
 
     pub fn some_release(&mut self) -> Release {

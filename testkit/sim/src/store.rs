@@ -1,8 +1,8 @@
 //! A store that is elsewhere: it cannot be reached for a while, or another daemon takes it.
 
-use crate::daemon::Doing;
+use crate::daemon::WriterState;
 use crate::plan::Mutation;
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// As in the daemon: how often a batch is tried again.
 const AWAY_MS: u64 = 250;
@@ -52,7 +52,7 @@ impl RemoteStore {
     }
 }
 
-impl World {
+impl SimWorld {
     /// The group may be on disk or not: nobody hears of it before the store can be asked.
     pub fn try_again_later(&mut self) {
         self.store.away -= 1;
@@ -71,9 +71,9 @@ impl World {
         let Some(daemon) = &mut self.daemon else { return };
         let life = daemon.life;
         if lies {
-            daemon.writer.doing = Doing::Releasing;
-            return self.after(0, Next::Release { life });
+            daemon.writer.doing = WriterState::Releasing;
+            return self.after(0, SimEvent::Release { life });
         }
-        self.after(AWAY_MS, Next::Written { life });
+        self.after(AWAY_MS, SimEvent::Written { life });
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::bins::tool;
 use crate::tokens::issue;
-use crate::world::{AGENTFILE, World};
+use crate::world::{AGENTFILE, ApiWorld};
 
 /// One exchange: the status and the body.
 fn exchange(lodge: &Lodge, token: &str, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
@@ -22,7 +22,7 @@ fn exchange(lodge: &Lodge, token: &str, method: &str, path: &str, body: &[u8]) -
         body.len()
     )
     .expect("a request");
-    // Whoever is refused early may close before everything was sent.
+    // A server that refuses early may close before everything was sent.
     drop(stream.write_all(body));
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {
@@ -56,7 +56,7 @@ pub fn refused(lodge: &Lodge, method: &str, path: &str, body: &[u8]) -> (u16, St
 
 #[tokio::test]
 async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bin = tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let source = "FROM scratch\nNAME reader\nMODEL mock/m\nBIN show show\nADD data.txt\nADD noise\n";
@@ -71,7 +71,7 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
         archive,
         "the same images, the same archive"
     );
-    let other = World::new();
+    let other = ApiWorld::new();
     let imported = import(&other.lodge, &archive);
     assert_eq!(imported["bins"], json!([]), "a tool that an agent needs is not named: {imported:#}");
     assert_eq!(imported["tools"], 1, "and yet it came along");
@@ -97,7 +97,7 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
     assert_eq!(status, 200);
     assert_eq!(api.ok("image/inspect", json!({"image": "reader:v1"})).await["digest"], built["digest"]);
     let tools = export(&world.lodge, &format!("image={}", bin["digest"].as_str().expect("a digest")));
-    let third = World::new();
+    let third = ApiWorld::new();
     let imported = import(&third.lodge, &tools);
     assert_eq!(
         (&imported["bins"][0]["refs"], &imported["images"]),
@@ -108,14 +108,14 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
 
 #[tokio::test]
 async fn a_tool_without_a_name_gets_one_that_no_program_of_the_host_has() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bin = tool(&mut api, "host", "/bin/cat", &["my/host"]).await;
     api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN h my/host\n"), "tags": ["a"]})).await;
     // Its name moves on, and the agent still has it.
     tool(&mut api, "host", "/bin/ls", &["my/host"]).await;
     let digest = bin["digest"].as_str().expect("a digest");
-    let other = World::new();
+    let other = ApiWorld::new();
     let imported = import(&other.lodge, &export(&world.lodge, &format!("image={digest}")));
     let name = format!("imported/host:{}", &digest["sha256:".len()..][..12]);
     assert_eq!(imported["bins"][0]["refs"], json!([name]), "{imported:#}");
@@ -123,12 +123,12 @@ async fn a_tool_without_a_name_gets_one_that_no_program_of_the_host_has() {
 
 #[tokio::test]
 async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN show show\n"), "tags": ["a"]})).await;
     let good = export(&world.lodge, "image=a");
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let mut damaged = good.clone();
     let middle = damaged.len() / 2;
@@ -149,7 +149,7 @@ async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
     let blobs = other.lodge.home().join("registry/blobs/sha256");
     let is_empty = || std::fs::read_dir(&blobs).ok()?.next().is_none().then_some(());
     until("what came of them goes", is_empty);
-    // A connection that breaks off in the middle, by its length.
+    // A connection that is cut in the middle, by its length.
     let mut stream = TcpStream::connect(other.lodge.http_addr()).expect("a connection");
     write!(
         stream,
@@ -165,7 +165,7 @@ async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
 
 #[tokio::test]
 async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["one", "two"] {
         let content = format!("{AGENTFILE}LABEL which={name}\n");
@@ -180,7 +180,7 @@ async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
         }
     }
     assert_ne!(twice, good);
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let refusal = |archive: &[u8]| refused(&other.lodge, "POST", "/v1/images/import", archive);
     assert_eq!(refusal(&twice), (400, "image.invalid".to_owned()));
@@ -193,12 +193,12 @@ async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
 
 #[tokio::test]
 async fn names_of_stock_tools_and_registries_are_taken_only_if_that_is_asked_for() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["stock/rg", "rg:v1", "registry.example/team/show:v1"] {
         tool(&mut api, "show", "/bin/cat", &[name]).await;
         let archive = export(&world.lodge, &format!("image={name}"));
-        let other = World::new();
+        let other = ApiWorld::new();
         let claimed = refused(&other.lodge, "POST", "/v1/images/import", &archive);
         assert_eq!(claimed, (409, "image.name_claimed".to_owned()), "{name}");
         let claimed = refused(&other.lodge, "POST", "/v1/images/import?move=true", &archive);
@@ -216,7 +216,7 @@ async fn names_of_stock_tools_and_registries_are_taken_only_if_that_is_asked_for
 
 #[tokio::test]
 async fn exports_and_imports_are_refused_like_everything_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let many = vec!["image=tester"; 65].join("&");
@@ -239,7 +239,8 @@ async fn exports_and_imports_are_refused_like_everything_else() {
     }
 }
 
-/// Begins to send an archive that is so long, and sends nothing of it. Whoever is going to read it says that it may come.
+/// Starts to send an archive of this length, and sends nothing of it. A server that will read it answers `100
+/// Continue`.
 fn begun(lodge: &Lodge, length: u64) -> TcpStream {
     let mut stream = TcpStream::connect(lodge.http_addr()).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -258,7 +259,7 @@ fn has_no_room(lodge: &Lodge, length: u64) -> bool {
     let mut stream = begun(lodge, length);
     stream.shutdown(Shutdown::Write).expect("no more is sent");
     let mut answer = Vec::new();
-    // One that is not refused broke off, which needs no answer.
+    // A request that is not refused was cut, and needs no answer.
     drop(stream.read_to_end(&mut answer));
     String::from_utf8_lossy(&answer).contains("image.no_room")
 }
@@ -277,7 +278,7 @@ fn free_bytes(lodge: &Lodge) -> u64 {
 
 #[test]
 fn archives_that_come_together_do_not_count_on_the_same_room() {
-    let world = World::new();
+    let world = ApiWorld::new();
     // Others write to this disk, too: most of it is not all of it.
     let most = free_bytes(&world.lodge) / 3 * 2;
     assert!(has_no_room(&world.lodge, u64::MAX / 2), "not for so much alone");

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
-use crate::world::{World, id};
+use crate::world::{ApiWorld, id};
 
 /// A world whose store does what a file says.
-fn world_with_faults() -> (World, PathBuf) {
-    let mut world = World::asleep();
+fn world_with_faults() -> (ApiWorld, PathBuf) {
+    let mut world = ApiWorld::asleep();
     let fault = world.lodge.dir().join("store-fault");
     world.lodge.set_env("LODGED_STORE_FAULT", fault.to_str().expect("a path"));
     world.lodge.start();

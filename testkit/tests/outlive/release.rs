@@ -19,16 +19,16 @@ const DIGEST_BYTES: usize = 32;
 
 /// Where a daemon's program lies, to be replaced.
 #[derive(Debug)]
-pub struct Place {
+pub struct ProgramDir {
     dir: TempDir,
     original: Vec<u8>,
 }
 
-impl Place {
+impl ProgramDir {
     /// With the program under test as it is.
-    pub fn new() -> Place {
+    pub fn new() -> ProgramDir {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let place = Place { dir, original: fs::read(bin("lodged")).expect("the program under test") };
+        let place = ProgramDir { dir, original: fs::read(bin("lodged")).expect("the program under test") };
         place.put(&place.original);
         place
     }
@@ -37,9 +37,9 @@ impl Place {
         self.dir.path().join("lodged")
     }
 
-    /// Replaces the program by the release of this number, whatever runs from the old one.
+    /// Replaces the program by the release of this number, while the old one may be running.
     ///
-    /// What the program carries is read from where a daemon of it stored that.
+    /// The embedded programs are read from the directory to which a daemon of that release wrote them.
     pub fn install(&self, number: u8, home: &Path) {
         let mut release = self.original.clone();
         for name in ["keeper", "runtime"] {

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use lodge_proto::{BinBuildParams, BinDetail, BinList, BinListParams, BinProgram, BinRef, BinView, PAGE_MAX};
 
-use super::agents::Batch;
 use super::images::{names_of, remove, short};
+use super::results::ResultList;
 use super::source::utf8;
-use super::transfers::{self, Kind};
-use super::{Context, map, read_bytes, read_stdin, request_id};
+use super::transfers::{self, TransferKind};
+use super::{CommandContext, map, read_bytes, read_stdin, request_id};
 use crate::args::{BinBuildArgs, BinCommand};
-use crate::failure::{Failure, io_words};
+use crate::failure::{CommandFailure, io_words};
 use crate::parse::ProgramArg;
 use crate::render::{cut, one_line, pairs, size};
 use crate::words::put;
@@ -20,13 +20,13 @@ const PLATFORMS_SHOWN: usize = 4;
 /// Letters of a label, with its key. `--json` has all of it.
 const LABEL_SHOWN: usize = 160;
 
-pub(super) async fn bin(context: &Context, command: BinCommand) -> Result<(), Failure> {
+pub(super) async fn bin(context: &CommandContext, command: BinCommand) -> Result<(), CommandFailure> {
     match command {
         BinCommand::Build(args) => build(context, args).await,
         BinCommand::Ls => list(context).await,
         BinCommand::Inspect(refs) => inspect(context, refs.bins).await,
-        BinCommand::Push(args) => transfers::push(context, Kind::Bin, args).await,
-        BinCommand::Pull(args) => transfers::pull(context, Kind::Bin, args).await,
+        BinCommand::Push(args) => transfers::push(context, TransferKind::Bin, args).await,
+        BinCommand::Pull(args) => transfers::pull(context, TransferKind::Bin, args).await,
         BinCommand::Rm(refs) => {
             let params = |bin, request_id| BinRef { bin, request_id };
             remove(context, "bin/remove", refs.bins, params).await
@@ -34,7 +34,7 @@ pub(super) async fn bin(context: &Context, command: BinCommand) -> Result<(), Fa
     }
 }
 
-async fn build(context: &Context, args: BinBuildArgs) -> Result<(), Failure> {
+async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), CommandFailure> {
     let usage = match args.usage {
         Some(file) => Some(usage_text(file).await?),
         None => None,
@@ -58,7 +58,7 @@ async fn build(context: &Context, args: BinBuildArgs) -> Result<(), Failure> {
         return context.words.json(&bin);
     }
     context.words.say(&format!("built {} for {}", bin.named.join(", "), bin.platforms.join(", ")));
-    tell_elsewhere(context, &bin);
+    warn_other_platform(context, &bin);
     for needs in here.iter().filter_map(|path| crate::needs::of(path)) {
         context.words.say(&needs);
     }
@@ -66,7 +66,7 @@ async fn build(context: &Context, args: BinBuildArgs) -> Result<(), Failure> {
 }
 
 /// A tool that is of no use on the daemon's host is most likely a slip.
-pub(super) fn tell_elsewhere(context: &Context, bin: &BinView) {
+pub(super) fn warn_other_platform(context: &CommandContext, bin: &BinView) {
     if !bin.runs_here {
         let platforms = bin.platforms.join(", ");
         context.words.say(&format!("it does not run on this host: it is for {platforms} only"));
@@ -74,8 +74,8 @@ pub(super) fn tell_elsewhere(context: &Context, bin: &BinView) {
 }
 
 /// The daemon reads the program, from its own host and with another working directory.
-fn program(context: &Context, given: &ProgramArg) -> Result<BinProgram, Failure> {
-    let cannot = || Failure::usage(format!("`{}` is no program", given.path.display()));
+fn program(context: &CommandContext, given: &ProgramArg) -> Result<BinProgram, CommandFailure> {
+    let cannot = || CommandFailure::usage(format!("`{}` is not a program", given.path.display()));
     let path = if context.address.is_this_machine() {
         std::fs::canonicalize(&given.path).map_err(|cause| cannot().because(io_words(&cause)))?
     } else if given.path.is_absolute() {
@@ -88,17 +88,17 @@ fn program(context: &Context, given: &ProgramArg) -> Result<BinProgram, Failure>
     Ok(BinProgram { platform: given.platform.clone(), path: utf8(&path)? })
 }
 
-async fn usage_text(file: String) -> Result<String, Failure> {
+async fn usage_text(file: String) -> Result<String, CommandFailure> {
     if file == "-" {
         return read_stdin("the usage").await;
     }
     let what = format!("`{file}`");
     let bytes = read_bytes(&what, move || std::fs::File::open(file)).await?;
     String::from_utf8(bytes)
-        .map_err(|_| Failure::refused(format!("could not read {what}")).because("it is not UTF-8"))
+        .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
+async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut bins: Vec<BinView> = Vec::new();
     let mut after = None;
@@ -142,9 +142,9 @@ fn few(platforms: &[String]) -> String {
     if more > 0 { format!("{shown},+{more}") } else { shown }
 }
 
-async fn inspect(context: &Context, bins: Vec<String>) -> Result<(), Failure> {
+async fn inspect(context: &CommandContext, bins: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, bins.len());
+    let mut batch = ResultList::new(&context.words, bins.len());
     for bin in bins {
         let params = BinRef { bin, request_id: None };
         match daemon.call::<_, BinDetail>("bin/inspect", params).await {

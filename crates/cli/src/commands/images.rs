@@ -6,27 +6,27 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
-use super::agents::Batch;
-use super::source::{Source, place};
-use super::transfers::{self, Kind};
-use super::{Context, images_archive, images_diff, map, request_id};
+use super::results::ResultList;
+use super::source::{AgentSource, place};
+use super::transfers::{self, TransferKind};
+use super::{CommandContext, images_archive, images_diff, map, request_id};
 use crate::args::{ImageBuildArgs, ImageCommand};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{ago, now_s, or_dash, pairs, size};
 use crate::words::put;
 
 /// Letters of a digest that a listing shows; enough to name it again.
 const DIGEST_SHOWN: usize = "sha256:".len() + 12;
 
-pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<(), Failure> {
+pub(super) async fn image(context: &CommandContext, command: ImageCommand) -> Result<(), CommandFailure> {
     match command {
         ImageCommand::Build(args) => build(context, args).await,
         ImageCommand::Ls => list(context).await,
         ImageCommand::Inspect(refs) => inspect(context, refs.images).await,
         ImageCommand::Diff { from, to } => images_diff::diff(context, from, to).await,
         ImageCommand::Tag { image, names } => tag(context, image, names).await,
-        ImageCommand::Push(args) => transfers::push(context, Kind::Image, args).await,
-        ImageCommand::Pull(args) => transfers::pull(context, Kind::Image, args).await,
+        ImageCommand::Push(args) => transfers::push(context, TransferKind::Image, args).await,
+        ImageCommand::Pull(args) => transfers::pull(context, TransferKind::Image, args).await,
         ImageCommand::Rm(refs) => {
             let params = |image, request_id| ImageRef { image, request_id };
             remove(context, "image/remove", refs.images, params).await
@@ -36,10 +36,10 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
     }
 }
 
-async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
+async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), CommandFailure> {
     let (path, content) = match place(context, &args.source).await? {
-        Source::Path(path) => (Some(path), None),
-        Source::Content(content) | Source::Image(content) => (None, Some(content)),
+        AgentSource::Path(path) => (Some(path), None),
+        AgentSource::Content(content) | AgentSource::Image(content) => (None, Some(content)),
     };
     let params = ImageBuildParams {
         path,
@@ -50,7 +50,7 @@ async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
     };
     let mut daemon = context.daemon().await?;
     // Parents and tools may have to come from registries first.
-    context.say_on_interrupt("interrupted; the daemon goes on with the build".to_owned());
+    context.set_interrupt_note("detached; the daemon continues the build".to_owned());
     let image: ImageView = daemon.call("image/build", params).await?;
     if context.words.json {
         return context.words.json(&image);
@@ -59,7 +59,7 @@ async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
     put(&format!("{}\n", image.digest))
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
+async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut images: Vec<ImageView> = Vec::new();
     let mut after = None;
@@ -112,9 +112,9 @@ pub(super) fn short(digest: &str) -> String {
     digest.chars().take(DIGEST_SHOWN).collect()
 }
 
-async fn inspect(context: &Context, images: Vec<String>) -> Result<(), Failure> {
+async fn inspect(context: &CommandContext, images: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, images.len());
+    let mut batch = ResultList::new(&context.words, images.len());
     for image in images {
         let params = ImageRef { image, request_id: None };
         match daemon.call::<_, ImageDetail>("image/inspect", params).await {
@@ -144,7 +144,7 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("policy", detail.revival_policy.clone().unwrap_or_default()),
         ("capabilities", capabilities.collect::<Vec<_>>().join(", ")),
         ("portable", portable(detail)),
-        ("complete", if image.complete { String::new() } else { "no: not wholly pulled yet".to_owned() }),
+        ("complete", if image.complete { String::new() } else { "no: not completely pulled yet".to_owned() }),
         ("size", size(image.size_bytes)),
         ("created", image.created_at.clone()),
         ("used by", detail.used_by.join(" ")),
@@ -199,7 +199,7 @@ fn limits(limits: &LimitsView) -> String {
     let all = [
         ("memory", bytes(limits.memory_bytes)),
         ("pids", count(limits.pids)),
-        ("cpu-time", limits.cpu_ms.map(whole_time)),
+        ("cpu-time", limits.cpu_ms.map(format_duration)),
         ("disk", bytes(limits.disk_bytes)),
         ("output", bytes(limits.output_bytes)),
         ("budget-usd", limits.budget_micro_usd.map(dollars)),
@@ -211,7 +211,7 @@ fn limits(limits: &LimitsView) -> String {
 }
 
 /// As LIMIT takes it: in the largest unit of which it is a whole number.
-fn whole_time(ms: u64) -> String {
+fn format_duration(ms: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     match UNITS.iter().find(|(unit, _)| ms > 0 && ms.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{}{name}", ms / unit),
@@ -226,7 +226,7 @@ fn dollars(micros: u64) -> String {
         .to_owned()
 }
 
-async fn tag(context: &Context, image: String, names: Vec<String>) -> Result<(), Failure> {
+async fn tag(context: &CommandContext, image: String, names: Vec<String>) -> Result<(), CommandFailure> {
     let told = names.join(", ");
     let params = ImageTagParams { image, tags: names, request_id: Some(request_id()?) };
     let image: ImageView = context.daemon().await?.call("image/tag", params).await?;
@@ -239,13 +239,13 @@ async fn tag(context: &Context, image: String, names: Vec<String>) -> Result<(),
 
 /// Takes names away, or images and tools with them. `params` names one to the method.
 pub(super) async fn remove<P: Serialize>(
-    context: &Context,
+    context: &CommandContext,
     method: &str,
     given: Vec<String>,
     params: impl Fn(String, Option<String>) -> P,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, given.len());
+    let mut batch = ResultList::new(&context.words, given.len());
     for one in given {
         let params = params(one, Some(request_id()?));
         match daemon.call::<_, ImageRemoved>(method, params).await {
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!((size(0), size(1_023), size(1_024)), ("0 B".into(), "1023 B".into(), "1 KiB".into()));
         assert_eq!((size(5 << 20), size(1_700_000)), ("5 MiB".into(), "1.6 MiB".into()));
         assert_eq!(size(3 << 30), "3 GiB");
-        assert_eq!([300_000, 90_000, 1_500, 7_200_000].map(whole_time), ["5m", "90s", "1500ms", "2h"]);
+        assert_eq!([300_000, 90_000, 1_500, 7_200_000].map(format_duration), ["5m", "90s", "1500ms", "2h"]);
         assert_eq!((dollars(2_500_000), dollars(1)), ("2.5".into(), "0.000001".into()));
         assert_eq!(dollars(3_000_000), "3");
     }

@@ -2,67 +2,72 @@
 
 use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView};
 
-use super::{Context, jobs, request_id};
+use super::{CommandContext, jobs, request_id};
 use crate::args::JobsFate;
-use crate::failure::Failure;
-use crate::follow::Daemon;
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::job;
 use crate::render::{counted, now_ms};
-use crate::words::tell_part;
+use crate::words::prompt_for;
 
-/// Jobs that are told one by one; of more there is a listing.
+/// The most jobs that are listed one by one; for more there is a listing.
 const TOLD_MAX: usize = 5;
 const WAYS_OUT: &str = "`--jobs cancel` cancels its jobs, `--jobs wait` waits for them";
 
 /// What ends the agent's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum AgentStopKind {
     Stop,
     Restart,
 }
 
-impl End {
+impl AgentStopKind {
     fn method(self) -> &'static str {
         match self {
-            End::Stop => "agent/stop",
-            End::Restart => "agent/restart",
+            AgentStopKind::Stop => "agent/stop",
+            AgentStopKind::Restart => "agent/restart",
         }
     }
 
     /// Whether it costs the job: what waits is started after a restart.
     fn touches(self, job: &JobView) -> bool {
         match self {
-            End::Stop => job::is_open(job),
-            End::Restart => job.status == "running",
+            AgentStopKind::Stop => job::is_open(job),
+            AgentStopKind::Restart => job.status == "running",
         }
     }
 }
 
 /// An agent that is about to be stopped, and the jobs that it would lose.
 #[derive(Debug)]
-pub(super) struct Stopping<'a> {
-    context: &'a Context,
-    end: End,
+pub(super) struct StopWithJobs<'a> {
+    context: &'a CommandContext,
+    end: AgentStopKind,
     agent: String,
     name: String,
     jobs: Vec<JobView>,
 }
 
-impl<'a> Stopping<'a> {
-    /// `state` is what was told when the agent was attached to.
-    pub(super) fn new(context: &'a Context, end: End, agent: String, state: AttachState) -> Self {
+impl<'a> StopWithJobs<'a> {
+    /// `state` is the state at the time of the attach.
+    pub(super) fn new(
+        context: &'a CommandContext,
+        end: AgentStopKind,
+        agent: String,
+        state: AttachState,
+    ) -> Self {
         let name = state.agents.first().map_or_else(|| agent.clone(), |view| view.name.clone());
-        Stopping { context, end, agent, name, jobs: state.jobs }
+        StopWithJobs { context, end, agent, name, jobs: state.jobs }
     }
 
     pub(super) async fn run(
         mut self,
-        daemon: &mut Daemon<'_>,
+        daemon: &mut DaemonClient<'_>,
         fate: Option<JobsFate>,
-    ) -> Result<AgentView, Failure> {
-        // What is told when one attaches ends somewhere, and those that run may be the oldest.
+    ) -> Result<AgentView, CommandFailure> {
+        // The state of an attach is limited, and the running jobs may be the oldest.
         if !self.jobs.is_empty() {
-            self.look(daemon).await?;
+            self.load_jobs(daemon).await?;
         }
         let fate = match fate {
             Some(fate) => fate,
@@ -75,7 +80,7 @@ impl<'a> Stopping<'a> {
             }),
             JobsFate::Cancel => {
                 let view = self.call(daemon, "cancel").await?;
-                self.tell_cancelled();
+                self.print_cancelled();
                 Ok(view)
             }
             JobsFate::Wait => loop {
@@ -85,12 +90,12 @@ impl<'a> Stopping<'a> {
                     Err(failure) if failure.is("agent.jobs_running") => {}
                     ended => return ended,
                 }
-                self.look(daemon).await?;
+                self.load_jobs(daemon).await?;
             },
         }
     }
 
-    async fn call(&self, daemon: &mut Daemon<'_>, jobs: &str) -> Result<AgentView, Failure> {
+    async fn call(&self, daemon: &mut DaemonClient<'_>, jobs: &str) -> Result<AgentView, CommandFailure> {
         let params = AgentStopParams {
             agent: self.agent.clone(),
             jobs: Some(jobs.to_owned()),
@@ -99,7 +104,7 @@ impl<'a> Stopping<'a> {
         daemon.call(self.end.method(), params).await
     }
 
-    async fn wait(&self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+    async fn wait(&self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
         for waited in &self.jobs {
             self.context.words.progress(&format!("{}: waits for {}", self.name, phrase(waited)));
             jobs::end_of(daemon, &waited.id, None).await?;
@@ -107,7 +112,7 @@ impl<'a> Stopping<'a> {
         Ok(())
     }
 
-    async fn look(&mut self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+    async fn load_jobs(&mut self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
         let mut open = Vec::new();
         for status in ["running", "pending"] {
             let params = JobListParams {
@@ -121,7 +126,7 @@ impl<'a> Stopping<'a> {
         Ok(())
     }
 
-    async fn ask(&self) -> Result<JobsFate, Failure> {
+    async fn ask(&self) -> Result<JobsFate, CommandFailure> {
         let words = &self.context.words;
         words.tell(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
         for job in self.jobs.iter().take(TOLD_MAX) {
@@ -131,30 +136,30 @@ impl<'a> Stopping<'a> {
             words.tell(&format!("  … `lodge jobs ls --agent {}` lists all", self.name));
         }
         loop {
-            tell_part("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
+            prompt_for("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
             let answer = super::read_line().await?;
             match answer.as_deref().map(str::trim) {
                 Some("c" | "C" | "cancel") => return Ok(JobsFate::Cancel),
                 Some("w" | "W" | "wait") => return Ok(JobsFate::Wait),
-                Some("n" | "N" | "no" | "") => return Err(self.left_alone()),
+                Some("n" | "N" | "no" | "") => return Err(self.not_stopped()),
                 Some(_) => {}
                 None => {
                     words.tell("");
-                    return Err(self.left_alone());
+                    return Err(self.not_stopped());
                 }
             }
         }
     }
 
-    fn left_alone(&self) -> Failure {
+    fn not_stopped(&self) -> CommandFailure {
         let done = match self.end {
-            End::Stop => "stopped",
-            End::Restart => "restarted",
+            AgentStopKind::Stop => "stopped",
+            AgentStopKind::Restart => "restarted",
         };
-        Failure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
+        CommandFailure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
     }
 
-    fn tell_cancelled(&self) {
+    fn print_cancelled(&self) {
         let words = &self.context.words;
         if words.json || self.jobs.is_empty() {
             return;

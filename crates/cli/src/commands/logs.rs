@@ -5,15 +5,15 @@ use std::time::Duration;
 use lodge_proto::{AgentLogs, AgentLogsParams};
 use tokio::time::sleep;
 
-use super::Context;
+use super::CommandContext;
 use crate::args::LogsArgs;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::words::put;
 
 /// How often a growing log is looked at.
 const LOOK_PAUSE: Duration = Duration::from_millis(300);
 
-pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failure> {
+pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
     let mut part: AgentLogs = daemon.call("agent/logs", params).await?;
@@ -31,7 +31,7 @@ pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failur
             sleep(LOOK_PAUSE).await;
         }
         let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
-        part = match daemon.look("agent/logs", params).await {
+        part = match daemon.call_without_start("agent/logs", params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.
             Err(failure) if failure.is("agent.not_found") => return Ok(()),

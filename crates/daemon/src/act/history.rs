@@ -3,8 +3,9 @@
 use lodge_core::record::MessageRow;
 use lodge_store::{ReadError, StoreSnapshot};
 
+use lodge_engine::{ModelOrder, Purpose};
+
 use crate::context;
-use crate::engine::{ModelOrder, Purpose};
 
 /// What the model reads, in order, with the instruction behind it where a summary is wanted. None: the message that the call
 /// needs is not recorded in this snapshot.

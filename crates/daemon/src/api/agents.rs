@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lodge_core::AgentId;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
 use serde_json::Value;
@@ -11,11 +11,11 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
 use super::{create, params, update};
 use crate::auth::Who;
-use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::host_trees::HostTrees;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.
@@ -27,7 +27,7 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         "agent/create" => create::create(shell, key, params(method, given)?, watch).await,
@@ -42,28 +42,38 @@ pub(super) async fn call(
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::StartAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
         }
         "agent/restart" => {
             let given: AgentStopParams = params(method, given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
         "agent/stop" => {
             let given: AgentStopParams = params(method, given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::StopAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         "agent/kill" => {
             let given: AgentRef = params(method, given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::KillAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
         }
         "agent/remove" => {
             let given: AgentRemoveParams = params(method, given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
+            shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
         }
         "agent/logs" => {
             let given = params(method, given)?;
@@ -132,7 +142,7 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
         incarnation: found.row.incarnation,
         runs: found.row.runs,
         runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&at.host)),
-        revival_policy: found.row.spec.policy(at.config.policy()).word().to_owned(),
+        revival_policy: found.row.spec.policy(at.config.settings().revival_policy).word().to_owned(),
         context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,
         host_dirs: HostTrees::of(&found.row.spec, &at.config.data_dir)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody};
 use serde_json::Value;
 
@@ -15,18 +15,18 @@ use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
 use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
-use crate::engine::images::no_image;
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use crate::view::no_image;
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         "bin/build" => {
@@ -87,7 +87,7 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     shell.images.keep(&pins, &packed)?;
     let row =
         shell.images.found(&pins, &packed.digest.to_string(), tags.first().cloned().unwrap_or_default())?;
-    let command = Command::AddImage(Box::new(NewImage { row, with: Vec::new(), tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with: Vec::new(), tags })));
     Ok(Prepared { command, pins: vec![pins] })
 }
 
@@ -103,6 +103,6 @@ fn list(at: &ReadView<'_>, given: &BinListParams) -> Answer {
 fn inspect(at: &ReadView<'_>, given: &BinRef) -> Answer {
     let found = find_bin(at, &given.bin)?;
     let summary = at.store.image_summary(&found.digest).map_err(internal)?;
-    let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
+    let summary = summary.ok_or_else(|| no_image(&given.bin))?;
     Ok(view::json(&view::bin_detail(summary, found.record)))
 }

@@ -22,8 +22,8 @@ use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::any;
 use lodge_core::record::ImageState;
 use lodge_image::agentfile::shown;
-use lodge_image::oci::{Document, MANIFEST_MAX};
-use lodge_image::{BlobError, Digest, Hasher, Tagged};
+use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
+use lodge_image::{BlobError, Digest, Hasher, TaggedName};
 use lodge_proto::{ErrorBody, base64};
 use lodge_store::{ReadError, StoreSnapshot};
 use serde_json::json;
@@ -282,7 +282,7 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
         }
         Err(error) => return Err(Refused::internal(&crate::images::errors::blob(&error))),
     };
-    let document = Document::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
+    let document = ManifestDocument::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
     Ok((digest, bytes, document.media_type().to_owned()))
 }
 
@@ -291,7 +291,7 @@ fn tagged(store: &dyn StoreSnapshot, name: &str, tag: &str) -> Result<Digest, Re
         let named = format!("{name}:{tag}");
         Refused::unknown("MANIFEST_UNKNOWN", format!("no image is called `{}`", shown(&named)))
     };
-    let named = Tagged::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
+    let named = TaggedName::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
     let row = store.image_ref(named.as_str()).map_err(unread)?.ok_or_else(unknown)?;
     let (_, state) = store.image_kind(&row.digest).map_err(unread)?.ok_or_else(unknown)?;
     match state {

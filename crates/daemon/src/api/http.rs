@@ -101,8 +101,8 @@ fn check_headers(
     let host = auth::only(request.headers(), &header::HOST, "auth.host")?;
     let host = host.or_else(|| request.uri().authority().map(axum::http::uri::Authority::as_str));
     let origin = auth::only(request.headers(), &header::ORIGIN, "auth.origin")?;
-    let listed = api.shell.config.list("allowed-origins");
-    auth::check_browser(host, origin, bound, &listed, is_certified)
+    let settings = api.shell.config.settings();
+    auth::check_browser(host, origin, bound, &settings.allowed_origins, is_certified)
 }
 
 async fn authenticate(

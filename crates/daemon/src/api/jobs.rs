@@ -19,11 +19,11 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::auth::{Who, rights};
-use crate::engine::{Command, RequestKey};
 use crate::jobs::written;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, JobCommand, RequestKey};
 
 const WAIT_DEFAULT_MS: u64 = 30_000;
 const WAIT_MAX_MS: u64 = 60_000;
@@ -42,7 +42,7 @@ pub(super) async fn call(
             let given: JobSubmitParams = params(method, given)?;
             let who = who.clone();
             let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
-            shell.ask(key, Command::SubmitJob(Box::new(new))).await
+            shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
         }
         "job/list" => {
             let given = params(method, given)?;
@@ -56,7 +56,7 @@ pub(super) async fn call(
         "job/cancel" => {
             let given: JobCancelParams = params(method, given)?;
             let id = job_id(shell, given.job).await?;
-            let answer = shell.ask(key, Command::CancelJob { id }).await?;
+            let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
         "job/output" => output::output(shell, who, params(method, given)?).await,

@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
 use super::{params, snapshots};
-use crate::engine::{Command, RequestKey, Settlement};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{AgentCommand, Command, RequestKey, Settlement};
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;
@@ -104,7 +104,7 @@ async fn resolve(shell: &Arc<Shell>, key: Option<RequestKey>, given: LineageReso
     let found = shell.read(move |at| one(at, &given.lineage)).await?;
     let settlement =
         Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
-    shell.ask(key, Command::SettleLineage(Box::new(settlement))).await
+    shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await
 }
 
 /// What an operator should know about lineages that wait for a decision.
@@ -119,7 +119,7 @@ pub(super) fn waiting(at: &ReadView<'_>) -> Result<Option<String>, ErrorBody> {
 }
 
 fn shown(shell: &Shell, found: LineageSummary) -> LineageView {
-    let policy = found.agent.spec.policy(shell.config.policy());
+    let policy = found.agent.spec.policy(shell.config.settings().revival_policy);
     view::lineage(&found.row, &found.agent.name, policy, found.last_turn)
 }
 

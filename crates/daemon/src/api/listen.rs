@@ -230,7 +230,7 @@ impl Bound {
             }
         }
         stop.cancelled().await;
-        let patience = api.shell.config.span("shutdown-timeout");
+        let patience = api.shell.config.settings().shutdown_timeout;
         // Servers know their requests; WebSockets have left their servers and are counted apart.
         let drained = async {
             while servers.join_next().await.is_some() {}

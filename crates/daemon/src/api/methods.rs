@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_image::Pins;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, PAGE_MAX};
 use lodge_store::{AgentFound, AgentSummary, StoreSnapshot};
 use serde_json::Value;
@@ -14,11 +14,12 @@ use super::{
     sessions, tokens, turns,
 };
 use crate::auth::{Who, rights};
-use crate::engine::{Command, RequestKey, reused};
 use crate::read_view::ReadView;
 pub(super) use crate::read_view::unread as internal;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
+use crate::view;
+use lodge_engine::{Command, Refusal, RequestKey};
 
 const PAGE_DEFAULT: u32 = 100;
 
@@ -31,7 +32,7 @@ pub(super) async fn call(
     who: &Who,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match quarantine::suspect(&api.shell, who, method, &given)? {
         Some(watched) => watched.watch(dispatch(api, who, method, given, watch)).await,
@@ -39,7 +40,13 @@ pub(super) async fn call(
     }
 }
 
-async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: Arc<dyn Watch>) -> Answer {
+async fn dispatch(
+    api: &Arc<Api>,
+    who: &Who,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn TransferWatch>,
+) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let (known, given) = admitted(shell, who, method, given).await?;
@@ -47,9 +54,9 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
         return match method {
             // What was decided may not have come about yet.
             "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
-                shell.ask(key, Command::Again { answer }).await
+                shell.ask(key, again(&answer)).await
             }
-            "token/issue" => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?).await,
+            "token/issue" => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
             "job/cancel" => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
@@ -94,6 +101,12 @@ async fn admitted(
         .await
 }
 
+/// A request that was decided before, with its recorded answer.
+fn again(answer: &Value) -> Command {
+    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
+    Command::Again { agent, answer: view::text(answer) }
+}
+
 /// The table of methods has it, and nobody does it.
 pub(super) fn no_method(method: &str) -> ErrorBody {
     ErrorBody::new("method.not_found", format!("there is no method `{method}`"))
@@ -127,7 +140,7 @@ fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option
         return Ok(None);
     };
     if row.digest != key.digest {
-        return Err(*reused(&key.request_id));
+        return Err(view::refused(Refusal::RequestReused { request_id: key.request_id.clone() }));
     }
     serde_json::from_slice(&row.answer)
         .map(Some)

@@ -12,10 +12,10 @@ use lodge_store::{AtBoundary, MessagePlace, MessageRange};
 
 use super::lineages;
 use super::methods::{Answer, internal, page, session_id};
-use crate::engine::DAEMON_STREAM;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::DAEMON_STREAM;
 
 /// A page of messages ends with the one that reaches this.
 const PAGE_BYTES_MAX: usize = 1024 * 1024;
@@ -78,11 +78,13 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
         config: SnapshotConfig {
             tools: tools.collect(),
             permissions: SnapshotPermissions {
-                executor: Some(shell.config.text("executor")),
+                executor: Some(shell.config.settings().executor.word().to_owned()),
                 mounts: mounts.collect(),
                 env_keys,
             },
-            limits: SnapshotLimits { revival_policy: spec.policy(shell.config.policy()).word().to_owned() },
+            limits: SnapshotLimits {
+                revival_policy: spec.policy(shell.config.settings().revival_policy).word().to_owned(),
+            },
             configs: image.configs,
         },
     }

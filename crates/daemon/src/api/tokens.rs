@@ -16,10 +16,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, page};
 use super::{Api, params};
 use crate::auth::DAY_MS;
-use crate::engine::{Command, NewToken, RequestKey, TokenFor};
 use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, NewToken, RequestKey, TokenCommand, TokenFor};
 
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
@@ -54,7 +54,7 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
     }
     let expires_at = now().plus_ms(expires_in_s.cast_signed() * 1_000);
     let new = NewToken { holder, name: given.name, expires_at };
-    let answer = shell.ask(key, Command::IssueToken(Box::new(new))).await?;
+    let answer = shell.ask(key, Command::Token(TokenCommand::Issue(Box::new(new)))).await?;
     issued(api, answer).await
 }
 
@@ -81,7 +81,7 @@ fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
 
 async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Answer {
     let row = shell.read_few(move |at| one(at, &given.token)).await?;
-    shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
+    shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await
 }
 
 fn one(at: &ReadView<'_>, given: &str) -> Result<TokenRow, ErrorBody> {

@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
 use super::{params, sessions};
 use crate::compute::Charge;
-use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
@@ -32,7 +32,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             let id = turn_id(&given.turn)?;
             let known = id.clone();
             shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
-            shell.ask(key, Command::InterruptTurn { id }).await
+            shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await
         }
         _other => Err(no_method(method)),
     }
@@ -56,7 +56,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         None => None,
     };
     let new = NewTurn { agent, session, sender, text, schema };
-    shell.ask(key, Command::SendTurn(Box::new(new))).await
+    shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await
 }
 
 /// The session that a turn is sent to, as it is recorded.

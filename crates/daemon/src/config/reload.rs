@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::file::Keys;
 use super::table::{Change, SETTINGS};
-use super::{Config, ConfigError, InEffect, Source, value_of};
+use super::{Config, ConfigError, InEffect, SettingInEffect, Source};
 
 /// What a reload would change, checked and not yet in effect.
 #[derive(Debug)]
@@ -32,28 +32,26 @@ impl Config {
         let mut waiting = BTreeMap::new();
         for setting in SETTINGS {
             let name = setting.name;
-            let (Some((from, _)), Some((to, source))) = (now.values.get(name), next.get(name).cloned())
-            else {
-                continue;
-            };
-            told.overridden.extend(overridden(name, &yaml, &to, source));
-            if *from == to {
+            let (Some(from), Some(to)) = (now.values.get(name), next.get(name).cloned()) else { continue };
+            told.overridden.extend(overridden(name, &yaml, &to));
+            if from.shown == to.shown {
                 continue;
             }
-            let change = SettingChange { key: name.to_owned(), from: from.clone(), to: to.clone() };
+            let change =
+                SettingChange { key: name.to_owned(), from: from.shown.clone(), to: to.shown.clone() };
             match setting.change {
                 Change::Reload => told.changed.push(change),
                 Change::Restart => {
                     told.needs_restart.push(change);
-                    waiting.insert(name, to);
-                    if let Some(kept) = now.values.get(name) {
-                        next.insert(name, kept.clone());
-                    }
+                    waiting.insert(name, to.shown);
+                    next.insert(name, from.clone());
                 }
             }
         }
         told.needs_restart.extend(self.other_data_dir(&yaml));
-        Ok(Reread { next: InEffect { file, values: next, waiting }, told })
+        let next = InEffect::new(file, next, waiting);
+        next.check_together()?;
+        Ok(Reread { next, told })
     }
 
     /// Puts into effect what was read. Whatever is begun from here on sees it.
@@ -65,7 +63,8 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let in_effect = self.in_effect();
         let waits = in_effect.waiting.iter().map(|(name, value)| {
-            let (to, from) = (plain(value), plain(value_of(&in_effect.values, name)));
+            let now = in_effect.values.get(name).map(|setting| plain(&setting.shown));
+            let (to, from) = (plain(value), now.unwrap_or_default());
             format!("settings: {name} is {from}; the file says {to}, from the next start on")
         });
         waits.chain(self.passed_over.iter().map(|what| format!("settings: {what}"))).collect()
@@ -85,13 +84,13 @@ impl Config {
 }
 
 /// A value of the file that does not count, because a flag or a variable goes before it.
-fn overridden(name: &str, yaml: &Keys, effective: &Value, source: Source) -> Option<Overridden> {
+fn overridden(name: &str, yaml: &Keys, effective: &SettingInEffect) -> Option<Overridden> {
     let written = &yaml.get(name)?.value;
-    match source {
+    match effective.source {
         Source::Flag | Source::Env => Some(Overridden {
             key: name.to_owned(),
-            by: source.word().to_owned(),
-            value: effective.clone(),
+            by: effective.source.word().to_owned(),
+            value: effective.shown.clone(),
             file: written.clone(),
         }),
         Source::File | Source::Default => None,

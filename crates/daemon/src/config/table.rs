@@ -1,211 +1,174 @@
-//! Every setting of `lodged serve`, in one table: flags, variables, keys of the file and defaults are made from it.
+//! Every setting of `lodged serve`, declared once.
+//!
+//! The flags, the variables, the keys of the file, the defaults and the fields of `ServeSettings` are made from the
+//! declarations below, so a misspelt key does not compile.
 
-use lodge_core::limits::{JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN};
+use serde_json::Value;
+
+use super::formats::{
+    AddressFormat, CountFormat, ExecutorFormat, JobOutputFormat, ListFormat, LogFilterFormat,
+    LogFormatFormat, OptionalPathFormat, OptionalSizeFormat, OptionalSpanFormat, PathFormat, PolicyFormat,
+    SettingFormat, SizeFormat, SpanFormat, SwitchFormat,
+};
+use super::{ConfigError, SettingInEffect, Source, Values};
 
 /// One setting of `lodged serve`.
 pub(super) struct Setting {
     /// The flag without dashes, and the YAML key below `serve:`.
     pub name: &'static str,
     pub default: &'static str,
-    pub shape: Shape,
     pub change: Change,
+    is_list: bool,
+    is_switch: bool,
     help: &'static str,
+    /// The value as `info` shows it, or what was expected instead.
+    check: fn(&str) -> Result<Value, String>,
 }
 
-/// When another value counts.
+impl Setting {
+    /// Checks what was given at the place `from`.
+    pub(super) fn check(
+        &'static self,
+        given: &Value,
+        from: String,
+        source: Source,
+    ) -> Result<SettingInEffect, ConfigError> {
+        let words = |items: &[Value]| {
+            items.iter().map(Value::as_str).collect::<Option<Vec<&str>>>().map(|words| words.join(","))
+        };
+        let text = match given {
+            Value::String(text) => Ok(text.clone()),
+            Value::Bool(_) | Value::Number(_) => Ok(given.to_string()),
+            Value::Array(items) if self.is_list => words(items).ok_or_else(|| given.to_string()),
+            Value::Null | Value::Object(_) | Value::Array(_) => Err(given.to_string()),
+        };
+        let bad = |given: &str, wanted: String| ConfigError::BadValue {
+            name: self.name,
+            given: given.to_owned(),
+            wanted,
+            from: from.clone(),
+        };
+        let text = text.map_err(|given| bad(&given, "a plain value".to_owned()))?;
+        match (self.check)(&text) {
+            Ok(shown) => Ok(SettingInEffect { text, shown, source }),
+            Err(expected) => Err(bad(&text, expected)),
+        }
+    }
+}
+
+/// When a new value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// For whatever is begun after a reload.
+    /// For everything that begins after a reload.
     Reload,
     /// It is read once, when the daemon starts.
     Restart,
 }
 
-#[derive(Clone, Copy)]
-pub(super) enum Shape {
-    /// Where to listen: a host and a port.
-    Address,
-    Path,
-    /// A path, or nothing.
-    PathOrNone,
-    Flag,
-    Count,
-    Span,
-    /// A duration, or `off`.
-    SpanOrOff,
-    /// A number of bytes.
-    Size,
-    /// A number of bytes, from the first to the second.
-    SizeWithin(u64, u64),
-    SizeOrOff,
-    OneOf(&'static [&'static str]),
-    List,
-    LogFilter,
+/// Declares each setting once: its documentation, its key (with `_` for `-`), its format, its default, and when a new
+/// value takes effect.
+macro_rules! settings {
+    ($(#[doc = $help:literal] $field:ident: $format:ident = $default:literal, $change:ident;)*) => {
+        /// Every setting that is in effect.
+        #[derive(Debug, Clone)]
+        pub struct ServeSettings {
+            $(#[doc = $help] pub $field: <$format as SettingFormat>::Value,)*
+        }
+
+        pub(super) const SETTINGS: &[Setting] = &[$(
+            Setting {
+                name: {
+                    const KEY: [u8; stringify!($field).len()] = dashed(stringify!($field));
+                    match std::str::from_utf8(&KEY) {
+                        Ok(key) => key,
+                        Err(_) => panic!("the name of a field is ASCII"),
+                    }
+                },
+                default: $default,
+                change: Change::$change,
+                is_list: $format::IS_LIST,
+                is_switch: $format::IS_SWITCH,
+                help: $help.trim_ascii(),
+                check: check::<$format>,
+            },
+        )*];
+
+        impl ServeSettings {
+            /// `values` must have every setting, checked. Otherwise the answer is the name of one that is missing.
+            pub(super) fn from_values(values: &Values) -> Result<ServeSettings, &'static str> {
+                let mut settings = SETTINGS.iter();
+                $(
+                    let name = settings.next().map_or("", |setting| setting.name);
+                    let value = values.get(name).and_then(|value| $format::parse(&value.text));
+                    let $field = value.ok_or(name)?;
+                )*
+                Ok(ServeSettings { $($field,)* })
+            }
+        }
+    };
 }
 
-pub(super) const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "executor",
-        default: "system",
-        shape: Shape::OneOf(&["system", "docker"]),
-        change: Change::Restart,
-        help: "how agents are run",
-    },
-    Setting {
-        name: "socket-path",
-        default: "lodge.sock",
-        shape: Shape::Path,
-        change: Change::Restart,
-        help: "the Unix socket; relative to the state directory",
-    },
-    Setting {
-        name: "http-addr",
-        default: "127.0.0.1:5500",
-        shape: Shape::Address,
-        change: Change::Restart,
-        help: "the TCP listener; port 0 picks a free one",
-    },
-    Setting {
-        name: "no-http",
-        default: "false",
-        shape: Shape::Flag,
-        change: Change::Restart,
-        help: "no TCP listener",
-    },
-    Setting {
-        name: "tls-cert",
-        default: "",
-        shape: Shape::PathOrNone,
-        change: Change::Restart,
-        help: "the certificate of the TCP listener (PEM), which then speaks TLS only; relative to the state directory",
-    },
-    Setting {
-        name: "tls-key",
-        default: "",
-        shape: Shape::PathOrNone,
-        change: Change::Restart,
-        help: "the private key of tls-cert (PEM), which nobody else may read; relative to the state directory",
-    },
-    Setting {
-        name: "no-ui",
-        default: "false",
-        shape: Shape::Flag,
-        change: Change::Restart,
-        help: "no dashboard (not used yet)",
-    },
-    Setting {
-        name: "max-concurrent",
-        default: "10",
-        shape: Shape::Count,
-        change: Change::Reload,
-        help: "agents whose turns run at the same time",
-    },
-    Setting {
-        name: "max-jobs",
-        default: "10",
-        shape: Shape::Count,
-        change: Change::Reload,
-        help: "jobs that run at the same time",
-    },
-    Setting {
-        name: "job-output",
-        default: "64m",
-        shape: Shape::SizeWithin(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
-        change: Change::Reload,
-        help: "what is kept of each stream of a job: most of it from the start, the rest from the end",
-    },
-    Setting {
-        name: "job-keep-free",
-        default: "256m",
-        shape: Shape::Size,
-        change: Change::Reload,
-        help: "free disk below which no job is taken and no more output of jobs is kept",
-    },
-    Setting {
-        name: "job-retention-age",
-        default: "off",
-        shape: Shape::SpanOrOff,
-        change: Change::Reload,
-        help: "jobs that ended longer ago are removed, with their output",
-    },
-    Setting {
-        name: "job-retention-bytes",
-        default: "off",
-        shape: Shape::SizeOrOff,
-        change: Change::Reload,
-        help: "beyond so much output of ended jobs the oldest is removed",
-    },
-    Setting {
-        name: "backoff-base",
-        default: "1s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "first pause before a restart",
-    },
-    Setting {
-        name: "backoff-cap",
-        default: "30s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "longest pause before a restart",
-    },
-    Setting {
-        name: "shutdown-timeout",
-        default: "5s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "how long requests may finish at shutdown",
-    },
-    Setting {
-        name: "readiness-timeout",
-        default: "60s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "how long a runtime may take to get ready",
-    },
-    Setting {
-        name: "revival-policy",
-        default: "revive",
-        shape: Shape::OneOf(&["revive", "reap", "ask"]),
-        change: Change::Reload,
-        help: "what happens to work whose process died",
-    },
-    Setting {
-        name: "heartbeat-stale",
-        default: "30s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "silence from which on a working process is stale",
-    },
-    Setting {
-        name: "heartbeat-crashed",
-        default: "90s",
-        shape: Shape::Span,
-        change: Change::Reload,
-        help: "silence beyond which it is killed and its work taken over",
-    },
-    Setting {
-        name: "allowed-origins",
-        default: "",
-        shape: Shape::List,
-        change: Change::Reload,
-        help: "browser origins that may call, comma-separated",
-    },
-    Setting {
-        name: "log-format",
-        default: "text",
-        shape: Shape::OneOf(&["text", "json"]),
-        change: Change::Restart,
-        help: "of the daemon's own log",
-    },
-    Setting {
-        name: "log-level",
-        default: "info",
-        shape: Shape::LogFilter,
-        change: Change::Reload,
-        help: "error, warn, info, debug, trace, or a filter",
-    },
-];
+settings! {
+    /// how agents are run
+    executor: ExecutorFormat = "system", Restart;
+    /// the Unix socket; relative to the state directory
+    socket_path: PathFormat = "lodge.sock", Restart;
+    /// the TCP listener; port 0 picks a free one
+    http_addr: AddressFormat = "127.0.0.1:5500", Restart;
+    /// no TCP listener
+    no_http: SwitchFormat = "false", Restart;
+    /// the certificate of the TCP listener (PEM), which then speaks TLS only; relative to the state directory
+    tls_cert: OptionalPathFormat = "", Restart;
+    /// the private key of tls-cert (PEM), which nobody else may read; relative to the state directory
+    tls_key: OptionalPathFormat = "", Restart;
+    /// no dashboard (not used yet)
+    no_ui: SwitchFormat = "false", Restart;
+    /// agents whose turns run at the same time
+    max_concurrent: CountFormat = "10", Reload;
+    /// jobs that run at the same time
+    max_jobs: CountFormat = "10", Reload;
+    /// what is kept of each stream of a job: most of it from the start, the rest from the end
+    job_output: JobOutputFormat = "64m", Reload;
+    /// free disk below which no job is taken and no more output of jobs is kept
+    job_keep_free: SizeFormat = "256m", Reload;
+    /// jobs that ended longer ago are removed, with their output
+    job_retention_age: OptionalSpanFormat = "off", Reload;
+    /// beyond so much output of ended jobs the oldest is removed
+    job_retention_bytes: OptionalSizeFormat = "off", Reload;
+    /// first pause before a restart
+    backoff_base: SpanFormat = "1s", Reload;
+    /// longest pause before a restart
+    backoff_cap: SpanFormat = "30s", Reload;
+    /// how long requests may finish at shutdown
+    shutdown_timeout: SpanFormat = "5s", Reload;
+    /// how long a runtime may take to get ready
+    readiness_timeout: SpanFormat = "60s", Reload;
+    /// what happens to work whose process died
+    revival_policy: PolicyFormat = "revive", Reload;
+    /// silence from which on a working process is stale
+    heartbeat_stale: SpanFormat = "30s", Reload;
+    /// silence beyond which it is killed and its work taken over
+    heartbeat_crashed: SpanFormat = "90s", Reload;
+    /// browser origins that may call, comma-separated
+    allowed_origins: ListFormat = "", Reload;
+    /// of the daemon's own log
+    log_format: LogFormatFormat = "text", Restart;
+    /// error, warn, info, debug, trace, or a filter
+    log_level: LogFilterFormat = "info", Reload;
+}
+
+const fn dashed<const LENGTH: usize>(name: &str) -> [u8; LENGTH] {
+    let (name, mut key, mut at) = (name.as_bytes(), [0; LENGTH], 0);
+    while at < LENGTH {
+        key[at] = if name[at] == b'_' { b'-' } else { name[at] };
+        at += 1;
+    }
+    key
+}
+
+fn check<F: SettingFormat>(text: &str) -> Result<Value, String> {
+    F::parse(text).map(|value| F::shown(&value, text)).ok_or_else(F::expected)
+}
 
 /// The flags of `lodged serve`, made from the table of settings.
 pub fn command() -> clap::Command {
@@ -223,20 +186,10 @@ pub fn command() -> clap::Command {
         let env = env_name(setting.name);
         let help = format!("{} [default: {}] [env: {env}]", setting.help, setting.default);
         let arg = clap::Arg::new(setting.name).long(setting.name).help(help);
-        serve = serve.arg(match setting.shape {
-            Shape::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(true),
-            Shape::Address
-            | Shape::Path
-            | Shape::PathOrNone
-            | Shape::Count
-            | Shape::Span
-            | Shape::SpanOrOff
-            | Shape::Size
-            | Shape::SizeWithin(..)
-            | Shape::SizeOrOff
-            | Shape::OneOf(_)
-            | Shape::List
-            | Shape::LogFilter => arg.num_args(1),
+        serve = serve.arg(if setting.is_switch {
+            arg.num_args(0..=1).default_missing_value("true").require_equals(true)
+        } else {
+            arg.num_args(1)
         });
     }
     serve

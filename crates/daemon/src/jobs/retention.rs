@@ -12,10 +12,10 @@ use lodge_core::{AgentId, JobId};
 use lodge_store::{OutputFate, OutputReader};
 
 use crate::chain;
-use crate::engine::Seen;
-use crate::engine::jobs::{Expiry, JobSeen};
 use crate::limits;
 use crate::shell::{Shell, now};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Expiry, JobSeen};
 
 /// Jobs that are looked at, or told of, at once.
 const PAGE: u32 = 256;
@@ -42,11 +42,11 @@ pub async fn run(shell: Arc<Shell>) {
             let jobs = blocking(&shell, move |shell| beyond_of(shell, &agent)).await;
             expire(&shell, jobs, Expiry::Output).await;
         }
-        let age = shell.config.span_unless_off("job-retention-age");
+        let age = shell.config.settings().job_retention_age;
         if let Some(age) = age {
             expire_old(&shell, age).await;
         }
-        if let Some(bytes_max) = shell.config.size("job-retention-bytes") {
+        if let Some(bytes_max) = shell.config.settings().job_retention_bytes {
             let jobs = blocking(&shell, move |shell| beyond(shell, bytes_max)).await;
             expire(&shell, jobs, Expiry::Output).await;
         }
@@ -93,7 +93,7 @@ fn beyond_of(shell: &Shell, agent: &AgentId) -> Vec<JobId> {
 
 /// The archive has so much more.
 pub fn archive_grew(shell: &Shell, bytes: usize) {
-    let Some(bytes_max) = shell.config.size("job-retention-bytes") else { return };
+    let Some(bytes_max) = shell.config.settings().job_retention_bytes else { return };
     if shell.jobs.grew(bytes as u64) >= bytes_max / GROWTH_SHARE {
         shell.jobs.look_now();
     }
@@ -102,7 +102,7 @@ pub fn archive_grew(shell: &Shell, bytes: usize) {
 /// A job is recorded as archived: only from now on may its output be too much.
 pub fn settled(shell: &Shell, agent: &AgentId) {
     shell.jobs.settled_of(agent);
-    if shell.config.size("job-retention-bytes").is_some() {
+    if shell.config.settings().job_retention_bytes.is_some() {
         shell.jobs.look_now();
     }
 }

@@ -1,9 +1,9 @@
-//! The store of contents, by their digests.
+//! The content-addressed store.
 //!
-//! Owns: the files below one directory. A blob is there whole or not at all, whatever is killed when. Never: knows what
-//! is in a blob, or which of them are wanted.
+//! Owns: the files below one directory. A blob is present completely or not at all, even if processes are killed at
+//! any time. Never: knows what is in a blob, or which of them are needed.
 //!
-//! One process at a time has a store. Everything here waits for the disk.
+//! Only one process at a time uses a store. All functions block on the disk.
 
 mod checked;
 mod collect;
@@ -21,14 +21,14 @@ use std::time::SystemTime;
 
 use rustix::fs::{Mode, Stat, fchmod};
 
-pub use self::checked::Checked;
-pub use self::collect::Collected;
-use self::dirs::{Dirs, Temp};
+pub use self::checked::CheckedBlob;
+pub use self::collect::CollectionTotals;
+use self::dirs::{BlobDirs, TempName};
 pub use self::error::{BlobError, NO_ROOM_HINT};
-pub use self::fresh::Fresh;
-pub use self::incoming::Incoming;
+pub use self::fresh::NewBlob;
+pub use self::incoming::IncomingBlob;
+use self::pins::BlobState;
 pub use self::pins::Pins;
-use self::pins::Shared;
 use crate::agentfile::names;
 use crate::oci::Blob;
 use crate::{Digest, Hasher};
@@ -37,18 +37,18 @@ use crate::{Digest, Hasher};
 const PIECE: usize = 256 << 10;
 /// A blob is never changed.
 const BLOB: Mode = Mode::RUSR;
-/// A blob that may be written is one that was found to be damaged: it is as if it were not there for all but those who
-/// read it, and whoever brings it anew replaces it.
+/// A writable blob is one that was found to be damaged: it counts as missing, except for readers that have it open,
+/// and the next transfer replaces it.
 const DAMAGED: Mode = Mode::WUSR;
-/// Programs run as whoever the sandbox makes of them.
+/// Programs run as the user of the sandbox.
 const PROGRAM: Mode = Mode::from_raw_mode(0o555);
 
 /// The store. Clones are the same store.
 #[derive(Debug, Clone)]
 pub struct Blobs {
     dir: PathBuf,
-    dirs: Arc<Dirs>,
-    shared: Arc<Shared>,
+    dirs: Arc<BlobDirs>,
+    shared: Arc<BlobState>,
 }
 
 impl Blobs {
@@ -57,7 +57,7 @@ impl Blobs {
     /// What a killed process left half done goes, but for transfers that can be gone on with.
     pub fn open(dir: &Path) -> Result<Blobs, BlobError> {
         let failed = |cause| BlobError::Io { path: dir.to_owned(), cause };
-        let dirs = Dirs::open(dir).map_err(failed)?;
+        let dirs = BlobDirs::open(dir).map_err(failed)?;
         collect::drop_stale_partials(&dirs, SystemTime::now()).map_err(failed)?;
         Ok(Blobs { dir: dir.to_owned(), dirs: Arc::new(dirs), shared: Arc::default() })
     }
@@ -90,8 +90,8 @@ impl Blobs {
     }
 
     /// Begins a blob whose digest is known once all of it was written.
-    pub fn begin<'p>(&self, pins: &'p Pins) -> Result<Fresh<'p>, BlobError> {
-        Fresh::new(self, pins)
+    pub fn begin<'p>(&self, pins: &'p Pins) -> Result<NewBlob<'p>, BlobError> {
+        NewBlob::new(self, pins)
     }
 
     /// Whether a blob of that size is there, and was not found to be damaged. It is pinned in any case.
@@ -113,7 +113,7 @@ impl Blobs {
         let begun = dirs::stat(&self.dirs.partial, digest.hex());
         let begun = begun.map_err(|cause| self.partial_failed(digest, cause))?.filter(dirs::is_file);
         let begun = begun.map_or(0, |found| found.st_size.unsigned_abs());
-        // What cannot be the beginning of it is begun anew.
+        // If the partial file cannot be the start of it, the transfer starts again.
         Ok(size.checked_sub(begun).unwrap_or(size))
     }
 
@@ -135,7 +135,7 @@ impl Blobs {
         Err(BlobError::Damaged { digest: *digest })
     }
 
-    /// A blob to be read in pieces. Whoever does so checks the digest of what he read.
+    /// A blob to be read in pieces. The caller checks the digest of what it read.
     pub fn open_blob(&self, digest: &Digest) -> Result<(File, u64), BlobError> {
         match dirs::open(&self.dirs.blobs, &digest.hex()) {
             Ok(Some((file, found))) => Ok((file, found.st_size.unsigned_abs())),
@@ -148,8 +148,8 @@ impl Blobs {
     }
 
     /// A blob to be read in pieces, which are checked on the way.
-    pub fn open_checked(&self, digest: &Digest) -> Result<Checked, BlobError> {
-        Checked::open(self, digest)
+    pub fn open_checked(&self, digest: &Digest) -> Result<CheckedBlob, BlobError> {
+        CheckedBlob::open(self, digest)
     }
 
     /// Reads a blob to its end; one that is damaged is not there from now on for `has`.
@@ -166,9 +166,9 @@ impl Blobs {
     /// `Busy`, and `until_free` waits for the end of the one there is.
     ///
     /// Whether the blob is there already is not looked at.
-    pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<Incoming, BlobError> {
+    pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<IncomingBlob, BlobError> {
         pins.keep(digest);
-        Incoming::open(self, digest, size)
+        IncomingBlob::open(self, digest, size)
     }
 
     /// Takes a blob from a stream at once, durably: all of it or nothing, also when it is there already.
@@ -186,13 +186,13 @@ impl Blobs {
                 hasher.update(piece);
                 file.write_all(piece).map_err(failed)
             };
-            copy(write).map_err(Making::Made)?;
+            copy(write).map_err(MakeFileError::Made)?;
             match hasher.finish() {
                 found if found == *digest => Ok(()),
-                found => Err(Making::Made(BlobError::Wrong { wanted: *digest, found }.into())),
+                found => Err(MakeFileError::Made(BlobError::Wrong { wanted: *digest, found }.into())),
             }
         });
-        taken.map_err(|error| error.told(failed))
+        taken.map_err(|error| error.into_error(failed))
     }
 
     /// Returns once nobody receives this blob. Then it may be there, or it can be received, unless somebody was faster.
@@ -201,7 +201,7 @@ impl Blobs {
             let mut freed = std::pin::pin!(self.shared.freed.notified());
             // From here on, nothing that is freed is missed.
             freed.as_mut().enable();
-            if !self.shared.held().receiving.contains(digest) {
+            if !self.shared.lock_pins().receiving.contains(digest) {
                 return;
             }
             freed.await;
@@ -227,20 +227,20 @@ impl Blobs {
         let dir = self.dirs.programs_of(&owner.hex()).map_err(failed)?;
         let found = dirs::stat(&dir, name).map_err(failed)?;
         if !found.is_some_and(|found| dirs::is_file(&found)) {
-            let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(Making::Made));
-            made.map_err(|error| error.told(failed))?;
+            let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(MakeFileError::Made));
+            made.map_err(|error| error.into_error(failed))?;
         }
         Ok(path)
     }
 
     /// Writes a blob that has no name yet, unless it is there.
-    fn written(&self, pins: &Pins, digest: &Digest, bytes: &[u8]) -> Result<Option<Temp>, BlobError> {
+    fn written(&self, pins: &Pins, digest: &Digest, bytes: &[u8]) -> Result<Option<TempName>, BlobError> {
         pins.keep(digest);
         if self.holds(digest, bytes) {
             return Ok(None);
         }
         let write = || {
-            let (temp, mut file) = Temp::new(&self.dirs)?;
+            let (temp, mut file) = TempName::new(&self.dirs)?;
             file.write_all(bytes)?;
             dirs::seal(&file, BLOB)?;
             Ok(Some(temp))
@@ -249,11 +249,11 @@ impl Blobs {
     }
 
     /// Gives blobs their names, durably.
-    fn name_all(&self, written: impl IntoIterator<Item = (Digest, Temp)>) -> Result<(), BlobError> {
+    fn name_all(&self, written: impl IntoIterator<Item = (Digest, TempName)>) -> Result<(), BlobError> {
         for (digest, temp) in written {
             temp.move_to(&self.dirs.blobs, &digest.hex()).map_err(|cause| self.failed(&digest, cause))?;
         }
-        // Also for what was found: whoever named it may not have come so far.
+        // Also for an existing file: the process that renamed it may have been killed before this.
         let flushed = dirs::flush(&self.dirs.blobs);
         flushed.map_err(|cause| BlobError::Io { path: self.dir.join("blobs/sha256"), cause })
     }
@@ -274,7 +274,7 @@ impl Blobs {
     /// Marks the blob that this is. One that replaced it meanwhile is another file.
     fn mark_damaged(&self, file: &File) {
         if fchmod(file, BLOB | DAMAGED).is_err() {
-            // Where no mark can be set, whoever reads the blob finds out again.
+            // If no mark can be set, the next reader finds the damage again.
         }
     }
 
@@ -292,22 +292,22 @@ fn is_marked(found: &Stat) -> bool {
 }
 
 /// Why a file was not made.
-enum Making<E> {
+enum MakeFileError<E> {
     Made(E),
     Io(io::Error),
 }
 
-impl<E: From<BlobError>> Making<E> {
-    fn told(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
+impl<E: From<BlobError>> MakeFileError<E> {
+    fn into_error(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
         match self {
-            Making::Made(error) => error,
-            Making::Io(cause) => failed(cause).into(),
+            MakeFileError::Made(error) => error,
+            MakeFileError::Io(cause) => failed(cause).into(),
         }
     }
 }
 
-impl<E> From<io::Error> for Making<E> {
-    fn from(cause: io::Error) -> Making<E> {
-        Making::Io(cause)
+impl<E> From<io::Error> for MakeFileError<E> {
+    fn from(cause: io::Error) -> MakeFileError<E> {
+        MakeFileError::Io(cause)
     }
 }

@@ -9,55 +9,55 @@ use crate::Digest;
 
 /// What all clones of a store know together.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    held: Mutex<Held>,
+pub(super) struct BlobState {
+    held: Mutex<PinTable>,
     /// Somebody stopped receiving something.
     pub(super) freed: Notify,
-    /// Held by a collection: there is one at a time.
+    /// Locked by a collection: there is one at a time.
     pub(super) collection: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PinTable {
     pins: BTreeMap<Digest, usize>,
     pub(super) receiving: BTreeSet<Digest>,
     /// While a collection is under way: everything that was pinned at some time since it began.
     spared: Option<BTreeSet<Digest>>,
 }
 
-/// Keeps blobs from being collected until it is dropped. Whoever writes or finds a blob and records it later holds one
-/// until that is recorded.
+/// Keeps blobs from being collected until it is dropped. A caller that writes or finds a blob and records it later
+/// keeps a pin until then.
 #[derive(Debug)]
 pub struct Pins {
-    shared: Arc<Shared>,
+    shared: Arc<BlobState>,
     own: Mutex<BTreeSet<Digest>>,
 }
 
-impl Shared {
-    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+impl BlobState {
+    pub(super) fn lock_pins(&self) -> MutexGuard<'_, PinTable> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, until what this returns is dropped, whatever is pinned is spared, even once it is pinned no more: it
-    /// may have been recorded after it was asked what is wanted.
-    pub(super) fn spare(&self) -> Sparing<'_> {
-        let mut held = self.held();
+    /// Until the returned guard is dropped, blobs that were pinned at any time are spared, even if they are not
+    /// pinned any more: they may have been recorded after the collection listed what is needed.
+    pub(super) fn spare(&self) -> CollectionGuard<'_> {
+        let mut held = self.lock_pins();
         held.spared = Some(held.pins.keys().copied().collect());
-        Sparing { shared: self }
+        CollectionGuard { shared: self }
     }
 }
 
-pub(super) struct Sparing<'a> {
-    shared: &'a Shared,
+pub(super) struct CollectionGuard<'a> {
+    shared: &'a BlobState,
 }
 
-impl Drop for Sparing<'_> {
+impl Drop for CollectionGuard<'_> {
     fn drop(&mut self) {
-        self.shared.held().spared = None;
+        self.shared.lock_pins().spared = None;
     }
 }
 
-impl Held {
+impl PinTable {
     pub(super) fn is_spared(&self, digest: &Digest) -> bool {
         self.pins.contains_key(digest)
             || self.receiving.contains(digest)
@@ -66,7 +66,7 @@ impl Held {
 }
 
 impl Pins {
-    pub(super) fn new(shared: Arc<Shared>) -> Pins {
+    pub(super) fn new(shared: Arc<BlobState>) -> Pins {
         Pins { shared, own: Mutex::default() }
     }
 
@@ -75,7 +75,7 @@ impl Pins {
         if !self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest) {
             return;
         }
-        let mut held = self.shared.held();
+        let mut held = self.shared.lock_pins();
         *held.pins.entry(*digest).or_default() += 1;
         if let Some(spared) = &mut held.spared {
             spared.insert(*digest);
@@ -86,7 +86,7 @@ impl Pins {
 impl Drop for Pins {
     fn drop(&mut self) {
         let own = std::mem::take(self.own.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let mut held = self.shared.held();
+        let mut held = self.shared.lock_pins();
         for digest in own {
             let left = held.pins.get(&digest).map_or(0, |count| count.saturating_sub(1));
             match left {

@@ -20,7 +20,7 @@ pub enum RegistryError {
     NotFound { reference: String },
     #[error("`{host}` does not allow that: {why}")]
     Denied { host: String, why: String },
-    #[error("no login for `{host}` could be had: {why}")]
+    #[error("could not get a login for `{host}`: {why}")]
     Login { host: String, why: String },
     #[error("`{host}` did what no registry may: {why}")]
     Lies { host: String, why: String },
@@ -61,10 +61,12 @@ impl RegistryError {
                 format!("run `docker login {host}` as the user of the daemon, then try again")
             }
             RegistryError::Login { host, .. } => {
-                format!("run `docker login {host}` as the user of the daemon, or mend its `config.json`")
+                format!("run `docker login {host}` as the user of the daemon, or fix its `config.json`")
             }
-            RegistryError::Lies { .. } => "nothing of that was kept: tell whoever runs it".to_owned(),
-            RegistryError::Refused { .. } => "try again later, or ask whoever runs it".to_owned(),
+            RegistryError::Lies { .. } => "nothing was kept: tell the operator of the registry".to_owned(),
+            RegistryError::Refused { .. } => {
+                "try again later, or ask the operator of the registry".to_owned()
+            }
             RegistryError::Image(_) => BadImage::HINT.to_owned(),
             RegistryError::Blob(error) => error.hint().to_owned(),
         }
@@ -73,14 +75,14 @@ impl RegistryError {
 
 /// An error of one try.
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct AttemptError {
     pub(super) error: RegistryError,
-    pub(super) again: Again,
+    pub(super) again: RetryAdvice,
 }
 
 /// Whether another try may end better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
+pub(super) enum RetryAdvice {
     Never,
     /// Once at most: nobody was there when somebody should have been for the first time.
     Once,
@@ -89,20 +91,20 @@ pub(super) enum Again {
     After(Duration),
 }
 
-impl Trouble {
-    pub(super) fn passing(error: RegistryError) -> Trouble {
-        Trouble { error, again: Again::Soon }
+impl AttemptError {
+    pub(super) fn passing(error: RegistryError) -> AttemptError {
+        AttemptError { error, again: RetryAdvice::Soon }
     }
 
-    pub(super) fn lies(host: &str, why: impl Into<String>) -> Trouble {
+    pub(super) fn contradiction(host: &str, why: impl Into<String>) -> AttemptError {
         RegistryError::Lies { host: host.to_owned(), why: why.into() }.into()
     }
 }
 
 /// What is not known to pass is final.
-impl<E: Into<RegistryError>> From<E> for Trouble {
-    fn from(error: E) -> Trouble {
-        Trouble { error: error.into(), again: Again::Never }
+impl<E: Into<RegistryError>> From<E> for AttemptError {
+    fn from(error: E) -> AttemptError {
+        AttemptError { error: error.into(), again: RetryAdvice::Never }
     }
 }
 
@@ -115,8 +117,8 @@ mod tests {
     #[test]
     fn a_disk_without_room_is_told_as_that_and_not_as_trouble_with_the_registry() {
         let full = BlobError::Io { path: "x".into(), cause: io::ErrorKind::StorageFull.into() };
-        let trouble = Trouble::from(full);
-        assert_eq!((trouble.error.code(), trouble.again), ("image.no_room", Again::Never));
+        let trouble = AttemptError::from(full);
+        assert_eq!((trouble.error.code(), trouble.again), ("image.no_room", RetryAdvice::Never));
         assert!(trouble.error.hint().contains("make room"));
         let broken = BlobError::Io { path: "x".into(), cause: io::ErrorKind::PermissionDenied.into() };
         assert_eq!(RegistryError::from(broken).code(), "daemon.internal");

@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
-use reqwest::{Method, Response, StatusCode};
+use reqwest::header::{HeaderValue, RANGE};
+use reqwest::{Method, Response};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::auth::Right;
-use super::error::{RegistryError, Trouble};
-use super::http::{Ask, Home, stalled, unreachable};
-use super::net::{Hops, shown_host};
-use super::retry::Tries;
-use super::{AT_ONCE, Registries, Terms, Watch};
-use crate::oci::{BadImage, Descriptor, Document, MANIFEST_MAX, Platform};
-use crate::{BlobError, Blobs, Digest, Incoming, Pins, Remote, Version};
+use super::auth::RegistryRight;
+use super::blob_answer::{PullPace, begins_at};
+use super::error::{AttemptError, RegistryError};
+use super::http::{RegistryRequest, RepositoryClient, stalled, unreachable};
+use super::net::RedirectPolicy;
+use super::retry::RetryAttempts;
+use super::{AT_ONCE, RegistryClient, TransferWatch};
+use crate::oci::{BadImage, Descriptor, MANIFEST_MAX, ManifestDocument, Platform};
+use crate::{BlobError, Blobs, Digest, ImageVersion, IncomingBlob, Pins, RemoteImage};
 
 pub(super) const DOCUMENTS: &str = "application/vnd.oci.image.index.v1+json, \
      application/vnd.oci.image.manifest.v1+json, \
@@ -33,18 +33,18 @@ pub(super) const DOCUMENTS_MAX: usize = 256;
 /// Pieces of one blob that wait for the disk.
 const PIECES_WAITING: usize = 4;
 
-impl Registries {
+impl RegistryClient {
     /// The manifest or index that a reference leads to, checked and in the store.
     pub async fn resolve(
         &self,
         blobs: &Blobs,
         pins: &Pins,
-        remote: &Remote,
-    ) -> Result<(Descriptor, Document), RegistryError> {
-        let home = Home::of(remote)?;
+        remote: &RemoteImage,
+    ) -> Result<(Descriptor, ManifestDocument), RegistryError> {
+        let home = RepositoryClient::of(remote)?;
         let (reference, wanted) = match &remote.version {
-            Version::Tag(tag) => (tag.clone(), None),
-            Version::Digest(digest) => (digest.to_string(), Some(*digest)),
+            ImageVersion::Tag(tag) => (tag.clone(), None),
+            ImageVersion::Digest(digest) => (digest.to_string(), Some(*digest)),
         };
         let bytes = self.document(&home, &reference, wanted, &remote.to_string()).await?;
         let size = bytes.len() as u64;
@@ -60,11 +60,11 @@ impl Registries {
         &self,
         blobs: &Blobs,
         pins: &Pins,
-        remote: &Remote,
-        document: &Document,
-        watch: Arc<dyn Watch>,
+        remote: &RemoteImage,
+        document: &ManifestDocument,
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<(), RegistryError> {
-        let pull = Pull { registries: self, home: Home::known(remote)?, blobs, pins, watch };
+        let pull = ImagePull { registries: self, home: RepositoryClient::known(remote)?, blobs, pins, watch };
         let parts = pull.documents(document).await?;
         pull.all_blobs(parts).await
     }
@@ -75,7 +75,7 @@ impl Registries {
         blobs: &Blobs,
         pins: &Pins,
         bytes: Vec<u8>,
-    ) -> Result<(Digest, Document), RegistryError> {
+    ) -> Result<(Digest, ManifestDocument), RegistryError> {
         let (document, bytes) = self.read_document(bytes).await?;
         let size = bytes.len() as u64;
         let (store, held) = (blobs.clone(), blobs.pins());
@@ -86,46 +86,49 @@ impl Registries {
         Ok((digest, document))
     }
 
-    async fn read_document(&self, bytes: Vec<u8>) -> Result<(Document, Vec<u8>), RegistryError> {
+    async fn read_document(&self, bytes: Vec<u8>) -> Result<(ManifestDocument, Vec<u8>), RegistryError> {
         let (done, read) = tokio::sync::oneshot::channel();
         // Nobody may wait for it any more.
-        let reading = Box::new(move || drop(done.send((Document::read(&bytes), bytes))));
+        let reading = Box::new(move || drop(done.send((ManifestDocument::read(&bytes), bytes))));
         drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
-        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it broke off"))?;
+        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it was interrupted"))?;
         Ok((document?, bytes))
     }
 
     /// The bytes of a document, which have the digest that was wanted.
     async fn document(
         &self,
-        home: &Home,
+        home: &RepositoryClient,
         reference: &str,
         wanted: Option<Digest>,
         about: &str,
     ) -> Result<Vec<u8>, RegistryError> {
-        let mut tries = Tries::new(&self.inner.terms);
+        let mut tries = RetryAttempts::new(&self.inner.terms);
         loop {
             match self.document_once(home, reference, wanted, about).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
 
     async fn document_once(
         &self,
-        home: &Home,
+        home: &RepositoryClient,
         reference: &str,
         wanted: Option<Digest>,
         about: &str,
-    ) -> Result<Vec<u8>, Trouble> {
-        let ask = Ask::new(Method::GET, home.manifest(reference), Right::Pull, about);
-        let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(Hops::SameOrigin)).await?;
+    ) -> Result<Vec<u8>, AttemptError> {
+        let ask = RegistryRequest::new(Method::GET, home.manifest(reference), RegistryRight::Pull, about);
+        let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(RedirectPolicy::SameOrigin)).await?;
         let claimed = answer.headers().get(CONTENT_DIGEST).cloned();
-        let bytes = self.read_whole(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
+        let bytes = self.read_bounded(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
         let found = Digest::of(&bytes);
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(Trouble::lies(&home.host, format!("asked for {wanted} it sent {found}")));
+            return Err(AttemptError::contradiction(
+                &home.host,
+                format!("asked for {wanted} it sent {found}"),
+            ));
         }
         agrees(home, claimed.as_ref(), found)?;
         Ok(bytes)
@@ -137,7 +140,11 @@ fn too_large() -> BadImage {
 }
 
 /// What a registry says about a digest must be so.
-pub(super) fn agrees(home: &Home, claimed: Option<&HeaderValue>, found: Digest) -> Result<(), Trouble> {
+pub(super) fn agrees(
+    home: &RepositoryClient,
+    claimed: Option<&HeaderValue>,
+    found: Digest,
+) -> Result<(), AttemptError> {
     let Some(claimed) = claimed else { return Ok(()) };
     let text = claimed.to_str().unwrap_or_default();
     // Another algorithm is a claim that is not checked here.
@@ -145,7 +152,7 @@ pub(super) fn agrees(home: &Home, claimed: Option<&HeaderValue>, found: Digest) 
     if other_kind || text.parse() == Ok(found) {
         return Ok(());
     }
-    Err(Trouble::lies(&home.host, format!("it gives {found} another digest")))
+    Err(AttemptError::contradiction(&home.host, format!("it gives {found} another digest")))
 }
 
 /// Runs what waits for the disk where it may.
@@ -156,10 +163,10 @@ pub(super) async fn on_disk<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(cut)?
 }
 
-/// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
+/// Adds what a document names. Blobs of a single platform are marked with it, for progress; blobs of several are not.
 pub(super) fn add_parts(
     parts: &mut BTreeMap<Digest, Descriptor>,
-    document: &Document,
+    document: &ManifestDocument,
     platform: Option<&Platform>,
 ) {
     for part in document.parts() {
@@ -173,17 +180,17 @@ pub(super) fn add_parts(
 }
 
 /// One image on its way here.
-struct Pull<'a> {
-    registries: &'a Registries,
-    home: Home,
+struct ImagePull<'a> {
+    registries: &'a RegistryClient,
+    home: RepositoryClient,
     blobs: &'a Blobs,
     pins: &'a Pins,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 }
 
-impl Pull<'_> {
-    /// Brings the documents below one, and returns the blobs that all of them name.
-    async fn documents(&self, top: &Document) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
+impl ImagePull<'_> {
+    /// Fetches the documents below one, and returns the blobs that all of them name.
+    async fn documents(&self, top: &ManifestDocument) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
         let mut found = BTreeMap::new();
         let mut count = 0;
         let mut level = vec![(None, top.clone())];
@@ -191,8 +198,8 @@ impl Pull<'_> {
             let mut below = BTreeMap::new();
             for (platform, document) in &level {
                 match document {
-                    Document::Manifest(_) => add_parts(&mut found, document, platform.as_ref()),
-                    Document::Index(_) => add_parts(&mut below, document, None),
+                    ManifestDocument::Manifest(_) => add_parts(&mut found, document, platform.as_ref()),
+                    ManifestDocument::Index(_) => add_parts(&mut below, document, None),
                 }
             }
             if below.is_empty() {
@@ -211,7 +218,7 @@ impl Pull<'_> {
         Err(BadImage::new(format!("its indexes are nested more than {DEPTH_MAX} deep")).into())
     }
 
-    async fn document(&self, part: Descriptor) -> Result<Document, RegistryError> {
+    async fn document(&self, part: Descriptor) -> Result<ManifestDocument, RegistryError> {
         if part.size > MANIFEST_MAX {
             return Err(too_large().into());
         }
@@ -259,12 +266,12 @@ impl Pull<'_> {
         brought.buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// Brings one blob, or finds that somebody else just did.
+    /// Fetches one blob, or finds that another transfer just did.
     async fn blob(&self, part: Descriptor) -> Result<(), RegistryError> {
         let mut lied = false;
         loop {
             let Some(incoming) = self.take_turn(&part).await? else { return Ok(()) };
-            let whole = self.go_on(&part, incoming).await?;
+            let whole = self.receive_blob(&part, incoming).await?;
             match on_disk(move || whole.finish()).await {
                 Ok(()) => return Ok(()),
                 Err(BlobError::Wrong { wanted, found }) if lied => {
@@ -279,12 +286,12 @@ impl Pull<'_> {
     }
 
     /// Becomes the one who receives a blob, unless it is there by then.
-    async fn take_turn(&self, part: &Descriptor) -> Result<Option<Incoming>, RegistryError> {
+    async fn take_turn(&self, part: &Descriptor) -> Result<Option<IncomingBlob>, RegistryError> {
         loop {
             let (store, held, wanted) = (self.blobs.clone(), self.blobs.pins(), part.clone());
             let taken = on_disk(move || store.receive(&held, &wanted.digest, wanted.size)).await;
             if !matches!(taken, Err(BlobError::Busy { .. })) {
-                // Whoever had it before us may have finished.
+                // The previous transfer may have completed it.
                 return if self.is_here(part)? { Ok(None) } else { Ok(Some(taken?)) };
             }
             self.blobs.until_free(&part.digest).await;
@@ -292,15 +299,19 @@ impl Pull<'_> {
     }
 
     /// Asks until all of a blob came, or it gets no further.
-    async fn go_on(&self, part: &Descriptor, mut incoming: Incoming) -> Result<Incoming, RegistryError> {
-        let mut tries = Tries::new(&self.registries.inner.terms);
+    async fn receive_blob(
+        &self,
+        part: &Descriptor,
+        mut incoming: IncomingBlob,
+    ) -> Result<IncomingBlob, RegistryError> {
+        let mut tries = RetryAttempts::new(&self.registries.inner.terms);
         loop {
             let (back, done) = self.blob_once(part, incoming).await?;
             incoming = back;
             tries.reached(incoming.len());
             match done {
                 Ok(()) => return Ok(incoming),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -317,21 +328,22 @@ impl Pull<'_> {
     async fn blob_once(
         &self,
         part: &Descriptor,
-        mut incoming: Incoming,
-    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        mut incoming: IncomingBlob,
+    ) -> Result<(IncomingBlob, Result<(), AttemptError>), RegistryError> {
         let at = incoming.len();
         self.watch.moved(&part.digest, at);
         if at == part.size {
             return Ok((incoming, Ok(())));
         }
         let about = format!("{}/{}@{}", self.home.host, self.home.repository, part.digest);
-        let mut ask = Ask::new(Method::GET, self.home.blob(&part.digest), Right::Pull, &about);
+        let mut ask =
+            RegistryRequest::new(Method::GET, self.home.blob(&part.digest), RegistryRight::Pull, &about);
         if at > 0
             && let Ok(range) = HeaderValue::from_str(&format!("bytes={at}-"))
         {
             ask = ask.header(RANGE, range);
         }
-        let begun = match self.registries.ask(&self.home, &ask.hops(Hops::Elsewhere)).await {
+        let begun = match self.registries.ask(&self.home, &ask.hops(RedirectPolicy::Elsewhere)).await {
             Ok(answer) => begins_at(&answer, at, part.size).map(|begin| (begin, answer)),
             Err(trouble) => Err(trouble),
         };
@@ -342,9 +354,9 @@ impl Pull<'_> {
                 Err(error) => error.into(),
             },
             // It has less than we have of it: one of us is wrong, so from the beginning.
-            Err(Trouble { error: error @ RegistryError::Refused { status: 416, .. }, .. }) if at > 0 => {
+            Err(AttemptError { error: error @ RegistryError::Refused { status: 416, .. }, .. }) if at > 0 => {
                 match incoming.restart() {
-                    Ok(()) => Trouble::passing(error),
+                    Ok(()) => AttemptError::passing(error),
                     Err(error) => error.into(),
                 }
             }
@@ -358,8 +370,8 @@ impl Pull<'_> {
         &self,
         part: &Descriptor,
         answer: Response,
-        incoming: Incoming,
-    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        incoming: IncomingBlob,
+    ) -> Result<(IncomingBlob, Result<(), AttemptError>), RegistryError> {
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let digest = part.digest;
         let writer = write(incoming, waiting, &*self.watch, &digest);
@@ -371,12 +383,12 @@ impl Pull<'_> {
                 let why = format!("the answer ended after {} of {} bytes", incoming.len(), part.size);
                 let cause = Box::new(io::Error::new(io::ErrorKind::UnexpectedEof, why));
                 let error = RegistryError::Unreachable { host: self.home.host.clone(), cause };
-                Err(Trouble::passing(error))
+                Err(AttemptError::passing(error))
             }
             Ok(()) => came,
             Err(BlobError::TooLarge { size }) => {
                 let why = format!("it sends more than the {size} bytes of {digest}");
-                Err(Trouble::lies(&self.home.host, why))
+                Err(AttemptError::contradiction(&self.home.host, why))
             }
             Err(error) => Err(error.into()),
         };
@@ -388,19 +400,19 @@ impl Pull<'_> {
         part: &Descriptor,
         answer: Response,
         pieces: mpsc::Sender<Bytes>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), AttemptError> {
         let url = answer.url().clone();
-        let mut pace = Pace::new(&self.registries.inner.terms);
+        let mut pace = PullPace::new(&self.registries.inner.terms);
         let mut left = part.size.saturating_add(1);
         let mut body = answer.bytes_stream();
         loop {
             let asked = Instant::now();
-            let piece = tokio::time::timeout(pace.left(), body.next()).await;
+            let piece = tokio::time::timeout(pace.time_left(), body.next()).await;
             let Some(piece) = piece.map_err(|_| stalled(&url, pace.silence))? else { return Ok(()) };
             let piece = piece.map_err(|cause| unreachable(&url, cause))?;
-            pace.came(piece.len() as u64, asked.elapsed());
+            pace.count_bytes(piece.len() as u64, asked.elapsed());
             left = left.saturating_sub(piece.len() as u64);
-            // Whoever writes has stopped when it was too much, and says so.
+            // The writer has stopped because it was too much, and reports that.
             if pieces.send(piece).await.is_err() || left == 0 {
                 return Ok(());
             }
@@ -408,42 +420,13 @@ impl Pull<'_> {
     }
 }
 
-/// How long a registry has been waited for since enough came. The time that our own disk takes is not counted.
-#[derive(Debug)]
-struct Pace {
-    silence: Duration,
-    /// What is enough.
-    wanted: u64,
-    came: u64,
-    waited: Duration,
-}
-
-impl Pace {
-    fn new(terms: &Terms) -> Pace {
-        Pace { silence: terms.silence, wanted: terms.pace, came: 0, waited: Duration::ZERO }
-    }
-
-    /// How much longer it is waited for.
-    fn left(&self) -> Duration {
-        self.silence.saturating_sub(self.waited)
-    }
-
-    fn came(&mut self, bytes: u64, waited: Duration) {
-        self.came += bytes;
-        self.waited += waited;
-        if self.came >= self.wanted {
-            (self.came, self.waited) = (0, Duration::ZERO);
-        }
-    }
-}
-
 /// Writes pieces as they come, on a thread that may wait for the disk, and is there only while it does.
 async fn write(
-    mut incoming: Incoming,
+    mut incoming: IncomingBlob,
     mut waiting: mpsc::Receiver<Bytes>,
-    watch: &dyn Watch,
+    watch: &dyn TransferWatch,
     digest: &Digest,
-) -> Result<(Incoming, Result<(), BlobError>), BlobError> {
+) -> Result<(IncomingBlob, Result<(), BlobError>), BlobError> {
     let mut pieces = Vec::new();
     while waiting.recv_many(&mut pieces, PIECES_WAITING).await > 0 {
         let came = std::mem::take(&mut pieces);
@@ -459,68 +442,4 @@ async fn write(
         }
     }
     Ok((incoming, Ok(())))
-}
-
-/// Where in the blob an answer begins, when it can be what is missing of it.
-fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, Trouble> {
-    let host = shown_host(answer.url());
-    let lies = |why: String| Err(Trouble::lies(&host, why));
-    let length = answer.content_length();
-    match answer.status() {
-        StatusCode::OK => match length {
-            Some(length) if length != size => lies(format!("it has {length} bytes of a blob of {size}")),
-            Some(_) | None => Ok(0),
-        },
-        StatusCode::PARTIAL_CONTENT => match content_range(answer.headers()) {
-            Some((begin, total)) if begin == at && total.is_none_or(|total| total == size) => Ok(at),
-            Some(_) | None => lies(format!("it sends another part of a blob than the one from {at} on")),
-        },
-        other => lies(format!("it answers {} where there should be a blob", other.as_u16())),
-    }
-}
-
-/// Reads `bytes BEGIN-END/TOTAL`.
-fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
-    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes")?.trim_start();
-    let (range, total) = text.split_once('/')?;
-    let begin = range.split_once('-')?.0.trim().parse().ok()?;
-    let total = match total.trim() {
-        "*" => None,
-        total => Some(total.parse().ok()?),
-    };
-    Some((begin, total))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trickle_uses_up_the_time_that_a_stream_gets_anew() {
-        let terms = Terms { silence: Duration::from_secs(30), pace: 10, ..Terms::default() };
-        let mut pace = Pace::new(&terms);
-        for _ in 0..9 {
-            pace.came(1, Duration::from_secs(3));
-        }
-        assert_eq!(pace.left(), Duration::from_secs(3));
-        pace.came(1, Duration::from_secs(2));
-        assert_eq!(pace.left(), terms.silence, "enough came in time");
-        pace.came(9, Duration::from_secs(31));
-        assert_eq!(pace.left(), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_range_of_an_answer_is_read_with_its_total_or_without() {
-        let read = |text: &'static str| {
-            content_range(&HeaderMap::from_iter([(CONTENT_RANGE, HeaderValue::from_static(text))]))
-        };
-        assert_eq!(read("bytes 5-9/10"), Some((5, Some(10))));
-        assert_eq!(read("bytes 5-9/*"), Some((5, None)));
-        for bad in
-            ["", "bytes", "bytes 5/10", "bytes -9/10", "bytes 5-9", "5-9/10", "bytes 5-9/x", "bytes */10"]
-        {
-            assert_eq!(read(bad), None, "{bad}");
-        }
-        assert_eq!(content_range(&HeaderMap::new()), None);
-    }
 }

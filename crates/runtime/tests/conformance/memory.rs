@@ -1,18 +1,14 @@
 //! Compaction: when it is asked for, and what the model reads after it.
 
-use serde_json::{Value, json};
+use lodge_runtime_messages::ConversationEpoch;
+use serde_json::json;
 
 use crate::support::{CommandLine, FakeDaemon};
 
 /// What a daemon tells of an epoch whose turns weigh this much; the last one is turn `number`.
-fn epoch(from_turn: u64, number: u64, turns: &[u64]) -> Value {
-    json!({
-        "number": 1,
-        "from_turn": from_turn,
-        "messages": (number - from_turn) * 2 + 1,
-        "bytes": turns.iter().sum::<u64>(),
-        "turns": turns,
-    })
+fn epoch(from_turn: u32, number: u32, turns: &[u64]) -> ConversationEpoch {
+    let messages = u64::from(number - from_turn) * 2 + 1;
+    ConversationEpoch { number: 1, from_turn, messages, bytes: turns.iter().sum(), turns: turns.to_vec() }
 }
 
 pub(crate) fn a_conversation_is_compacted_rarely_and_stays_within_its_size(command: &CommandLine) {
@@ -28,7 +24,7 @@ pub(crate) fn a_conversation_is_compacted_rarely_and_stays_within_its_size(comma
             let mut ask = daemon.run_in("trn_1", number, epoch(from_turn, number, &turns));
             if ask["method"] == "context/compact" {
                 assert_eq!(ask["params"]["strategy"], strategy);
-                let asked = ask["params"]["from_turn"].as_u64().unwrap();
+                let asked = u32::try_from(ask["params"]["from_turn"].as_u64().unwrap()).unwrap();
                 assert!(from_turn < asked && asked <= number, "{asked} after {from_turn} at {number}");
                 // The daemon has the last word.
                 from_turn = if strategy == "handoff" { number } else { asked };

@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64};
+use lodge_proto::{
+    Event, EventBody, JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64,
+};
 use serde_json::json;
 
-use super::Setup;
+use super::CrashSetup;
 use super::job_plan::JobKind;
-use super::report::{Broken, Report};
+use super::report::{BrokenPromise, CrashReport};
 use super::talk::is_absence;
-use super::world::{LOOK, World, through};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
@@ -29,7 +31,7 @@ const KILL_US: u64 = 400_000;
 
 /// One job, from the first attempt to submit it.
 #[derive(Debug)]
-pub struct Job {
+pub struct SubmittedJob {
     pub kind: JobKind,
     pub token: String,
     pub agent: usize,
@@ -38,8 +40,8 @@ pub struct Job {
     pub id: Option<String>,
 }
 
-/// Kills whoever may die while jobs run and are archived, and nothing else is at work.
-pub async fn jobs_alone(setup: &Setup, kills: u64) -> Report {
+/// Kills processes that may die while jobs run and are archived, and no other work runs.
+pub async fn jobs_alone(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, 2, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
             world.submit_some();
@@ -58,10 +60,10 @@ pub async fn jobs_alone(setup: &Setup, kills: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     pub fn submit_some(&mut self) {
         if self.open_jobs() < OPEN_JOBS_MAX {
             for _ in 0..self.rng.below(3) {
@@ -80,7 +82,7 @@ impl World {
         let talk = format!("talk-{agent}-{}", self.rng.below(SESSIONS));
         let session = self.rng.percent(50).then_some(talk);
         let token = format!("J{}x{:06x}", self.jobs.len(), self.rng.next() & 0xff_ffff);
-        self.jobs.push(Job { kind, token, agent, session, id: None });
+        self.jobs.push(SubmittedJob { kind, token, agent, session, id: None });
         self.submit(self.jobs.len() - 1);
     }
 
@@ -123,18 +125,20 @@ impl World {
     pub async fn gather_jobs(&mut self) {
         while let Some(joined) = self.submitting.join_next().await {
             match joined {
-                Ok((at, Ok(view))) => self.took(at, view),
+                Ok((at, Ok(view))) => self.record_view(at, view),
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("job {} was refused: {error:?}", self.jobs[at].token);
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(BrokenPromise::Wrong, what);
                 }
-                Err(error) => self.report.add(Broken::Wrong, format!("a submission broke off: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Wrong, format!("a submission was interrupted: {error}"))
+                }
             }
         }
     }
 
-    fn took(&mut self, at: usize, view: JobView) {
+    fn record_view(&mut self, at: usize, view: JobView) {
         let job = &mut self.jobs[at];
         match &job.id {
             None => {
@@ -144,7 +148,7 @@ impl World {
             Some(known) if *known == view.id => {}
             Some(known) => {
                 let what = format!("the submission {} is job {known} and {}", job.token, view.id);
-                self.report.add(Broken::Duplicated, what);
+                self.report.add(BrokenPromise::Duplicated, what);
             }
         }
     }
@@ -152,14 +156,17 @@ impl World {
     /// Acknowledged jobs of which no end was seen.
     fn open_jobs(&self) -> usize {
         let ended: BTreeSet<String> = self.follower.with(|events| {
-            let ends =
-                events.iter().filter(|event| matches!(event.kind.as_str(), "job.finished" | "job.cancelled"));
-            ends.filter_map(|event| Some(event.data.get("job")?.as_str()?.to_owned())).collect()
+            let ended = |event: &Event| match event.body()? {
+                EventBody::JobFinished(job) => Some(job.job),
+                EventBody::JobCancelled(job) => Some(job.job),
+                _ => None,
+            };
+            events.iter().filter_map(ended).collect()
         });
         self.jobs.iter().filter_map(|job| job.id.as_ref()).filter(|id| !ended.contains(*id)).count()
     }
 
-    /// Waits until no job waits or runs, whoever submitted it.
+    /// Waits until no job is pending or running.
     pub async fn settle_jobs(&mut self) -> Result<(), Trouble> {
         let until = Instant::now() + self.setup.patience;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
@@ -170,12 +177,13 @@ impl World {
                 match open {
                     Ok(open) if open.jobs.is_empty() => break,
                     Ok(open) if Instant::now() >= until => {
-                        self.report.add(Broken::Wrong, format!("jobs that do not end: {:?}", open.jobs));
+                        self.report
+                            .add(BrokenPromise::Wrong, format!("jobs that do not end: {:?}", open.jobs));
                         return Ok(());
                     }
                     Ok(_) => tokio::time::sleep(LOOK).await,
                     Err(error) => {
-                        self.report.add(Broken::Lost, format!("the jobs that are {status}: {error}"));
+                        self.report.add(BrokenPromise::Lost, format!("the jobs that are {status}: {error}"));
                         return Ok(());
                     }
                 }
@@ -185,7 +193,7 @@ impl World {
     }
 
     /// Looks at some of the jobs so far: they are there, and what can be read of them is what they wrote.
-    pub async fn look_at_jobs(&mut self) -> Result<(), Trouble> {
+    pub async fn check_some_jobs(&mut self) -> Result<(), Trouble> {
         let known: Vec<usize> = (0..self.jobs.len()).filter(|at| self.jobs[*at].id.is_some()).collect();
         for _ in 0..LOOKS.min(known.len() as u64) {
             let at = *self.rng.pick(&known);
@@ -193,22 +201,22 @@ impl World {
             let id = self.jobs[at].id.clone().unwrap_or_default();
             let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
             if let Err(error) = client.call::<_, JobView>("job/get", json!({"job": id})).await {
-                self.report.add(Broken::Lost, format!("job {id} ({token}): {error}"));
+                self.report.add(BrokenPromise::Lost, format!("job {id} ({token}): {error}"));
                 continue;
             }
             for (stream, whole) in ["stdout", "stderr"].into_iter().zip(kind.written(&token)) {
                 let len = 1 + self.rng.below(READ_MAX);
                 match read(&mut client, &id, stream, 0, len).await {
-                    Ok(Read { dropped: 0, bytes, .. }) if whole.as_bytes().starts_with(&bytes) => {}
+                    Ok(OutputPage { dropped: 0, bytes, .. }) if whole.as_bytes().starts_with(&bytes) => {}
                     // Which part of the end is kept moves on while one looks.
                     Ok(_) if kind == JobKind::Cut => {}
                     Ok(read) => {
                         let what =
                             format!("{stream} of {id} ({token}) begins with {:?}", excerpt(&read.bytes));
-                        self.report.add(Broken::Lost, what);
+                        self.report.add(BrokenPromise::Lost, what);
                     }
                     Err(error) => {
-                        self.report.add(Broken::Lost, format!("{stream} of {id} ({token}): {error}"))
+                        self.report.add(BrokenPromise::Lost, format!("{stream} of {id} ({token}): {error}"))
                     }
                 }
             }
@@ -240,7 +248,7 @@ impl World {
     }
 }
 
-struct Read {
+struct OutputPage {
     bytes: Vec<u8>,
     dropped: u64,
     next: u64,
@@ -253,7 +261,7 @@ async fn read(
     stream: &str,
     offset: u64,
     limit: u64,
-) -> Result<Read, ClientError> {
+) -> Result<OutputPage, ClientError> {
     let params = JobOutputParams {
         job: job.to_owned(),
         stream: Some(stream.to_owned()),
@@ -266,7 +274,7 @@ async fn read(
         "base64" => base64::decode(&data).unwrap_or_default(),
         _utf8 => data.into_bytes(),
     };
-    Ok(Read { bytes, dropped, next, end })
+    Ok(OutputPage { bytes, dropped, next, end })
 }
 
 /// The beginning, for people.

@@ -36,7 +36,7 @@ impl EventReads for SqliteSnapshot<'_> {
             {
                 last = rows::unsigned(row, "seq")?;
                 let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
                 events.extend(event);
             }
             Ok((events, last))
@@ -64,7 +64,7 @@ impl EventReads for SqliteSnapshot<'_> {
             {
                 last = rows::unsigned(row, "seq")?;
                 let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
                 events.extend(event);
             }
             Ok((events, last))

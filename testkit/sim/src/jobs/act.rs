@@ -2,14 +2,14 @@
 
 use lodge_core::job::JobStream;
 use lodge_core::{AgentId, Cause, JobId};
-use lodge_daemon::engine::jobs::{JobEffect, JobEnd, JobSeen};
-use lodge_daemon::engine::{ExecHow, Seen};
+use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen};
+use lodge_engine::{ExecHow, Seen};
 
 use crate::actor::how;
-use crate::keeper::{Command, Ended, Known};
-use crate::world::World;
+use crate::keeper::{SimCommand, SimExecState, SimExit};
+use crate::world::SimWorld;
 
-impl World {
+impl SimWorld {
     pub fn job_effect(&mut self, agent: &AgentId, what: JobEffect) {
         match what {
             JobEffect::Start { job, resumed } => self.start_job(agent, &job, resumed),
@@ -29,15 +29,15 @@ impl World {
         let shelf = self.machine.sandboxes.get(&sandbox).map(|found| &found.shelf);
         let is_claimed = shelf.is_some_and(|shelf| shelf.contains_key(job.as_str()));
         if resumed && other_boot && !is_claimed {
-            return self.tell_job_end(job, ExecHow::Lost, 0);
+            return self.report_job_end(job, ExecHow::Lost, 0);
         }
-        self.send(agent, Command::Start { exec: job.to_string() });
+        self.send(agent, SimCommand::Start { exec: job.to_string() });
     }
 
     /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
     fn kill_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, Command::Kill { exec: job.to_string() });
+            return self.send(agent, SimCommand::Kill { exec: job.to_string() });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         if self.machine.is_held(&sandbox) {
@@ -46,34 +46,34 @@ impl World {
         let found = self.machine.sandbox(&sandbox, agent);
         let is_claimed = found.shelf.contains_key(job.as_str());
         match found.known(job.as_str()) {
-            Known::Exited(ended) => self.job_exited(agent, job, ended),
-            Known::Lost if is_claimed => self.job_lost(agent, job),
-            Known::Lost => self.tell_job_end(job, ExecHow::NotStarted, 0),
-            Known::Running => {}
+            SimExecState::Exited(ended) => self.job_exited(agent, job, ended),
+            SimExecState::Lost if is_claimed => self.job_lost(agent, job),
+            SimExecState::Lost => self.report_job_end(job, ExecHow::NotStarted, 0),
+            SimExecState::Running => {}
         }
     }
 
     fn forget_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, Command::Forget { exec: job.to_string() });
+            return self.send(agent, SimCommand::Forget { exec: job.to_string() });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         // A keeper that is connected later tells of it, and is asked to forget it then.
         if !self.machine.is_held(&sandbox) {
-            self.job_file_goes(&sandbox, job);
+            self.remove_job_file(&sandbox, job);
         }
     }
 
-    pub fn job_exited(&mut self, agent: &AgentId, job: &JobId, ended: Ended) {
+    pub fn job_exited(&mut self, agent: &AgentId, job: &JobId, ended: SimExit) {
         let wrote = self.job_bytes(agent, job);
-        self.tell_job_end(job, how(ended), wrote);
+        self.report_job_end(job, how(ended), wrote);
     }
 
     /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
     pub fn job_lost(&mut self, agent: &AgentId, job: &JobId) {
         let wrote = self.job_bytes(agent, job);
         self.tally.unknown += 1;
-        self.tell_job_end(job, ExecHow::Lost, wrote);
+        self.report_job_end(job, ExecHow::Lost, wrote);
     }
 
     /// What the file of a job says that it wrote.
@@ -83,7 +83,7 @@ impl World {
         sandbox.and_then(|sandbox| sandbox.files.get(job)).map_or(0, |file| file.wrote)
     }
 
-    pub fn tell_job_end(&mut self, job: &JobId, how: ExecHow, wrote: u64) {
+    pub fn report_job_end(&mut self, job: &JobId, how: ExecHow, wrote: u64) {
         let limited = self.disk.job(job).is_some_and(|row| row.request.timeout_ms > 0);
         let cause = (limited && how == ExecHow::Killed { signal: 9 }).then_some(Cause::Timeout);
         let (stdout, stderr) = (JobStream { seen: wrote, kept: wrote }, JobStream::default());
@@ -98,13 +98,13 @@ impl World {
     }
 
     /// What a keeper that was just connected knows of jobs.
-    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(String, Known)]) {
+    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(String, SimExecState)]) {
         let (mut running, mut ended) = (Vec::new(), Vec::new());
         for (exec, state) in known {
             let Ok(job) = exec.parse::<JobId>() else { continue };
             match state {
-                Known::Running => running.push(job),
-                Known::Exited(_) | Known::Lost => ended.push(job),
+                SimExecState::Running => running.push(job),
+                SimExecState::Exited(_) | SimExecState::Lost => ended.push(job),
             }
         }
         if running.is_empty() && ended.is_empty() {

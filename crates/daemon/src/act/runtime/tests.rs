@@ -1,5 +1,9 @@
 //! What a runtime says, and what the daemon makes of it.
 
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
 use super::*;
 
 fn asked(method: &str, fields: Value) -> Result<Ask, String> {

@@ -106,7 +106,7 @@ pub(in crate::api) fn mounts(
     given: &[Mount],
     staying: &[MountRecord],
 ) -> Result<Vec<MountRecord>, ErrorBody> {
-    let socket = shell.config.path("socket-path");
+    let socket = shell.config.socket_path();
     check_all(given, staying, Keep { state: &shell.config.data_dir, socket: &socket })
 }
 

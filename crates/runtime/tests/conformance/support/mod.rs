@@ -11,6 +11,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use lodge_runtime_messages::{
+    AgentIdentity, ConversationEpoch, DaemonMethod, ErrorReply, ExecReply, InitializeReply,
+    InitializeRequest, ModelStreamReply, PROTOCOL, PingRequest, REFUSED, RuntimeRequest, ToolDeclaration,
+    TurnRunRequest, write_error,
+};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
@@ -81,20 +87,26 @@ impl FakeDaemon {
     pub(crate) fn ready(command: &CommandLine, configs: Value) -> Self {
         let mut daemon = Self::start(command);
         let params = daemon.params(1, configs);
-        daemon.request("initialize", params);
+        let reply = daemon.request(InitializeRequest::METHOD, params);
+        serde_json::from_value::<InitializeReply>(reply).expect("the reply fits the protocol");
         daemon
     }
 
     /// Params of an `initialize`, to be changed as the test needs.
     pub(crate) fn params(&self, epoch: u64, configs: Value) -> Value {
-        json!({
-            "protocol": 1,
-            "epoch": epoch,
-            "agent": {"id": "agt_1", "name": "tester", "model": "script/one"},
-            "root": self.root,
-            "configs": configs,
-            "context": [],
-            "tools": [{"name": "cat", "description": "Shows files."}, {"name": "grep", "description": "Finds."}],
+        let tool = |name: &str, description: &str| ToolDeclaration {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            usage: None,
+        };
+        value(&InitializeRequest {
+            protocol: PROTOCOL,
+            epoch,
+            agent: AgentIdentity { id: "agt_1".into(), name: "tester".into(), model: "script/one".into() },
+            root: Some(self.root.clone()),
+            configs: serde_json::from_value(configs).unwrap(),
+            context: Vec::new(),
+            tools: vec![tool("cat", "Shows files."), tool("grep", "Finds.")],
         })
     }
 
@@ -112,9 +124,15 @@ impl FakeDaemon {
         self.write_raw(format!("{message}\n").as_bytes());
     }
 
-    /// The next message, whatever it is.
+    /// The next message. If it is a request, it is one of the protocol.
     pub(crate) fn next(&mut self) -> Value {
-        self.lines.recv_timeout(ANSWER_WITHIN).expect("the runtime says something")
+        let message = self.lines.recv_timeout(ANSWER_WITHIN).expect("the runtime says something");
+        if let Some(method) = message["method"].as_str()
+            && let Err(error) = RuntimeRequest::parse(method, message["params"].clone())
+        {
+            panic!("{error}: {message}");
+        }
+        message
     }
 
     /// Sends a request whose reply is the next message, and returns the whole reply.
@@ -153,44 +171,46 @@ impl FakeDaemon {
     }
 
     pub(crate) fn answer_error(&mut self, request: &Value, code: &str) {
-        let error = json!({"code": -32000, "message": "no", "data": {"code": code}});
-        self.write(json!({"jsonrpc": "2.0", "id": request["id"], "error": error}));
+        let mut line = Vec::new();
+        write_error(&mut line, &request["id"], &ErrorReply::new(REFUSED, "no".to_owned(), code));
+        line.push(b'\n');
+        self.write_raw(&line);
     }
 
     /// Proves that the runtime has nothing more to say: lines keep their order, so a reply to `ping` comes next.
     pub(crate) fn quiet(&mut self) {
-        assert_eq!(self.request("ping", json!({})), json!({}));
+        assert_eq!(self.request(PingRequest::METHOD, value(&PingRequest {})), json!({}));
     }
 
     /// Runs a fresh turn and returns its first `model/stream`.
-    pub(crate) fn run(&mut self, turn: &str, number: u64) -> Value {
-        let params = json!({"turn": turn, "session": "ses_1", "number": number, "step": 1, "calls": []});
-        assert_eq!(self.request("turn/run", params), json!({}));
+    pub(crate) fn run(&mut self, turn: &str, number: u32) -> Value {
+        let mut params = fresh_turn(turn, number, ConversationEpoch::default());
+        // An older daemon does not send it.
+        params.as_object_mut().unwrap().remove("epoch");
+        assert_eq!(self.request(TurnRunRequest::METHOD, params), json!({}));
         self.asked("model/stream")
     }
 
     /// Runs a fresh turn in the given epoch, and returns what it asks for first.
-    pub(crate) fn run_in(&mut self, turn: &str, number: u64, epoch: Value) -> Value {
-        let params = json!({
-            "turn": turn, "session": "ses_1", "number": number, "step": 1, "calls": [], "epoch": epoch,
-        });
-        assert_eq!(self.request("turn/run", params), json!({}));
+    pub(crate) fn run_in(&mut self, turn: &str, number: u32, epoch: ConversationEpoch) -> Value {
+        assert_eq!(self.request(TurnRunRequest::METHOD, fresh_turn(turn, number, epoch)), json!({}));
         self.next()
     }
 
     /// Answers a `model/stream` with a text that ends the turn.
     pub(crate) fn finish(&mut self, request: &Value) {
-        self.answer(request, json!({"finished": true, "text_bytes": 5, "calls": []}));
+        self.answer(request, value(&ModelStreamReply { finished: true, calls: Vec::new() }));
     }
 
-    /// Answers a `model/stream` with tool calls.
+    /// Answers a `model/stream` with tool calls, and a field of a later version.
     pub(crate) fn call(&mut self, request: &Value, calls: Value) {
         self.answer(request, json!({"finished": false, "text_bytes": 0, "calls": calls}));
     }
 
     /// Answers an `exec/run` whose program ended well.
     pub(crate) fn ran(&mut self, request: &Value) {
-        self.answer(request, json!({"status": "done", "exit_code": 0, "stdout_bytes": 3, "stderr_bytes": 0}));
+        let (status, exit_code) = (Some("done".to_owned()), Some(0));
+        self.answer(request, value(&ExecReply { status, exit_code, ..ExecReply::default() }));
     }
 
     pub(crate) fn terminate(&mut self) {
@@ -232,4 +252,13 @@ fn new_root() -> PathBuf {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(root.join("etc/context")).unwrap();
     root
+}
+
+fn value(message: &impl Serialize) -> Value {
+    serde_json::to_value(message).unwrap()
+}
+
+fn fresh_turn(turn: &str, number: u32, epoch: ConversationEpoch) -> Value {
+    let (turn, session) = (turn.to_owned(), "ses_1".to_owned());
+    value(&TurnRunRequest { turn, session, number, step: 1, calls: Vec::new(), epoch })
 }

@@ -1,0 +1,61 @@
+//! Providers of models. Fields are added, never renamed.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+params! {
+    pub struct ProviderAddParams {
+        name: String,
+        kind: String,
+        base_url: Option<String>,
+        api_key: Option<String>,
+        models: Vec<String>,
+        request_id: Option<String>,
+    }
+
+    pub struct ProviderListParams {
+        /// Show keys instead of masking them.
+        reveal: bool,
+    }
+
+    pub struct ProviderRef {
+        name: String,
+        request_id: Option<String>,
+    }
+
+    pub struct ProviderTestParams {
+        name: String,
+        /// The model to try; the first that the provider is configured with when absent.
+        model: Option<String>,
+        request_id: Option<String>,
+    }
+}
+
+shapes! {
+    pub struct ProviderView {
+        name: String,
+        kind: String,
+        base_url: Option<String>,
+        /// Masked unless revealed.
+        api_key: Option<String>,
+        models: Vec<String>,
+        builtin: bool,
+        /// Why it cannot be called, when it cannot.
+        problem: Option<String>,
+    }
+
+    pub struct ProviderList {
+        providers: Vec<ProviderView>,
+        /// Why the file on disk is not in effect, when it is not.
+        error: Option<String>,
+    }
+
+    pub struct ProviderTested {
+        ok: bool,
+        ms: u64,
+        /// What it offers, as far as it tells.
+        models: Vec<String>,
+        /// The model that answered; absent when there was none to ask.
+        answered: Option<String>,
+    }
+}

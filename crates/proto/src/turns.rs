@@ -1,0 +1,111 @@
+//! Turns: one message in, one answer out. Fields are added, never renamed.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::quarantine::QuarantineView;
+
+params! {
+    pub struct TurnSendParams {
+        agent: String,
+        session: Option<String>,
+        sender: Option<String>,
+        text: String,
+        /// A JSON schema: the answer is JSON that fits it, or the turn fails and says why.
+        schema: Option<Value>,
+        request_id: Option<String>,
+    }
+
+    pub struct TurnRef {
+        turn: String,
+    }
+
+    pub struct TurnInterruptParams {
+        turn: String,
+        request_id: Option<String>,
+    }
+
+    pub struct TurnListParams {
+        session: String,
+        /// Also turns that are not on the path of the session.
+        all: bool,
+        after: Option<String>,
+        limit: Option<u32>,
+    }
+}
+
+shapes! {
+    pub struct UsageView {
+        input_tokens: u64,
+        output_tokens: u64,
+        /// Of the input, what the provider's cache had.
+        #[serde(default)]
+        cached_tokens: u64,
+        /// Absent when a price is not known.
+        cost_usd: Option<f64>,
+    }
+
+    pub struct StepView {
+        id: String,
+        /// model or tool.
+        kind: String,
+        name: String,
+        /// intent, done, failed, interrupted, unknown or fenced.
+        status: String,
+        attempt: u32,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        /// The limit that it ran into: oom, pids, cpu_time, disk, timeout or output.
+        cause: Option<String>,
+        started_at: String,
+        ended_at: Option<String>,
+    }
+
+    pub struct TurnView {
+        id: String,
+        session: String,
+        agent: String,
+        /// Its place in the path of its session, from 1. Turns of one number are branches.
+        #[serde(default)]
+        number: u32,
+        /// Whether it is on the path.
+        #[serde(default)]
+        active: bool,
+        /// The turn that it was asked to do better than.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        replaces: Option<String>,
+        /// queued, running, waiting, done, interrupted or failed.
+        status: String,
+        /// What a turn that is queued or waiting waits for: `agent` (it is not ready), `session` (turns before it), `slot`
+        /// (max-concurrent agents work), `update` (its agent is about to change) or `quarantine` (what it asks for killed the daemon
+        /// several times, and an operator has to decide).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waits_for: Option<String>,
+        /// The work in quarantine that an operator has to decide on before this turn can go on. Its `turn` is this one, or one
+        /// before it in the session.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        quarantine: Option<QuarantineView>,
+        /// The answer; while the turn runs or when it broke off, what there is of it.
+        text: String,
+        /// Whether `text` is only a part of what the model would have said.
+        partial: bool,
+        steps: Vec<StepView>,
+        usage: UsageView,
+        error: Option<TurnError>,
+        created_at: String,
+        ended_at: Option<String>,
+    }
+
+    pub struct TurnError {
+        code: String,
+        message: String,
+        hint: Option<String>,
+    }
+
+    pub struct TurnList {
+        turns: Vec<TurnView>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    }
+}
