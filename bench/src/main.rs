@@ -16,6 +16,7 @@ mod network;
 mod parallel;
 mod previous;
 mod proc;
+mod reads;
 mod recovery;
 mod revival;
 mod sample;
@@ -51,7 +52,7 @@ struct BenchFlags {
     /// Agents that live at once for memory, idle CPU and recovery, which is also measured with twice as many.
     #[arg(long, value_name = "N")]
     agents: Option<usize>,
-    /// Only these parts: start, turns, growth, ledger, parallel, commits, agents, stored, revival, sessions, many, working, previous,
+    /// Only these parts: start, turns, growth, ledger, parallel, reads, commits, agents, stored, revival, sessions, many, working, previous,
     /// network, jobs, images; of jobs also submit, width, printing, listed, output; of images also transfer, layers, packing, stock, catalog,
     /// footprint.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
@@ -72,6 +73,8 @@ pub(crate) struct BenchSizes {
     pub(crate) ledger_turns: usize,
     pub(crate) parallel_rounds: usize,
     pub(crate) parallel_turns: usize,
+    pub(crate) read_history: usize,
+    pub(crate) read_turns: usize,
     pub(crate) commit_rounds: usize,
     pub(crate) commit_pairs: usize,
     pub(crate) agents: usize,
@@ -129,6 +132,8 @@ const FULL: BenchSizes = BenchSizes {
     ledger_turns: 200,
     parallel_rounds: 5,
     parallel_turns: 40,
+    read_history: 12,
+    read_turns: 80,
     commit_rounds: 5,
     commit_pairs: 40,
     agents: 100,
@@ -185,6 +190,8 @@ const QUICK: BenchSizes = BenchSizes {
     ledger_turns: 10,
     parallel_rounds: 1,
     parallel_turns: 2,
+    read_history: 1,
+    read_turns: 2,
     commit_rounds: 1,
     commit_pairs: 2,
     agents: 4,
@@ -229,9 +236,9 @@ const QUICK: BenchSizes = BenchSizes {
     collect_commits: 3,
 };
 
-const PARTS: [&str; 16] = [
-    "start", "turns", "growth", "ledger", "parallel", "commits", "agents", "stored", "revival", "sessions",
-    "many", "working", "previous", "network", "jobs", "images",
+const PARTS: [&str; 17] = [
+    "start", "turns", "growth", "ledger", "parallel", "reads", "commits", "agents", "stored", "revival",
+    "sessions", "many", "working", "previous", "network", "jobs", "images",
 ];
 
 fn main() -> ExitCode {
@@ -268,6 +275,9 @@ fn main() -> ExitCode {
         }
         if wanted("parallel") {
             parallel::run(sizes, &mut floors, &mut table).await;
+        }
+        if wanted("reads") {
+            reads::run(sizes, &mut table).await;
         }
         if wanted("commits") {
             commits::run(sizes, &mut floors, &mut table).await;

@@ -160,7 +160,7 @@ impl AgentState {
     }
 
     /// The stored number and, for a failed agent, the stored reason.
-    pub fn codes(self) -> (i64, Option<i64>) {
+    pub const fn codes(self) -> (i64, Option<i64>) {
         match self {
             S::Pulling => (1, None),
             S::Starting => (2, None),
@@ -220,7 +220,7 @@ impl FailReason {
         }
     }
 
-    fn code(self) -> i64 {
+    const fn code(self) -> i64 {
         match self {
             FailReason::Pull => 1,
             FailReason::Init => 2,

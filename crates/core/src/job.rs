@@ -82,7 +82,7 @@ impl JobState {
     }
 
     /// Open states have the codes below 10, so that the store can index them.
-    pub fn code(self) -> i64 {
+    pub const fn code(self) -> i64 {
         match self {
             JobState::Pending => 1,
             JobState::Running => 2,

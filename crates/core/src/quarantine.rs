@@ -27,7 +27,7 @@ impl WorkKind {
     pub const ALL: [WorkKind; 4] =
         [WorkKind::ModelCall, WorkKind::SchemaCheck, WorkKind::Pull, WorkKind::Request];
 
-    pub fn code(self) -> u8 {
+    pub const fn code(self) -> u8 {
         match self {
             WorkKind::ModelCall => 1,
             WorkKind::SchemaCheck => 2,

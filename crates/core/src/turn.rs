@@ -111,7 +111,7 @@ impl TurnState {
     }
 
     /// Live states have the codes below 10, so that the store can index them.
-    pub fn code(self) -> i64 {
+    pub const fn code(self) -> i64 {
         match self {
             TurnState::Queued => 1,
             TurnState::Running => 2,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lodge_core::job::JobWrite;
 use lodge_core::record::{EventRow, Role, SessionWrite, StepKind, TurnWrite, Write};
 use lodge_core::turn::StepState;
-use lodge_store::{Unwritten, WriteError, Writer};
+use lodge_store::{Committed, Unwritten, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
 use crate::decide::{Halt, Recorded, ToWriter};
@@ -28,6 +28,8 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 const TRIM_AFTER: Duration = Duration::from_millis(100);
 /// How often a daemon that can record nothing sees whether it can again.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// How often a store that cannot be reached is tried again.
+const AWAY_EVERY: Duration = Duration::from_millis(250);
 /// How often in a row it may believe at once that it can.
 const IN_VAIN_MAX: u32 = 3;
 
@@ -42,14 +44,34 @@ enum Rest {
     Asleep,
 }
 
-/// Runs until the engine is gone. A storage error other than a full disk ends the process: what was acknowledged is on
-/// disk, and memory is ahead of it.
+/// Runs until the engine is gone. A storage error that nothing can be done about ends the process: what was acknowledged
+/// is on disk, and memory is ahead of it.
 pub fn run(
-    mut writer: Writer,
+    writer: Writer,
     decided: &Receiver<ToWriter>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
 ) {
+    match write_until_over(writer, decided, halts, shell) {
+        Ok(()) | Err(WriterStop::Ending) => {}
+        Err(WriterStop::Failed(error)) => end(&error),
+    }
+}
+
+/// Why the writer stops before the engine does.
+#[derive(Debug)]
+enum WriterStop {
+    /// The daemon ends while the store cannot be reached. Nobody is told how the last batch went.
+    Ending,
+    Failed(WriteError),
+}
+
+fn write_until_over(
+    mut writer: Writer,
+    decided: &Receiver<ToWriter>,
+    halts: &tokio::sync::mpsc::Sender<Halt>,
+    shell: &Arc<Shell>,
+) -> Result<(), WriterStop> {
     let mutation = crash::mutation();
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
@@ -76,7 +98,7 @@ pub fn run(
                 continue;
             }
             Err(RecvTimeoutError::Timeout) => true,
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
         if !due {
             oldest.get_or_insert_with(Instant::now);
@@ -90,8 +112,10 @@ pub fn run(
         oldest = None;
         rest = Rest::Busy;
         requests += waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
-        if let Err(unwritten) = commit(&mut writer, std::mem::take(&mut waiting), shell) {
-            let Some(more) = go_without_room(&mut writer, unwritten, decided, halts, shell) else { return };
+        if let Err(lost) = commit(&mut writer, std::mem::take(&mut waiting), shell)? {
+            let Some(more) = go_without_room(&mut writer, lost, decided, halts, shell)? else {
+                return Ok(());
+            };
             // They are as settled as those on disk: nobody remembers them.
             requests += more;
         }
@@ -127,10 +151,14 @@ pub(crate) fn trim_heap() {
 }
 
 /// Writes batches with one fsync and lets go what waited for it. Those for which there is no room come back.
-fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Result<(), Lost> {
+fn commit(
+    writer: &mut Writer,
+    batches: Vec<Batch>,
+    shell: &Arc<Shell>,
+) -> Result<Result<(), Lost>, WriterStop> {
     if batches.iter().all(|batch| batch.writes.is_empty()) {
         release(batches.into_iter().flat_map(|batch| batch.after).collect(), shell);
-        return Ok(());
+        return Ok(Ok(()));
     }
     crash::point("before_commit");
     let points = points(&batches);
@@ -142,10 +170,10 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Resul
         writes.extend(batch.writes);
         after.extend(batch.after);
     }
-    let written = match writer.commit(&writes, (events, after)) {
+    let written = match reach(writer, &writes, (events, after), shell)? {
         // Rolled back, and there is a little more room than the file system says.
         Err(Unwritten { error: WriteError::Full { .. }, carried }) if shell.room.give_back() => {
-            writer.commit(&writes, carried)
+            reach(writer, &writes, carried, shell)?
         }
         done => done,
     };
@@ -159,14 +187,47 @@ fn commit(writer: &mut Writer, batches: Vec<Batch>, shell: &Arc<Shell>) -> Resul
             shell.hub.publish(events);
             release(after, shell);
             shell.room.tend(now());
-            Ok(())
+            Ok(Ok(()))
         }
         Err(Unwritten { error: WriteError::Full { .. }, carried: (_, after) }) => {
             let mut lost = Lost::default();
             lost.take(&writes, after);
-            Err(lost)
+            Ok(Err(lost))
         }
-        Err(Unwritten { error: error @ WriteError::Sqlite { .. }, .. }) => end(&error),
+        Err(Unwritten { error, .. }) => Err(WriterStop::Failed(error)),
+    }
+}
+
+/// Commits a batch, again and again while the store cannot be reached: whether it is on disk is not known before the store
+/// says so, and nobody is told before that. Changes are refused meanwhile, and reads may fail.
+fn reach<T>(
+    writer: &mut Writer,
+    writes: &[Write],
+    mut carried: T,
+    shell: &Arc<Shell>,
+) -> Result<Result<Committed<T>, Unwritten<T>>, WriterStop> {
+    let mut is_away = false;
+    loop {
+        let written = writer.commit(writes, carried);
+        match written {
+            Err(Unwritten { error: error @ WriteError::Away { .. }, carried: unsaid }) => {
+                if !std::mem::replace(&mut is_away, true) {
+                    tracing::error!(event = "store.away", error = crate::chain(&error));
+                    shell.room.lose_store(now());
+                }
+                if shell.end.is_cancelled() {
+                    return Err(WriterStop::Ending);
+                }
+                carried = unsaid;
+                std::thread::sleep(AWAY_EVERY);
+            }
+            written => {
+                if is_away {
+                    shell.room.reopen(now());
+                }
+                return Ok(written);
+            }
+        }
     }
 }
 
@@ -198,19 +259,22 @@ fn go_without_room(
     decided: &Receiver<ToWriter>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
-) -> Option<u64> {
+) -> Result<Option<u64>, WriterStop> {
     let in_vain = shell.room.close(ROOM_EVERY, now());
     let (go_on, halt) = tokio::sync::oneshot::channel();
-    halts.blocking_send(halt).ok()?;
+    if halts.blocking_send(halt).is_err() {
+        return Ok(None);
+    }
     let mut more = 0;
     let sessions = loop {
-        match decided.recv().ok()? {
+        match decided.recv() {
+            Err(_) => return Ok(None),
             // Decided on memory that is ahead of the disk for ever.
-            ToWriter::Batch(batch) => {
+            Ok(ToWriter::Batch(batch)) => {
                 more += batch.requests() as u64;
                 lost.take(&batch.writes, batch.after);
             }
-            ToWriter::Halted { sessions } => break sessions,
+            Ok(ToWriter::Halted { sessions }) => break sessions,
         }
     };
     for ticket in lost.tickets {
@@ -222,23 +286,28 @@ fn go_without_room(
         if !std::mem::take(&mut wait) && shell.room.has_room_again() {
             match writer.reload(shell.epoch, &sessions) {
                 Ok(loaded) => break loaded,
-                Err(WriteError::Full { .. }) => {}
-                Err(error @ WriteError::Sqlite { .. }) => end(&error),
+                Err(WriteError::Full { .. } | WriteError::Away { .. }) => {}
+                Err(error @ (WriteError::Fenced { .. } | WriteError::Failed { .. })) => {
+                    return Err(WriterStop::Failed(error));
+                }
             }
         }
         match decided.recv_timeout(ROOM_EVERY) {
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
             // A halted engine decides nothing.
             Ok(ToWriter::Batch(_) | ToWriter::Halted { .. }) => {}
         }
     };
-    go_on.send(Recorded { loaded, unrecorded: lost.requests }).ok()?;
+    if go_on.send(Recorded { loaded, unrecorded: lost.requests }).is_err() {
+        return Ok(None);
+    }
     shell.room.reopen(now());
-    Some(more)
+    Ok(Some(more))
 }
 
-/// Ends the daemon: a flush or the database failed, and trying again could pass without what was lost.
+/// Ends the daemon: a flush or the database failed, and trying again could pass without what was lost; or the store is
+/// another daemon's, and nothing that this one decides may have any effect.
 fn end(error: &WriteError) -> ! {
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     tracing::error!(event = "store.failed", %error, %cause, "nothing unacknowledged was kept; stopping");

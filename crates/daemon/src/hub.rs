@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lodge_core::record::EventRow;
 use lodge_proto::{Delta, Output};
-use lodge_store::{ReadError, Reader};
+use lodge_store::{ReadError, Reader, StoreSnapshot};
 use tokio::sync::{broadcast, watch};
 
 /// Events kept in memory for subscribers that keep up.
@@ -22,6 +22,9 @@ const LIVE_MAX: usize = 1_024;
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(1);
 /// Events read at once.
 pub const PAGE: u32 = 256;
+
+/// A page of events, and the cursor after it.
+type EventsAfter = (Vec<Arc<EventRow>>, u64);
 
 #[derive(Debug)]
 pub struct Hub {
@@ -131,7 +134,7 @@ impl Hub {
     /// Waits until all that is on disk by now is published, which happens next: whoever has read elsewhere of what became
     /// of something finds its events here.
     pub async fn caught_up(&self, reader: &Reader) -> Result<(), ReadError> {
-        let (mut watch, head) = (self.watch(), reader.head()?);
+        let (mut watch, head) = (self.watch(), reader.read_few(|store| store.head()).await?);
         // Only a daemon that ends publishes nothing any more.
         drop(tokio::time::timeout(PUBLISHED_WITHIN, watch.wait_for(|at| *at >= head)).await);
         Ok(())
@@ -147,27 +150,35 @@ impl Hub {
 
     /// A page of matching events after `since`, and the cursor after it. An empty page with a moved cursor means
     /// that there was nothing for this filter.
-    pub fn page(
-        &self,
-        reader: &Reader,
-        since: u64,
-        filter: &Filter,
-    ) -> Result<(Vec<Arc<EventRow>>, u64), ReadError> {
+    pub async fn page(&self, reader: &Reader, since: u64, filter: &Filter) -> Result<EventsAfter, ReadError> {
         // Before reading: what is published while the store is read was perhaps not seen there.
         let head = self.head();
-        if since >= head {
-            return Ok((Vec::new(), since));
-        }
-        if let Some(page) = self.ring_page(since, filter) {
+        if let Some(page) = self.page_in_memory(since, head, filter) {
             return Ok(page);
         }
-        let (events, last) = reader.events(since, filter.stream.as_deref(), PAGE)?;
-        // With a stream filter the store passes over other streams: an incomplete page means nothing is left.
-        let last = if events.is_empty() && last == since { head } else { last };
-        Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
+        let filter = filter.clone();
+        reader.read(move |store| stored_page(store, since, head, &filter)).await
     }
 
-    fn ring_page(&self, since: u64, filter: &Filter) -> Option<(Vec<Arc<EventRow>>, u64)> {
+    /// The same for who has a snapshot already.
+    pub fn page_at(
+        &self,
+        store: &dyn StoreSnapshot,
+        since: u64,
+        filter: &Filter,
+    ) -> Result<EventsAfter, ReadError> {
+        let head = self.head();
+        match self.page_in_memory(since, head, filter) {
+            Some(page) => Ok(page),
+            None => stored_page(store, since, head, filter),
+        }
+    }
+
+    fn page_in_memory(&self, since: u64, head: u64, filter: &Filter) -> Option<EventsAfter> {
+        if since >= head { Some((Vec::new(), since)) } else { self.ring_page(since, filter) }
+    }
+
+    fn ring_page(&self, since: u64, filter: &Filter) -> Option<EventsAfter> {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let oldest = ring.events.front()?.seq;
         if since + 1 < oldest {
@@ -178,4 +189,16 @@ impl Hub {
         let last = page.last()?.seq;
         Some((page.into_iter().filter(|event| filter.takes(event)).cloned().collect(), last))
     }
+}
+
+fn stored_page(
+    store: &dyn StoreSnapshot,
+    since: u64,
+    head: u64,
+    filter: &Filter,
+) -> Result<EventsAfter, ReadError> {
+    let (events, last) = store.events(since, filter.stream.as_deref(), PAGE)?;
+    // With a stream filter the store passes over other streams: an incomplete page means nothing is left.
+    let last = if events.is_empty() && last == since { head } else { last };
+    Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
 }

@@ -81,7 +81,7 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     // In this order: a directory that is listed belongs to an agent that is recorded, and a sandbox of an agent that is
     // recorded as running had a keeper.
     let directories: HashSet<String> = shell.host.sandboxes().into_iter().collect();
-    let agents = shell.reader.agents(None, u32::MAX)?;
+    let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await?;
     let agents: HashMap<String, AgentRow> =
         agents.into_iter().map(|found| (found.row.sandbox.to_string(), found.row)).collect();
     let running = agents.values().filter(|row| row.state == AgentState::Ready);

@@ -84,14 +84,25 @@ enum Level {
     Enough,
     Low,
     ReadOnly,
+    /// The store cannot be reached.
+    Away,
 }
 
 impl Level {
+    /// Whether the file system decides on the level. If not, the writer says when it ends.
+    fn follows_room(self) -> bool {
+        match self {
+            Level::Enough | Level::Low => true,
+            Level::ReadOnly | Level::Away => false,
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Level::Enough => "enough",
             Level::Low => "low",
             Level::ReadOnly => "read_only",
+            Level::Away => "away",
         }
     }
 }
@@ -153,6 +164,7 @@ impl Room {
         let mut state = self.state();
         match (needs, state.level) {
             (Needs::Room | Needs::Record, Level::ReadOnly) => Err(not_recorded()),
+            (Needs::Room | Needs::Record, Level::Away) => Err(store_away()),
             (Needs::Record, Level::Enough | Level::Low) => Ok(()),
             (Needs::Room, Level::Enough | Level::Low) => {
                 self.look(&mut state, now);
@@ -198,7 +210,7 @@ impl Room {
     /// After a commit: makes the reserve anew when it was given back and there is room again.
     pub fn tend(&self, now: Timestamp) {
         let mut state = self.state();
-        if state.level != Level::ReadOnly && (!state.has_reserve || state.level == Level::Low) {
+        if state.level.follows_room() && (!state.has_reserve || state.level == Level::Low) {
             self.look(&mut state, now);
         }
     }
@@ -226,6 +238,11 @@ impl Room {
         state.in_vain
     }
 
+    /// The store cannot be reached: everything that would change is refused until [`Room::reopen`].
+    pub fn lose_store(&self, now: Timestamp) {
+        self.enter(&mut self.state(), Level::Away, now);
+    }
+
     /// Whether there is room again for a reserve and a little more; then the reserve is there too.
     pub fn has_room_again(&self) -> bool {
         let mut state = self.state();
@@ -245,7 +262,7 @@ impl Room {
 
     pub fn view(&self, now: Timestamp) -> StorageView {
         let mut state = self.state();
-        if state.level != Level::ReadOnly {
+        if state.level.follows_room() {
             self.look(&mut state, now);
         }
         StorageView {
@@ -258,7 +275,11 @@ impl Room {
 
     /// Why nothing can be recorded, while that is so.
     pub fn refusal(&self) -> Option<ErrorBody> {
-        (self.state().level == Level::ReadOnly).then(not_recorded)
+        match self.state().level {
+            Level::Enough | Level::Low => None,
+            Level::ReadOnly => Some(not_recorded()),
+            Level::Away => Some(store_away()),
+        }
     }
 
     /// What a person should know of it.
@@ -271,6 +292,7 @@ impl Room {
             Level::ReadOnly => {
                 Some(format!("storage: {free} free; nothing can be recorded until there is more"))
             }
+            Level::Away => Some("storage: the store cannot be reached; changes are refused".to_owned()),
         }
     }
 
@@ -298,6 +320,7 @@ impl Room {
             Level::Enough => tracing::info!(event = "storage.enough", was, free_bytes),
             Level::Low => tracing::warn!(event = "storage.low", was, free_bytes),
             Level::ReadOnly => tracing::error!(event = "storage.read_only", was, free_bytes),
+            Level::Away => tracing::error!(event = "storage.away", was),
         }
         state.since = (level != Level::Enough).then_some(now);
         state.level = level;
@@ -335,6 +358,12 @@ impl Room {
 /// The refusal of a change that is not recorded, and will not be.
 pub fn not_recorded() -> ErrorBody {
     crate::view::refused(Refusal::NotRecorded)
+}
+
+/// The refusal of a change while the store cannot be reached.
+fn store_away() -> ErrorBody {
+    ErrorBody::new("daemon.store_away", "the store cannot be reached: this was not done")
+        .hint("the daemon tries again several times a second; ask again when the store is back")
 }
 
 /// Whether an error of the kernel's means that there is no room, or none in the owner's quota.

@@ -24,6 +24,7 @@ use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
+use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
 use crate::tls::Tls;
@@ -189,10 +190,10 @@ pub async fn serve(
     // One at a time: the next follows only what the engine said to the last.
     let (halt, halts) = mpsc::channel(1);
     let writer = {
-        let shell = shell.clone();
+        let (shell, writer) = (shell.clone(), with_faults(opened.writer));
         std::thread::Builder::new()
             .name("writer".into())
-            .spawn(move || commit::run(opened.writer, &committing, &halt, &shell))
+            .spawn(move || commit::run(writer, &committing, &halt, &shell))
             .map_err(|cause| ServeError::Process { cause })?
     };
     let archive_ended = start_archive(&shell)?;
@@ -272,7 +273,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
     if sandboxes.is_empty() {
         return;
     }
-    let Ok(agents) = shell.reader.agents(None, u32::MAX) else { return };
+    let Ok(agents) = shell.reader.here(|store| store.agents(None, u32::MAX)) else { return };
     for found in agents {
         // One that is about to be started again ends what it finds by itself.
         let stray = !found.row.state.wants_sandbox()

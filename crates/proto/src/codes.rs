@@ -40,6 +40,7 @@ pub const CODES: &[CodeDoc] = &[
     code("token.too_many", 409, "there is no room for another live token"),
     code("daemon.busy", 503, "a queue is full; ask again"),
     code("daemon.disk_full", 507, "there is no room on the disk for it"),
+    code("daemon.store_away", 503, "the store cannot be reached; ask again"),
     code("daemon.shutting_down", 503, "the daemon is about to exit"),
     code("daemon.tls_required", 400, "the port speaks TLS, and the request came without it"),
     code("daemon.internal", 500, "a bug in Lodge"),

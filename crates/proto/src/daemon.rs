@@ -72,7 +72,7 @@ shapes! {
 
     /// The file system of the state directory.
     pub struct StorageView {
-        /// enough, low (nothing new is begun) or read_only (nothing can be recorded).
+        /// enough, low (nothing new is begun), read_only (nothing can be recorded) or away (the store cannot be reached).
         state: String,
         /// Since when it is not enough.
         since: Option<String>,

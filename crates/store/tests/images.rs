@@ -95,16 +95,19 @@ fn names_and_images_are_there_after_opening_again() {
         .collect();
     assert_eq!(refs, [("x:latest", "sha256:2"), ("x:v1", "sha256:1")]);
     let reader = &world.store.reader;
-    assert_eq!(reader.image_ref("x:v1").unwrap().unwrap().digest, "sha256:1");
-    assert!(reader.image_ref("x").unwrap().is_none());
-    let found = reader.images(ImageKind::Agent, None, 10).unwrap();
+    assert_eq!(reader.here(|snapshot| snapshot.image_ref("x:v1")).unwrap().unwrap().digest, "sha256:1");
+    assert!(reader.here(|snapshot| snapshot.image_ref("x")).unwrap().is_none());
+    let found = reader.here(|snapshot| snapshot.images(ImageKind::Agent, None, 10)).unwrap();
     let facts: Vec<_> = found.iter().map(|one| (one.digest.as_str(), one.refs.len(), one.agents)).collect();
     assert_eq!(facts, [("sha256:1", 1, 0), ("sha256:2", 1, 1)]);
-    assert_eq!(reader.images(ImageKind::Agent, Some("sha256:1"), 1).unwrap()[0].digest, "sha256:2");
-    assert_eq!(reader.image("sha256:2").unwrap().unwrap().files[0].bytes, b"two");
-    assert_eq!(reader.agents_of_image("sha256:2").unwrap(), ["a"]);
-    assert_eq!(reader.find_digests("sha256:").unwrap().len(), 2);
-    assert_eq!(reader.find_digests("sha256:2").unwrap(), ["sha256:2"]);
+    assert_eq!(
+        reader.here(|snapshot| snapshot.images(ImageKind::Agent, Some("sha256:1"), 1)).unwrap()[0].digest,
+        "sha256:2"
+    );
+    assert_eq!(reader.here(|snapshot| snapshot.image("sha256:2")).unwrap().unwrap().files[0].bytes, b"two");
+    assert_eq!(reader.here(|snapshot| snapshot.agents_of_image("sha256:2")).unwrap(), ["a"]);
+    assert_eq!(reader.here(|snapshot| snapshot.find_digests("sha256:")).unwrap().len(), 2);
+    assert_eq!(reader.here(|snapshot| snapshot.find_digests("sha256:2")).unwrap(), ["sha256:2"]);
 }
 
 #[test]
@@ -119,11 +122,16 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
         Write::Image(ImageWrite::Unnamed { reference: "x:latest".into() }),
     ]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
-    assert!(world.store.reader.image("sha256:1").unwrap().is_none());
-    assert!(world.store.reader.images(ImageKind::Agent, None, 10).unwrap().is_empty());
-    assert!(world.store.reader.find_digests("sha256:1").unwrap().is_empty());
+    assert!(world.store.reader.here(|snapshot| snapshot.image("sha256:1")).unwrap().is_none());
+    assert!(
+        world.store.reader.here(|snapshot| snapshot.images(ImageKind::Agent, None, 10)).unwrap().is_empty()
+    );
+    assert!(world.store.reader.here(|snapshot| snapshot.find_digests("sha256:1")).unwrap().is_empty());
     world.write(&[image("sha256:1", "one"), named("x:latest", "sha256:1")]);
-    assert_eq!(world.store.reader.image("sha256:1").unwrap().unwrap().files[0].bytes, b"one");
+    assert_eq!(
+        world.store.reader.here(|snapshot| snapshot.image("sha256:1")).unwrap().unwrap().files[0].bytes,
+        b"one"
+    );
     world.write(&[
         Write::Image(ImageWrite::Unnamed { reference: "x:latest".into() }),
         Write::Image(ImageWrite::Gone { digest: "sha256:1".into() }),
@@ -131,7 +139,7 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
     // Without anybody who names it, nothing of it is left.
     world.write(&[image("sha256:2", "two")]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:2".into() })]);
-    assert!(world.store.reader.image_summary("sha256:2").unwrap().is_none());
+    assert!(world.store.reader.here(|snapshot| snapshot.image_summary("sha256:2")).unwrap().is_none());
 }
 
 const RG: &str = "sha256:rg";
@@ -196,18 +204,32 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
     }))]);
     let reader = &world.store.reader;
     let digests = |kind| -> Vec<String> {
-        reader.images(kind, None, 10).unwrap().into_iter().map(|one| one.digest).collect()
+        reader
+            .here(|snapshot| snapshot.images(kind, None, 10))
+            .unwrap()
+            .into_iter()
+            .map(|one| one.digest)
+            .collect()
     };
     assert_eq!(digests(ImageKind::Agent), ["sha256:1", "sha256:2", "sha256:3"]);
     assert_eq!(digests(ImageKind::Bin), [RG]);
-    let found = reader.image_summary(RG).unwrap().unwrap();
+    let found = reader.here(|snapshot| snapshot.image_summary(RG)).unwrap().unwrap();
     assert_eq!((found.kind, found.bytes, found.needed_by, found.agents), (ImageKind::Bin, 9, 2, 1));
     assert_eq!(found.at, NOW, "since its first agent");
-    assert!(reader.image(RG).unwrap().is_none(), "no agent");
-    assert_eq!(reader.bin_image(RG).unwrap().unwrap().platforms[0].platform, "linux/amd64");
-    assert!(reader.bin_image("sha256:1").unwrap().is_none(), "no tool");
-    assert_eq!(reader.image_digests().unwrap(), ["sha256:1", "sha256:2", "sha256:3", RG]);
-    assert_eq!(reader.image_summary("sha256:3").unwrap().unwrap().state, ImageState::Announced);
+    assert!(reader.here(|snapshot| snapshot.image(RG)).unwrap().is_none(), "no agent");
+    assert_eq!(
+        reader.here(|snapshot| snapshot.bin_image(RG)).unwrap().unwrap().platforms[0].platform,
+        "linux/amd64"
+    );
+    assert!(reader.here(|snapshot| snapshot.bin_image("sha256:1")).unwrap().is_none(), "no tool");
+    assert_eq!(
+        reader.here(|snapshot| snapshot.image_digests()).unwrap(),
+        ["sha256:1", "sha256:2", "sha256:3", RG]
+    );
+    assert_eq!(
+        reader.here(|snapshot| snapshot.image_summary("sha256:3")).unwrap().unwrap().state,
+        ImageState::Announced
+    );
 }
 
 #[test]
@@ -250,12 +272,12 @@ fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_
         waits,
     ]);
     let reader = &world.store.reader;
-    let found = reader.bins(None, 10).unwrap();
+    let found = reader.here(|snapshot| snapshot.bins(None, 10)).unwrap();
     let facts: Vec<_> = found.iter().map(|(one, _)| (one.digest.as_str(), one.agents, one.at)).collect();
     assert_eq!(facts, [("sha256:loop", 1, later), ("sha256:new", 1, later), (RG, 2, NOW)]);
     assert!(found.iter().all(|(_, record)| record.platforms[0].platform == "linux/amd64"));
-    let second = reader.bins(Some("sha256:loop"), 1).unwrap();
-    assert_eq!(second[0].0, reader.image_summary("sha256:new").unwrap().unwrap());
+    let second = reader.here(|snapshot| snapshot.bins(Some("sha256:loop"), 1)).unwrap();
+    assert_eq!(second[0].0, reader.here(|snapshot| snapshot.image_summary("sha256:new")).unwrap().unwrap());
     assert_eq!(second.len(), 1);
 }
 
@@ -263,9 +285,9 @@ fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_
 fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_longer_than_that_image() {
     let mut world = World::new();
     world.write(&[put(needing("sha256:1", ImageState::Announced))]);
-    assert_eq!(world.store.reader.image_digests().unwrap(), ["sha256:1", RG]);
+    assert_eq!(world.store.reader.here(|snapshot| snapshot.image_digests()).unwrap(), ["sha256:1", RG]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
-    assert!(world.store.reader.image_digests().unwrap().is_empty());
+    assert!(world.store.reader.here(|snapshot| snapshot.image_digests()).unwrap().is_empty());
 }
 
 #[test]
@@ -274,10 +296,10 @@ fn an_image_that_goes_needs_nothing_and_one_that_comes_again_needs_what_it_did()
     let row = || put(needing("sha256:1", ImageState::Complete));
     world.write(&[put(bin()), row(), Write::Agent(AgentWrite::New(agent(AgentState::Removed, "sha256:1")))]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
-    assert_eq!(world.store.reader.image_summary(RG).unwrap().unwrap().needed_by, 0);
+    assert_eq!(world.store.reader.here(|snapshot| snapshot.image_summary(RG)).unwrap().unwrap().needed_by, 0);
     let mut world = world.again();
     assert_eq!(world.store.loaded.images.len(), 1);
     world.write(&[row()]);
-    assert_eq!(world.store.reader.image_summary(RG).unwrap().unwrap().needed_by, 1);
+    assert_eq!(world.store.reader.here(|snapshot| snapshot.image_summary(RG)).unwrap().unwrap().needed_by, 1);
     assert_eq!(world.again().store.loaded.images[0].needs, [RG]);
 }

@@ -15,9 +15,9 @@ const AGENT: &str = "agt_00000000000000001";
 fn third_schema(path: &Path) {
     let made = Connection::open(path).unwrap();
     for migration in [
-        include_str!("../src/migrations/0001.sql"),
-        include_str!("../src/migrations/0002.sql"),
-        include_str!("../src/migrations/0003.sql"),
+        include_str!("../src/sqlite/migrations/0001.sql"),
+        include_str!("../src/sqlite/migrations/0002.sql"),
+        include_str!("../src/sqlite/migrations/0003.sql"),
     ] {
         made.execute_batch(migration).unwrap();
     }
@@ -105,7 +105,14 @@ impl World {
     }
 
     fn listed(&self, filter: JobFilter<'_>) -> Vec<JobId> {
-        self.store.reader.jobs(filter, 100).unwrap().jobs.into_iter().map(|job| job.row.id).collect()
+        self.store
+            .reader
+            .here(|snapshot| snapshot.jobs(filter, 100))
+            .unwrap()
+            .jobs
+            .into_iter()
+            .map(|job| job.row.id)
+            .collect()
     }
 }
 
@@ -130,9 +137,11 @@ fn a_database_of_the_third_schema_takes_jobs_and_keeps_what_it_had() {
     world.write([JobWrite::Progress { id: row.id.clone(), progress: Box::new(row.progress.clone()) }]);
     let world = world.reopened();
     assert_eq!(world.store.loaded.jobs, [row.clone()], "it is neither archived nor told");
-    let shown = world.store.reader.job_summary(&row.id).unwrap().unwrap();
+    let shown = world.store.reader.here(|snapshot| snapshot.job_summary(&row.id)).unwrap().unwrap();
     assert_eq!((shown.row, shown.agent_name.as_str()), (row, "a"));
-    assert!(world.store.reader.session_fact(&"s".parse().unwrap()).unwrap().is_some());
+    assert!(
+        world.store.reader.here(|snapshot| snapshot.session_fact(&"s".parse().unwrap())).unwrap().is_some()
+    );
 }
 
 #[test]
@@ -144,7 +153,7 @@ fn the_stdin_of_a_job_is_kept_until_it_is_over_and_no_longer() {
     {
         row.progress.state = state;
         world.write([JobWrite::Progress { id: row.id.clone(), progress: Box::new(row.progress.clone()) }]);
-        let to_start = world.store.reader.job_to_start(&row.id).unwrap();
+        let to_start = world.store.reader.here(|snapshot| snapshot.job_to_start(&row.id)).unwrap();
         assert_eq!(to_start, Some((row.clone(), stdin)), "{state:?}");
     }
 }
@@ -202,7 +211,8 @@ fn a_job_is_found_by_the_beginning_of_its_id() {
     let mut world = World::new();
     let (a, b) = (world.new_job(30, None, &[]), world.new_job(30, None, &[]));
     let (agent, other): (AgentId, AgentId) = (AGENT.parse().unwrap(), "agt_2".parse().unwrap());
-    let find = |given: &str, agent| world.store.reader.find_job(given, agent).unwrap();
+    let find =
+        |given: &str, agent| world.store.reader.here(|snapshot| snapshot.find_job(given, agent)).unwrap();
     assert_eq!(find(a.id.as_str(), None), std::slice::from_ref(&a.id));
     assert_eq!(find(&a.id.as_str()[..20], Some(&agent)), std::slice::from_ref(&a.id));
     assert_eq!(find(a.id.as_str(), Some(&other)), Vec::<JobId>::new());
@@ -225,7 +235,9 @@ fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
     }
     let open = world.new_job(900, None, &[]);
     let agent: AgentId = AGENT.parse().unwrap();
-    let beyond = |world: &World, bytes| world.store.reader.outputs_beyond(&agent, bytes).unwrap();
+    let beyond = |world: &World, bytes| {
+        world.store.reader.here(|snapshot| snapshot.outputs_beyond(&agent, bytes)).unwrap()
+    };
     assert_eq!(beyond(&world, 46), Vec::<JobId>::new());
     assert_eq!(beyond(&world, 45), ids[..1]);
     assert_eq!(beyond(&world, 12), ids);
@@ -248,19 +260,22 @@ fn what_is_old_is_told_page_by_page_and_forgotten_with_its_labels() {
     let open = world.new_job(1_020, None, &[]);
     let reader = &world.store.reader;
     let page = |after: Option<&JobId>, limit| {
-        reader.jobs_ended_before(Timestamp::from_ms(5_000), after, limit).unwrap()
+        reader.here(|snapshot| snapshot.jobs_ended_before(Timestamp::from_ms(5_000), after, limit)).unwrap()
     };
     let ids: Vec<JobId> = old.iter().map(|row| row.id.clone()).collect();
     assert_eq!(page(None, 10), ids);
     assert_eq!(page(None, 2), ids[..2]);
     assert_eq!(page(Some(&ids[1]), 2), ids[2..]);
-    assert_eq!(reader.jobs_ended_before(Timestamp::from_ms(2_000), None, 10).unwrap(), Vec::<JobId>::new());
+    assert_eq!(
+        reader.here(|snapshot| snapshot.jobs_ended_before(Timestamp::from_ms(2_000), None, 10)).unwrap(),
+        Vec::<JobId>::new()
+    );
     world.write([JobWrite::OutputRemoved { id: ids[0].clone() }, JobWrite::Gone { id: ids[1].clone() }]);
     let reader = &world.store.reader;
-    let fate = |row: &JobRow| reader.output_fate(&row.id).unwrap();
+    let fate = |row: &JobRow| reader.here(|snapshot| snapshot.output_fate(&row.id)).unwrap();
     let fates = [fate(&old[0]), fate(&old[1]), fate(&old[2]), fate(&open)];
     assert_eq!(fates, [OutputFate::Gone, OutputFate::Gone, OutputFate::Kept, OutputFate::Kept]);
-    assert_eq!(reader.job_summary(&ids[1]).unwrap(), None);
+    assert_eq!(reader.here(|snapshot| snapshot.job_summary(&ids[1])).unwrap(), None);
     let labels = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
     let filter = JobFilter { agent: None, session: None, states: &[], labels: &labels, before: None };
     assert_eq!(world.listed(filter), [ids[2].clone(), ids[0].clone()]);

@@ -13,8 +13,8 @@ fn a_database_from_before_there_were_branches_and_slots_keeps_its_work() {
     let path = dir.path().join("daemon.db");
     {
         let connection = Connection::open(&path).unwrap();
-        connection.execute_batch(include_str!("../src/migrations/0001.sql")).unwrap();
-        connection.execute_batch(include_str!("../src/migrations/0002.sql")).unwrap();
+        connection.execute_batch(include_str!("../src/sqlite/migrations/0001.sql")).unwrap();
+        connection.execute_batch(include_str!("../src/sqlite/migrations/0002.sql")).unwrap();
         connection
             .execute_batch(
                 "INSERT INTO meta VALUES ('log', CAST('log_1' AS BLOB)), ('state-key', zeroblob(32));
@@ -44,10 +44,10 @@ fn a_database_from_before_there_were_branches_and_slots_keeps_its_work() {
     let live: Vec<_> =
         store.loaded.turns.iter().map(|live| (live.row.session.as_str(), live.row.state)).collect();
     assert_eq!(live, [("s", TurnState::Waiting), ("t", TurnState::Running)], "one whose agent failed waits");
-    let fact = store.reader.session_fact(&"s".parse().unwrap()).unwrap().unwrap();
+    let fact = store.reader.here(|snapshot| snapshot.session_fact(&"s".parse().unwrap())).unwrap().unwrap();
     assert_eq!((fact.turns, fact.messages, fact.cuts), (2, 3, 0));
     assert_eq!(fact.tip.unwrap().as_str(), "trn_00000000000000002");
-    let listed = store.reader.sessions(None, None, 9).unwrap();
+    let listed = store.reader.here(|snapshot| snapshot.sessions(None, None, 9)).unwrap();
     let listed: Vec<_> =
         listed.iter().map(|one| (one.row.id.as_str(), one.turns, one.last_active.ms())).collect();
     assert_eq!(listed, [("s", 2, 41), ("t", 1, 30)]);
@@ -63,10 +63,10 @@ fn images_from_before_there_were_manifests_are_agents_that_are_whole() {
     {
         let connection = Connection::open(&path).unwrap();
         for migration in [
-            include_str!("../src/migrations/0001.sql"),
-            include_str!("../src/migrations/0002.sql"),
-            include_str!("../src/migrations/0003.sql"),
-            include_str!("../src/migrations/0004.sql"),
+            include_str!("../src/sqlite/migrations/0001.sql"),
+            include_str!("../src/sqlite/migrations/0002.sql"),
+            include_str!("../src/sqlite/migrations/0003.sql"),
+            include_str!("../src/sqlite/migrations/0004.sql"),
         ] {
             connection.execute_batch(migration).unwrap();
         }
@@ -95,8 +95,8 @@ fn images_from_before_there_were_manifests_are_agents_that_are_whole() {
     let held =
         ImageHeld { digest, kind: ImageKind::Agent, bytes, state: ImageState::Complete, needs: Vec::new() };
     assert_eq!(store.loaded.images, [held], "one that was gone stays so");
-    assert_eq!(store.reader.image("sha256:0").unwrap(), Some(record));
-    let listed = store.reader.images(ImageKind::Agent, None, 9).unwrap();
+    assert_eq!(store.reader.here(|snapshot| snapshot.image("sha256:0")).unwrap(), Some(record));
+    let listed = store.reader.here(|snapshot| snapshot.images(ImageKind::Agent, None, 9)).unwrap();
     let listed: Vec<_> = listed.iter().map(|one| (one.digest.as_str(), one.bytes, one.refs.len())).collect();
     assert_eq!(listed, [("sha256:0", bytes, 1)]);
 }
@@ -122,7 +122,8 @@ fn the_past_of_a_stream_is_read_page_by_page_without_a_gap() {
         let all: Vec<u64> = (1..first).rev().filter(is_meant).filter(|_| stream != Some("c")).collect();
         let (mut found, mut before) = (Vec::new(), first);
         loop {
-            let (page, last) = store.reader.events_before(before, stream, 3).unwrap();
+            let (page, last) =
+                store.reader.here(|snapshot| snapshot.events_before(before, stream, 3)).unwrap();
             if page.is_empty() {
                 break;
             }
@@ -148,7 +149,7 @@ fn a_page_of_the_log_ends_after_some_megabytes_and_the_next_goes_on_behind_it() 
     for stream in [None, Some("daemon")] {
         let (mut cursor, mut found) = (0, Vec::new());
         while cursor < 10 {
-            let (page, last) = store.reader.events(cursor, stream, 500).unwrap();
+            let (page, last) = store.reader.here(|snapshot| snapshot.events(cursor, stream, 500)).unwrap();
             assert!((1..=4).contains(&page.len()), "four megabytes at most: {}", page.len());
             found.extend(page.iter().map(|event| event.seq));
             cursor = last;
@@ -156,7 +157,8 @@ fn a_page_of_the_log_ends_after_some_megabytes_and_the_next_goes_on_behind_it() 
         assert_eq!(found, (1..=10).collect::<Vec<u64>>());
         let (mut cursor, mut found) = (11, Vec::new());
         while cursor > 1 {
-            let (page, last) = store.reader.events_before(cursor, stream, 500).unwrap();
+            let (page, last) =
+                store.reader.here(|snapshot| snapshot.events_before(cursor, stream, 500)).unwrap();
             assert!((1..=4).contains(&page.len()), "four megabytes at most: {}", page.len());
             found.extend(page.iter().map(|event| event.seq));
             cursor = last;

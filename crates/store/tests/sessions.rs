@@ -13,7 +13,7 @@ use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_store::{
-    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, Which, open,
+    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
@@ -99,7 +99,7 @@ impl World {
 
     fn turn_writes(&mut self, session: &SessionId, asked: &str, answered: &str) -> Vec<Write> {
         let at = self.tick();
-        let fact = self.store.reader.session_fact(session).unwrap().unwrap();
+        let fact = self.store.reader.here(|snapshot| snapshot.session_fact(session)).unwrap().unwrap();
         let id = TurnId::new(&mut self.ids, at);
         let (number, first) = (fact.turns + 1, fact.messages + 1);
         let usage = Usage { input_tokens: 5, output_tokens: 7, ..Usage::default() };
@@ -144,8 +144,12 @@ impl World {
     }
 
     fn rewind(&mut self, session: &SessionId, to: u32) {
-        let (standing, plan) =
-            self.store.reader.rewind_plan(session, &TurnPick::Number(to)).unwrap().unwrap();
+        let (standing, plan) = self
+            .store
+            .reader
+            .here(|snapshot| snapshot.rewind_plan(session, &TurnPick::Number(to)))
+            .unwrap()
+            .unwrap();
         let (plan, at) = (plan.unwrap(), self.tick());
         let change = PathChange {
             session: session.clone(),
@@ -155,12 +159,13 @@ impl World {
             at,
         };
         self.commit(&[Write::Session(SessionWrite::Path(change))]);
-        let fact = self.store.reader.session_fact(session).unwrap().unwrap();
+        let fact = self.store.reader.here(|snapshot| snapshot.session_fact(session)).unwrap().unwrap();
         assert_eq!((fact.turns, fact.tip, fact.epoch), (plan.turns, plan.tip, plan.epoch));
     }
 
     fn activate(&mut self, session: &SessionId, turn: &TurnId) {
-        let (standing, plan) = self.store.reader.branch_plan(session, turn).unwrap().unwrap();
+        let (standing, plan) =
+            self.store.reader.here(|snapshot| snapshot.branch_plan(session, turn)).unwrap().unwrap();
         let (plan, at) = (plan.unwrap(), self.tick());
         let change = PathChange {
             session: session.clone(),
@@ -170,12 +175,17 @@ impl World {
             at,
         };
         self.commit(&[Write::Session(SessionWrite::Path(change))]);
-        let fact = self.store.reader.session_fact(session).unwrap().unwrap();
+        let fact = self.store.reader.here(|snapshot| snapshot.session_fact(session)).unwrap().unwrap();
         assert_eq!((fact.turns, fact.tip, fact.epoch), (plan.turns, plan.tip, plan.epoch));
     }
 
     fn fork(&mut self, session: &SessionId, to: &str, turn: u32) -> SessionId {
-        let (_, plan) = self.store.reader.fork_plan(session, &TurnPick::Number(turn)).unwrap().unwrap();
+        let (_, plan) = self
+            .store
+            .reader
+            .here(|snapshot| snapshot.fork_plan(session, &TurnPick::Number(turn)))
+            .unwrap()
+            .unwrap();
         let (plan, at) = (plan.unwrap(), self.tick());
         let copies: Vec<TurnId> = plan.turns.iter().map(|_| TurnId::new(&mut self.ids, at)).collect();
         let id: SessionId = to.parse().unwrap();
@@ -188,19 +198,20 @@ impl World {
         };
         let fork = Fork { row, turns: plan.turns.into_iter().zip(copies).collect() };
         self.commit(&[Write::Session(SessionWrite::Fork(Box::new(fork)))]);
-        let fact = self.store.reader.session_fact(&id).unwrap().unwrap();
+        let fact = self.store.reader.here(|snapshot| snapshot.session_fact(&id)).unwrap().unwrap();
         assert_eq!((fact.turns, fact.messages, fact.epoch), (turn, plan.messages, plan.epoch));
         id
     }
 
     /// What a model would read with the next turn.
     fn context(&self, session: &SessionId) -> Vec<String> {
-        let found = self.store.reader.context(session, 1, u32::MAX).unwrap();
+        let found = self.store.reader.here(|snapshot| snapshot.context(session, 1, u32::MAX)).unwrap();
         found.into_iter().map(|message| message.body.text).collect()
     }
 
-    fn messages(&self, session: &SessionId, which: Which) -> Vec<(String, bool)> {
-        let (found, more) = self.store.reader.messages(session, which, None, 1_000).unwrap();
+    fn messages(&self, session: &SessionId, which: TurnScope) -> Vec<(String, bool)> {
+        let (found, more) =
+            self.store.reader.here(|snapshot| snapshot.messages(session, which, None, 1_000)).unwrap();
         assert!(!more);
         found.into_iter().map(|told| (told.row.body.text, told.active)).collect()
     }
@@ -236,10 +247,14 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
     assert_eq!(world.context(&s), ["q1", "a1"]);
     world.turn(&s, "q2b", "a2b");
     assert_eq!(world.context(&s), ["q1", "a1", "q2b", "a2b"]);
-    assert_eq!(world.messages(&s, Which::Path).len(), 4);
-    let all = world.messages(&s, Which::All);
+    assert_eq!(world.messages(&s, TurnScope::Path).len(), 4);
+    let all = world.messages(&s, TurnScope::All);
     assert_eq!(all.iter().filter(|(_, active)| !active).count(), 4);
-    let (turns, _) = world.store.reader.turns(&s, Which::All, &TurnCursor::default(), 100).unwrap();
+    let (turns, _) = world
+        .store
+        .reader
+        .here(|snapshot| snapshot.turns(&s, TurnScope::All, &TurnCursor::default(), 100))
+        .unwrap();
     let numbers: Vec<(u32, bool)> =
         turns.iter().map(|turn| (turn.row.number, turn.row.place.dropped == 0)).collect();
     assert_eq!(numbers, [(1, true), (2, false), (2, true), (3, false)]);
@@ -250,7 +265,13 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
     assert!(world.context(&s).is_empty());
     world.turn(&s, "q1c", "a1c");
     assert_eq!(world.context(&s), ["q1c", "a1c"]);
-    let nowhere = world.store.reader.rewind_plan(&s, &TurnPick::Number(9)).unwrap().unwrap().1;
+    let nowhere = world
+        .store
+        .reader
+        .here(|snapshot| snapshot.rewind_plan(&s, &TurnPick::Number(9)))
+        .unwrap()
+        .unwrap()
+        .1;
     assert_eq!(nowhere.unwrap_err(), NoTurn::Unknown);
 }
 
@@ -274,13 +295,14 @@ fn a_branch_comes_back_with_those_before_it_and_those_that_followed_it() {
     world.activate(&s, &b4);
     assert_eq!(world.context(&s), ["q1", "a1", "q2", "a2", "q3", "a3", "q4b", "a4b"]);
     // What is there already changes nothing.
-    let (standing, plan) = world.store.reader.branch_plan(&s, &a[0]).unwrap().unwrap();
+    let (standing, plan) =
+        world.store.reader.here(|snapshot| snapshot.branch_plan(&s, &a[0])).unwrap().unwrap();
     let plan = plan.unwrap();
     assert!(plan.restored.is_empty() && plan.from > standing.fact.turns);
     world.turn(&s, "q5", "a5");
     assert_eq!(world.context(&s).len(), 10);
     let stranger = TurnId::new(&mut world.ids, Timestamp::from_ms(1));
-    let none = world.store.reader.branch_plan(&s, &stranger).unwrap().unwrap().1;
+    let none = world.store.reader.here(|snapshot| snapshot.branch_plan(&s, &stranger)).unwrap().unwrap().1;
     assert_eq!(none.unwrap_err(), NoTurn::Unknown);
 }
 
@@ -299,17 +321,27 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
     world.rewind(&f, 1);
     assert_eq!(world.context(&f), ["q1", "a1"]);
     assert_eq!(world.context(&s).len(), 6, "the origin is as it was");
-    let (copies, _) = world.store.reader.turns(&f, Which::All, &TurnCursor::default(), 10).unwrap();
+    let (copies, _) = world
+        .store
+        .reader
+        .here(|snapshot| snapshot.turns(&f, TurnScope::All, &TurnCursor::default(), 10))
+        .unwrap();
     assert_eq!(copies[0].row.usage, Usage::default(), "what was used was used once");
     assert_eq!(copies[0].text, "a1");
-    let summary = world.store.reader.session(&f).unwrap().unwrap();
+    let summary = world.store.reader.here(|snapshot| snapshot.session(&f)).unwrap().unwrap();
     assert_eq!(summary.row.forked, Some(ForkPoint { session: s.clone(), turn: 2 }));
     // A turn that left the path cannot be where a fork begins.
-    let refused = world.store.reader.fork_plan(&s, &TurnPick::Id(dropped)).unwrap().unwrap().1;
+    let refused = world
+        .store
+        .reader
+        .here(|snapshot| snapshot.fork_plan(&s, &TurnPick::Id(dropped)))
+        .unwrap()
+        .unwrap()
+        .1;
     assert_eq!(refused.unwrap_err(), NoTurn::Inactive);
     // The origin goes, and the copy stays.
     world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
-    assert!(world.store.reader.session(&s).unwrap().is_none());
+    assert!(world.store.reader.here(|snapshot| snapshot.session(&s)).unwrap().is_none());
     world.turn(&f, "more", "more");
     assert_eq!(world.context(&f), ["q1", "a1", "more", "more"]);
 }
@@ -320,7 +352,7 @@ fn a_deleted_session_leaves_nothing_and_its_name_can_be_used_again() {
     let s = world.session("s");
     world.turn(&s, "q", "a");
     world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
-    assert!(world.store.reader.session_fact(&s).unwrap().is_none());
+    assert!(world.store.reader.here(|snapshot| snapshot.session_fact(&s)).unwrap().is_none());
     let path = world.dir.path().join("daemon.db");
     let raw = rusqlite::Connection::open(path).unwrap();
     for table in ["sessions", "turns", "steps", "messages", "epochs"] {
@@ -343,8 +375,9 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
         for n in 0..4 {
             world.turn(&s, &format!("q{n}"), &"x".repeat(6_000));
         }
-        let before = world.store.reader.session_fact(&s).unwrap();
-        let (_, plan) = world.store.reader.fork_plan(&s, &TurnPick::Last).unwrap().unwrap();
+        let before = world.store.reader.here(|snapshot| snapshot.session_fact(&s)).unwrap();
+        let (_, plan) =
+            world.store.reader.here(|snapshot| snapshot.fork_plan(&s, &TurnPick::Last)).unwrap().unwrap();
         let plan = plan.unwrap();
         let at = world.tick();
         let copies: Vec<TurnId> = plan.turns.iter().map(|_| TurnId::new(&mut world.ids, at)).collect();
@@ -377,11 +410,11 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
         let path = world.dir.path().join("daemon.db");
         drop(world.store);
         let again = open(&path, &[7; 64]).unwrap();
-        let fork = again.reader.session_fact(&"f".parse().unwrap()).unwrap();
+        let fork = again.reader.here(|snapshot| snapshot.session_fact(&"f".parse().unwrap())).unwrap();
         assert_eq!(acked, fork.is_some(), "with {pages} pages");
-        let cuts = again.reader.session_fact(&s).unwrap().map(|fact| fact.cuts);
+        let cuts = again.reader.here(|snapshot| snapshot.session_fact(&s)).unwrap().map(|fact| fact.cuts);
         assert_eq!(cuts, Some(u32::from(acked)), "with {pages} pages");
-        assert_eq!(again.reader.integrity().unwrap(), "ok");
+        assert_eq!(again.reader.here(|snapshot| snapshot.integrity()).unwrap(), "ok");
         if acked {
             assert!(pages > 0, "the fault must have struck at least once");
             assert_eq!(fork.map(|fact| fact.messages), before.map(|fact| fact.messages));
@@ -405,18 +438,21 @@ fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
     world.commit(&live);
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
-        let page = world.store.reader.sessions(None, before.as_ref(), 3).unwrap();
+        let page = world.store.reader.here(|snapshot| snapshot.sessions(None, before.as_ref(), 3)).unwrap();
         let Some(last) = page.last() else { break };
         before = Some(SessionPlace { last_active: last.last_active, id: last.row.id.to_string() });
         seen.extend(page.into_iter().map(|found| found.row.id.to_string()));
     }
     assert_eq!(seen, ["s3", "s5", "s2", "s6", "s4", "s1", "s0"]);
-    let of_agent = world.store.reader.sessions(Some(&world.agent), None, 10).unwrap();
+    let of_agent =
+        world.store.reader.here(|snapshot| snapshot.sessions(Some(&world.agent), None, 10)).unwrap();
     assert_eq!(of_agent.len(), 7);
     assert_eq!((of_agent[0].turns, of_agent[0].agent_name.as_str()), (1, "one"));
     assert!(of_agent[0].live.running.is_some() && of_agent[1].live.running.is_none());
     let nobody = AgentId::new(&mut world.ids, Timestamp::from_ms(1));
-    assert!(world.store.reader.sessions(Some(&nobody), None, 10).unwrap().is_empty());
+    assert!(
+        world.store.reader.here(|snapshot| snapshot.sessions(Some(&nobody), None, 10)).unwrap().is_empty()
+    );
 }
 
 #[test]
@@ -430,7 +466,11 @@ fn an_export_tells_everything_in_pages_and_what_became_of_each_turn() {
     for (messages_max, bytes_max) in [(1, usize::MAX), (2, usize::MAX), (100, 50), (100, usize::MAX)] {
         let (mut all, mut after) = (Vec::new(), 0);
         loop {
-            let (page, more) = world.store.reader.exported(&s, after, messages_max, bytes_max).unwrap();
+            let (page, more) = world
+                .store
+                .reader
+                .here(|snapshot| snapshot.exported(&s, after, messages_max, bytes_max))
+                .unwrap();
             assert!(page.len() <= messages_max as usize);
             after = page.last().map_or(after, |last| last.told.row.seq);
             all.extend(page);
@@ -547,19 +587,24 @@ fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_
         summary,
         at: Timestamp::from_ms(1_000),
     };
-    let before = world.store.reader.session_fact(&session).unwrap().unwrap().epoch.weight(5);
+    let before =
+        world.store.reader.here(|snapshot| snapshot.session_fact(&session)).unwrap().unwrap().epoch.weight(5);
     assert_eq!((before.number, before.from_turn, before.messages, before.turns.len()), (1, 1, 9, 5));
     let first = epoch(2, 3, 3, Strategy::Summarize, Summary::Text("what was said".into()));
     world.commit(&[Write::Session(SessionWrite::Epoch(first))]);
-    let weight = world.store.reader.session_fact(&session).unwrap().unwrap().epoch.weight(5);
+    let weight =
+        world.store.reader.here(|snapshot| snapshot.session_fact(&session)).unwrap().unwrap().epoch.weight(5);
     assert_eq!((weight.number, weight.messages, &weight.turns[..]), (2, 5, &before.turns[2..]));
     assert_eq!(weight.bytes, "what was said".len() as u64 + before.turns[2..].iter().sum::<u64>());
     world.commit(&[Write::Session(SessionWrite::Epoch(epoch(3, 5, 5, Strategy::Sliding, Summary::Kept)))]);
     let reader = &world.store.reader;
-    assert_eq!(reader.summary(&session, 3).unwrap().as_deref(), Some("what was said"));
-    assert_eq!(reader.session(&session).unwrap().unwrap().epoch, 3);
+    assert_eq!(
+        reader.here(|snapshot| snapshot.summary(&session, 3)).unwrap().as_deref(),
+        Some("what was said")
+    );
+    assert_eq!(reader.here(|snapshot| snapshot.session(&session)).unwrap().unwrap().epoch, 3);
     let places = |from, upto| {
-        let found = reader.epochs(&session, from, upto).unwrap();
+        let found = reader.here(|snapshot| snapshot.epochs(&session, from, upto)).unwrap();
         found.iter().map(|epoch| (epoch.row.number, epoch.seq)).collect::<Vec<_>>()
     };
     assert_eq!(places(1, 5), [(2, 5), (3, 9)]);
@@ -576,7 +621,8 @@ fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
     }
     let (mut before, mut seqs) = (None, Vec::new());
     loop {
-        let (page, more) = world.store.reader.messages(&s, Which::Path, before, 500).unwrap();
+        let (page, more) =
+            world.store.reader.here(|snapshot| snapshot.messages(&s, TurnScope::Path, before, 500)).unwrap();
         assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
         seqs.splice(0..0, page.iter().map(|told| told.row.seq));
         before = page.first().map(|first| first.row.seq);
@@ -587,7 +633,8 @@ fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
     assert_eq!(seqs, (1..=12).collect::<Vec<u64>>());
     let (mut after, mut numbers) = (TurnCursor::default(), Vec::new());
     loop {
-        let (page, more) = world.store.reader.turns(&s, Which::Path, &after, 500).unwrap();
+        let (page, more) =
+            world.store.reader.here(|snapshot| snapshot.turns(&s, TurnScope::Path, &after, 500)).unwrap();
         assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
         numbers.extend(page.iter().map(|turn| turn.row.number));
         let Some(last) = page.last().filter(|_| more) else { break };

@@ -178,9 +178,12 @@ fn a_turn_in_flight_is_read_back_where_it_stood() {
     assert_eq!(live.steps[1].request.as_ref().unwrap().stdin, [0, 255]);
     assert_eq!(again.loaded.streams[agent.id.as_str()], 2);
     assert_eq!((again.loaded.sessions[0].turns, again.loaded.sessions[0].messages), (1, 2));
-    let full = again.reader.turn(&turn.id).unwrap().unwrap();
+    let full = again.reader.here(|snapshot| snapshot.turn(&turn.id)).unwrap().unwrap();
     assert_eq!((full.text.as_str(), full.partial), ("let me", true));
-    assert_eq!(again.reader.session_of(&agent.id, "ann").unwrap().unwrap().row.id.as_str(), "s");
+    assert_eq!(
+        again.reader.here(|snapshot| snapshot.session_of(&agent.id, "ann")).unwrap().unwrap().row.id.as_str(),
+        "s"
+    );
 }
 
 /// Lets the file grow by a page more each time: the commit fails at every place it can, until it does not.
@@ -209,7 +212,7 @@ fn a_batch_is_acknowledged_exactly_when_it_survives_reopening() {
         let again = opened(&path);
         assert_eq!(acked, again.loaded.turns.len() == 1, "with {pages} pages");
         assert_eq!(acked, !again.loaded.agents.is_empty(), "all or nothing, with {pages} pages");
-        assert_eq!(again.reader.integrity().unwrap(), "ok");
+        assert_eq!(again.reader.here(|snapshot| snapshot.integrity()).unwrap(), "ok");
         if acked {
             assert!(pages > 0, "the fault must have struck at least once");
             return;
@@ -262,7 +265,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         retry: Retry::default(),
     });
     drop(store.writer.commit([&change], ()).unwrap());
-    let (events, last) = store.reader.events(0, None, 100).unwrap();
+    let (events, last) = store.reader.here(|snapshot| snapshot.events(0, None, 100)).unwrap();
     assert_eq!((events.len(), last), (2, 3), "an unknown kind is passed over");
     drop(store);
     let connection = Connection::open(&path).unwrap();
@@ -278,7 +281,7 @@ fn a_database_from_before_lineages_were_kept_gives_every_agent_its_own() {
     let path = dir.path().join("daemon.db");
     {
         let connection = Connection::open(&path).unwrap();
-        connection.execute_batch(include_str!("../src/migrations/0001.sql")).unwrap();
+        connection.execute_batch(include_str!("../src/sqlite/migrations/0001.sql")).unwrap();
         connection
             .execute_batch(
                 "INSERT INTO meta VALUES ('log', CAST('log_1' AS BLOB)), ('state-key', zeroblob(32));
@@ -353,7 +356,7 @@ fn an_agent_is_found_by_id_name_or_unique_prefix() {
             )
             .unwrap(),
     );
-    let find = |given: &str| store.reader.find_agent(given).unwrap();
+    let find = |given: &str| store.reader.here(|snapshot| snapshot.find_agent(given)).unwrap();
     assert_eq!(find("one"), AgentFound::One(one.id.clone()));
     assert_eq!(find(two.id.as_str()), AgentFound::One(two.id.clone()));
     let id = one.id.as_str();
@@ -380,12 +383,12 @@ fn answers_are_kept_with_their_requests_and_for_a_day() {
         })
     };
     drop(store.writer.commit(&[request("old", NOW.plus_ms(-25 * 3_600_000))], ()).unwrap());
-    assert!(store.reader.request("o", "old").unwrap().is_some());
+    assert!(store.reader.here(|snapshot| snapshot.request("o", "old")).unwrap().is_some());
     let many: Vec<Write> = (0..600).map(|n| request(&n.to_string(), NOW)).collect();
     drop(store.writer.commit(&many, ()).unwrap());
-    assert!(store.reader.request("o", "old").unwrap().is_none());
-    assert_eq!(store.reader.request("o", "7").unwrap().unwrap().answer, b"{}");
-    assert!(store.reader.request("other", "7").unwrap().is_none());
+    assert!(store.reader.here(|snapshot| snapshot.request("o", "old")).unwrap().is_none());
+    assert_eq!(store.reader.here(|snapshot| snapshot.request("o", "7")).unwrap().unwrap().answer, b"{}");
+    assert!(store.reader.here(|snapshot| snapshot.request("other", "7")).unwrap().is_none());
 }
 
 #[test]
@@ -400,7 +403,7 @@ fn the_wal_stays_bounded_while_much_is_written_and_somebody_reads() {
         let event = ids.event("daemon", round, TurnText { text, ..TurnText::default() });
         drop(store.writer.commit([&event], ()).unwrap());
         if round % 50 == 0 {
-            assert_eq!(store.reader.head().unwrap(), round);
+            assert_eq!(store.reader.here(|snapshot| snapshot.head()).unwrap(), round);
         }
         largest = largest.max(std::fs::metadata(dir.path().join("daemon.db-wal")).unwrap().len());
     }
@@ -423,7 +426,10 @@ fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone()
         failure: Some(failure.clone()),
     });
     drop(store.writer.commit([&end], ()).unwrap());
-    assert_eq!(store.reader.turn(&turn.id).unwrap().unwrap().row.failure, Some(failure));
+    assert_eq!(
+        store.reader.here(|snapshot| snapshot.turn(&turn.id)).unwrap().unwrap().row.failure,
+        Some(failure)
+    );
     drop(store);
     assert!(opened(&path).loaded.turns.is_empty());
 

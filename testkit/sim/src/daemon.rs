@@ -171,6 +171,7 @@ impl SimWorld {
         self.say(|| format!("daemon {life} dies: {why}"));
         self.unexplained_death();
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
+        self.store.forget_writer();
         self.asked.clear();
         self.callers_lose_daemon();
         let pause = self.rng.delay(20);
@@ -184,7 +185,8 @@ impl SimWorld {
 
     pub fn input(&mut self, input: Input) {
         let Some(daemon) = &mut self.daemon else { return };
-        if daemon.halted.is_some() && matches!(input, Input::Api { .. }) {
+        let closed = daemon.halted.is_some() || self.store.is_missed();
+        if closed && matches!(input, Input::Api { .. }) {
             return self.refuse_input(&input);
         }
         if daemon.inputs.len() >= ENGINE_QUEUE_MAX && matches!(input, Input::Api { .. }) {
@@ -288,6 +290,7 @@ impl SimWorld {
             | Mutation::LostPull
             | Mutation::LoosePull
             | Mutation::GreedyCollection
+            | Mutation::AwayIsWritten
             | Mutation::LostClaims => {}
         }
     }
@@ -370,8 +373,17 @@ impl SimWorld {
 
     /// The moment of truth: the whole group is on disk, or nothing of it.
     pub fn written(&mut self) {
-        let Some(daemon) = &mut self.daemon else { return };
-        if self.disk_full {
+        if self.daemon.is_none() {
+            return;
+        }
+        if self.store.is_fenced {
+            self.store.is_fenced = false;
+            return self.daemon_dies("another daemon owns the store");
+        }
+        if self.store.is_away() {
+            return self.try_again_later();
+        }
+        if self.disk_full && !self.store.is_unsure() {
             return self.no_room();
         }
         let fails = std::mem::take(&mut self.disk_fails);
@@ -379,10 +391,27 @@ impl SimWorld {
         if fails && self.rng.chance(500) {
             return self.daemon_dies("the disk failed, and wrote nothing");
         }
-        let writes: Vec<Write> =
-            daemon.writer.waiting.iter_mut().flat_map(|batch| std::mem::take(&mut batch.writes)).collect();
+        // A batch that was written when the connection broke is not written again.
+        if !self.store.is_back() {
+            self.record_group();
+        }
+        let Some(daemon) = &mut self.daemon else { return };
         let life = daemon.life;
         daemon.writer.doing = WriterState::Releasing;
+        if fails {
+            return self.daemon_dies("the disk failed, after it wrote");
+        }
+        if self.die_at == Some(CommitPoint::Committed) {
+            return self.daemon_dies("between commit and reply");
+        }
+        self.after(0, SimEvent::Release { life });
+    }
+
+    /// Puts the group on disk. Its writes stay with its first batch.
+    pub fn record_group(&mut self) {
+        let Some(daemon) = &mut self.daemon else { return };
+        let writes: Vec<Write> =
+            daemon.writer.waiting.iter_mut().flat_map(|batch| std::mem::take(&mut batch.writes)).collect();
         self.tally.commits += 1;
         self.trace.say(self.now, || format!("committed {} writes", writes.len()));
         if let Err(broken) = self.disk.commit(&writes) {
@@ -393,16 +422,9 @@ impl SimWorld {
         if let Some(kept) = &mut self.kept {
             kept.push(DiskGroup::Writes(writes.clone()));
         }
-        if fails {
-            return self.daemon_dies("the disk failed, after it wrote");
-        }
-        if self.die_at == Some(CommitPoint::Committed) {
-            return self.daemon_dies("between commit and reply");
-        }
         if let Some(first) = self.daemon.as_mut().and_then(|daemon| daemon.writer.waiting.first_mut()) {
             first.writes = writes;
         }
-        self.after(0, SimEvent::Release { life });
     }
 
     pub fn release(&mut self) {

@@ -31,6 +31,8 @@ impl SimWorld {
             (SimFault::DaemonDiesAt(point), _) => self.die_at = Some(point),
             (SimFault::DiskFails, _) => self.disk_fails = true,
             (SimFault::DiskFull, _) => self.disk_full = true,
+            (SimFault::StoreAway, _) => self.store.goes_away(self.rng.between(1, 20)),
+            (SimFault::StoreFenced, _) => self.store.is_fenced = true,
             (SimFault::PowerLoss, _) => self.power_loss(),
             (SimFault::ClockJumps, _) => {
                 let jump = i64::try_from(self.rng.below(4_000_000)).unwrap_or(0) - 2_000_000;
@@ -92,6 +94,7 @@ impl SimWorld {
         self.calm = true;
         self.clients.idle = true;
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
+        self.store.comes_back();
         self.jobs.archive_full = false;
         self.antidote();
         for sandbox in self.machine.sandboxes.values_mut() {

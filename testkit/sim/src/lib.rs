@@ -24,6 +24,7 @@ mod rng;
 mod room;
 mod run;
 mod runtime;
+mod store;
 mod strict;
 mod tools;
 mod trace;

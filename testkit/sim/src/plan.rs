@@ -38,6 +38,8 @@ pub enum Mutation {
     LoosePull,
     /// Contents of images go that have no name, although agents have them.
     GreedyCollection,
+    /// A batch counts as written although the store could not be reached.
+    AwayIsWritten,
 }
 
 /// What can go wrong.
@@ -48,6 +50,10 @@ pub enum SimFault {
     DaemonDiesAt(CommitPoint),
     DiskFails,
     DiskFull,
+    /// The store cannot be reached for a while. The batch that finds this out may be on disk all the same.
+    StoreAway,
+    /// Another daemon takes the store.
+    StoreFenced,
     KeeperDies,
     RuntimeDies,
     RuntimeExits,
@@ -106,6 +112,9 @@ const FAULTS: [SimFault; 24] = [
     SimFault::ArchiveFull,
     SimFault::Retention,
 ];
+
+/// What can go wrong with a store that is elsewhere.
+const STORE_FAULTS: [SimFault; 2] = [SimFault::StoreAway, SimFault::StoreFenced];
 
 #[derive(Debug, Clone)]
 pub struct SimPlan {
@@ -173,6 +182,9 @@ impl SimPlan {
         if faults.is_empty() {
             faults.push(SimFault::DaemonDies);
         }
+        // Chosen aside, so that the other choices are what they would be without.
+        let mut aside = rng.clone();
+        faults.extend(STORE_FAULTS.into_iter().filter(|_| aside.chance(300)));
         // Now and then one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
         let pick = |rng: &mut SimRng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
@@ -231,6 +243,7 @@ impl SimPlan {
                 (self.link_ms, self.disk_ms) = (20, 0);
             }
             Mutation::LostCut => self.edits = 100,
+            Mutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
             // A job whose claim is forgotten is taken for one without output before it can run twice.
             Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,

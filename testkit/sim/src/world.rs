@@ -17,6 +17,7 @@ use crate::keeper::{KeeperMessage, SimCommand, SimMachine};
 use crate::pills::Pills;
 use crate::plan::{CommitPoint, Mutation, SimPlan};
 use crate::rng::SimRng;
+use crate::store::RemoteStore;
 use crate::trace::SimTrace;
 
 /// The wall clock at the beginning.
@@ -190,6 +191,8 @@ pub struct Tally {
     pub faults: u64,
     pub rebuilt: u64,
     pub halts: u64,
+    /// How often the store could not be reached.
+    pub away: u64,
     pub revived: u64,
     pub ended: u64,
     pub retried: u64,
@@ -233,6 +236,7 @@ impl Tally {
             faults: self.faults + other.faults,
             rebuilt: self.rebuilt + other.rebuilt,
             halts: self.halts + other.halts,
+            away: self.away + other.away,
             revived: self.revived + other.revived,
             ended: self.ended + other.ended,
             retried: self.retried + other.retried,
@@ -284,6 +288,7 @@ pub struct SimWorld {
     pub die_at: Option<CommitPoint>,
     pub disk_fails: bool,
     pub disk_full: bool,
+    pub store: RemoteStore,
     /// The newest event that a subscriber has read.
     pub cursor: u64,
     pub prints: Vec<crate::disk::EventPrint>,
@@ -330,6 +335,7 @@ impl SimWorld {
             die_at: None,
             disk_fails: false,
             disk_full: false,
+            store: RemoteStore::default(),
             cursor: 0,
             prints: Vec::new(),
             asked: std::collections::BTreeMap::new(),

@@ -63,7 +63,8 @@ fn commit(disk: &mut SimDisk, real: &mut Opened, writes: &[Write]) {
     for write in writes {
         match write {
             Write::Request(row) => {
-                let found = real.reader.request(&row.caller, &row.request_id).unwrap();
+                let found =
+                    real.reader.here(|snapshot| snapshot.request(&row.caller, &row.request_id)).unwrap();
                 assert_eq!(found.as_ref(), disk.request(&row.caller, &row.request_id));
             }
             Write::Session(SessionWrite::New(row)) => same_session(disk, real, &row.id),
@@ -72,7 +73,10 @@ fn commit(disk: &mut SimDisk, real: &mut Opened, writes: &[Write]) {
             Write::Session(SessionWrite::Deleted { id }) => same_session(disk, real, id),
             Write::Job(write) => same_job(disk, real, write),
             Write::Token(row) => {
-                assert_eq!(real.reader.token(&row.id).unwrap().as_ref(), disk.token(&row.id))
+                assert_eq!(
+                    real.reader.here(|snapshot| snapshot.token(&row.id)).unwrap().as_ref(),
+                    disk.token(&row.id)
+                )
             }
             _ => {}
         }
@@ -88,13 +92,16 @@ fn same_job(disk: &SimDisk, real: &Opened, write: &JobWrite) {
         | JobWrite::OutputRemoved { id }
         | JobWrite::Gone { id } => id,
     };
-    let found = real.reader.job_summary(id).unwrap().map(|job| job.row);
+    let found = real.reader.here(|snapshot| snapshot.job_summary(id)).unwrap().map(|job| job.row);
     assert_eq!(found.as_ref(), disk.job(id));
     if let Some(row) = found {
-        assert_eq!(real.reader.has_unarchived_job(&row.agent).unwrap(), disk.has_unarchived_job(&row.agent));
+        assert_eq!(
+            real.reader.here(|snapshot| snapshot.has_unarchived_job(&row.agent)).unwrap(),
+            disk.has_unarchived_job(&row.agent)
+        );
     }
 }
 
 fn same_session(disk: &SimDisk, real: &Opened, id: &SessionId) {
-    assert_eq!(real.reader.session_fact(id).unwrap().as_ref(), disk.session(id));
+    assert_eq!(real.reader.here(|snapshot| snapshot.session_fact(id)).unwrap().as_ref(), disk.session(id));
 }

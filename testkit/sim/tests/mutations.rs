@@ -96,6 +96,11 @@ fn what_was_pulled_and_is_not_held_until_it_is_recorded_is_found() {
 }
 
 #[test]
+fn an_answer_that_leaves_although_the_store_was_away_is_found() {
+    finds(Mutation::AwayIsWritten, &["not on disk", "cannot be inserted", "is not there"]);
+}
+
+#[test]
 fn a_collection_that_takes_what_an_agent_has_is_found() {
     finds(Mutation::GreedyCollection, &["its contents are gone", "is not here"]);
 }

@@ -70,7 +70,7 @@ impl DiskPair {
     }
 
     fn fact(&self, id: &SessionId) -> SessionFact {
-        let fact = self.real.reader.session_fact(id).unwrap().unwrap();
+        let fact = self.real.reader.here(|snapshot| snapshot.session_fact(id)).unwrap().unwrap();
         assert_eq!(self.disk.session(id), Some(&fact));
         fact
     }
@@ -162,7 +162,12 @@ impl DiskPair {
 
     fn rewind(&mut self, session: &SessionId) {
         let turns = self.below(self.fact(session).turns + 1);
-        let real = self.real.reader.rewind_plan(session, &TurnPick::Number(turns)).unwrap().unwrap();
+        let real = self
+            .real
+            .reader
+            .here(|snapshot| snapshot.rewind_plan(session, &TurnPick::Number(turns)))
+            .unwrap()
+            .unwrap();
         self.cut(session, self.disk.rewind_plan(session, turns).unwrap(), real.1.unwrap());
     }
 
@@ -171,13 +176,20 @@ impl DiskPair {
         let Some(turn) = branches.get(self.below(u32::try_from(branches.len()).unwrap()) as usize) else {
             return;
         };
-        let real = self.real.reader.branch_plan(session, turn).unwrap().unwrap();
+        let real = self.real.reader.here(|snapshot| snapshot.branch_plan(session, turn)).unwrap().unwrap();
         self.cut(session, self.disk.branch_plan(session, turn).unwrap(), real.1.unwrap());
     }
 
     fn fork(&mut self, session: &SessionId, to: &str) -> Option<SessionId> {
         let turn = 1 + self.below(self.fact(session).turns);
-        let real = self.real.reader.fork_plan(session, &TurnPick::Number(turn)).unwrap().unwrap().1.ok()?;
+        let real = self
+            .real
+            .reader
+            .here(|snapshot| snapshot.fork_plan(session, &TurnPick::Number(turn)))
+            .unwrap()
+            .unwrap()
+            .1
+            .ok()?;
         let (_, plan) = self.disk.fork_plan(session, turn).unwrap();
         assert_eq!(plan, real);
         let (id, created_at): (SessionId, _) = (to.parse().unwrap(), self.tick());
@@ -212,7 +224,9 @@ fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
                 _ if count > 1 => {
                     both.commit(vec![Write::Session(SessionWrite::Deleted { id: session.clone() })]);
                     assert!(both.disk.session(&session).is_none());
-                    assert!(both.real.reader.session_fact(&session).unwrap().is_none());
+                    assert!(
+                        both.real.reader.here(|snapshot| snapshot.session_fact(&session)).unwrap().is_none()
+                    );
                     sessions.remove(at);
                 }
                 _ => sessions.push(both.session(&format!("n{step}"))),
@@ -222,7 +236,7 @@ fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
             }
             made += 1;
         }
-        assert_eq!(both.real.reader.integrity().unwrap(), "ok");
+        assert_eq!(both.real.reader.here(|snapshot| snapshot.integrity()).unwrap(), "ok");
     }
     assert_eq!(made, 6 * 120);
 }

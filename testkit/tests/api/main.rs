@@ -57,6 +57,7 @@ mod sessions_found;
 mod shutdown;
 mod snapshot;
 mod state_dir;
+mod store_away;
 mod strangers;
 mod structured;
 mod terminal;

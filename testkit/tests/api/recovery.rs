@@ -110,7 +110,7 @@ fn delete_derived(world: &ApiWorld) {
     let names: Vec<String> =
         found.query_map([], |row| row.get(0)).expect("rows").collect::<Result<_, _>>().expect("names");
     drop(found);
-    assert_eq!(names.len(), include_str!("../../../crates/store/src/indexes.sql").lines().count());
+    assert_eq!(names.len(), include_str!("../../../crates/store/src/sqlite/indexes.sql").lines().count());
     for name in names {
         database.execute(&format!("DROP INDEX {name}"), []).expect("an index");
     }

@@ -400,7 +400,7 @@ pub enum ImageKind {
 }
 
 impl ImageKind {
-    pub fn code(self) -> i64 {
+    pub const fn code(self) -> i64 {
         match self {
             ImageKind::Agent => 1,
             ImageKind::Bin => 2,

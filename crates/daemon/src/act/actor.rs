@@ -88,7 +88,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
                 Some(Order::Do(effect)) => actor.effect(effect).await,
                 Some(Order::Job(what)) => actor.job(what).await,
                 // Who asked may not wait any more.
-                Some(Order::Prune(answer)) => drop(answer.send(actor.prune())),
+                Some(Order::Prune(answer)) => drop(answer.send(actor.prune().await)),
                 None => return,
             },
             event = next_event(actor.up.as_mut()) => actor.event(event).await,

@@ -38,7 +38,7 @@ impl Actor {
     pub(super) async fn call(&mut self) {
         let Some(calling) = self.calling.take() else { return };
         let Calling { row, how, .. } = &*calling;
-        let image = match self.image_of(row) {
+        let image = match self.image_of(row).await {
             Ok(image) => image,
             Err(detail) => return self.not_started(row.runs, detail).await,
         };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lodge_core::record::AgentRow;
 use lodge_exec::{DialError, KeeperCommand, Sender};
+use lodge_store::{AgentSummary, ReadError};
 
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
@@ -15,13 +16,19 @@ use lodge_engine::{AgentSeen, Seen};
 const INCARNATIONS_TRIED: usize = 16;
 
 impl Actor {
+    /// The agent as it is recorded.
+    pub(super) async fn recorded_agent(&self) -> Result<Option<AgentSummary>, ReadError> {
+        let agent = self.agent.clone();
+        self.shell.reader.read_few(move |store| store.agent(&agent)).await
+    }
+
     pub(super) async fn bring_down(&mut self, sandbox: &str) -> Result<(), String> {
         let up = self.up.take();
         (self.calling, self.pulse) = (None, None);
         self.shell.set_living(&self.agent, None);
         // A keeper that is linked lives, even if somebody took its lock away.
         if up.is_some() || self.shell.host.is_held(sandbox) {
-            let row = self.shell.reader.agent(&self.agent).map_err(|error| chain(&error))?;
+            let row = self.recorded_agent().await.map_err(|error| chain(&error))?;
             let sender = match (up, row) {
                 (Some(up), _) => Some(up.sender),
                 (None, Some(found)) => self.dial_any(&found.row).await,
@@ -32,7 +39,7 @@ impl Actor {
                 None => self.kill(sandbox).await?,
             }
         }
-        self.remove_run(sandbox);
+        self.remove_run(sandbox).await;
         Ok(())
     }
 
@@ -84,10 +91,13 @@ impl Actor {
     }
 
     /// A sandbox that ended as asked leaves nothing open: its directory can go.
-    fn remove_run(&self, sandbox: &str) {
-        let reader = &self.shell.reader;
-        let needed = [reader.has_live_turn(&self.agent), reader.has_unarchived_job(&self.agent)];
-        if needed.into_iter().any(|needed| needed.unwrap_or(true)) {
+    async fn remove_run(&self, sandbox: &str) {
+        let agent = self.agent.clone();
+        let needed = self
+            .shell
+            .reader
+            .read_few(move |store| Ok(store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?));
+        if needed.await.unwrap_or(true) {
             return;
         }
         if let Err(error) = self.shell.host.remove(sandbox) {
@@ -96,7 +106,7 @@ impl Actor {
     }
 
     pub(super) async fn clear(&mut self) {
-        let found = match self.shell.reader.agent(&self.agent) {
+        let found = match self.recorded_agent().await {
             Ok(Some(found)) if !self.shell.host.is_held(found.row.sandbox.as_str()) => found,
             Ok(Some(_)) => return self.not_cleared("its sandbox still lives".to_owned()).await,
             // Removed already, by an earlier order of the same kind.
@@ -104,7 +114,7 @@ impl Actor {
             Err(error) => return self.not_cleared(chain(&error)).await,
         };
         // Where the output of jobs was in the way when it was ended.
-        self.remove_run(found.row.sandbox.as_str());
+        self.remove_run(found.row.sandbox.as_str()).await;
         let data_dir = self.shell.config.data_dir.clone();
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
         let detail = match removed {

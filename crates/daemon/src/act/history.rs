@@ -1,16 +1,23 @@
 //! The messages of one model call, from the store.
 
 use lodge_core::record::MessageRow;
-use lodge_store::ReadError;
+use lodge_store::{ReadError, StoreSnapshot};
 
-use crate::context;
-use crate::shell::Shell;
 use lodge_engine::{ModelOrder, Purpose};
 
-/// What the model reads, in order, with the instruction behind it where a summary is wanted.
-pub(super) fn history(shell: &Shell, order: &ModelOrder) -> Result<Vec<MessageRow>, ReadError> {
+use crate::context;
+
+/// What the model reads, in order, with the instruction behind it where a summary is wanted. None: the message that the call
+/// needs is not recorded in this snapshot.
+pub(super) fn history(
+    store: &dyn StoreSnapshot,
+    order: &ModelOrder,
+) -> Result<Option<Vec<MessageRow>>, ReadError> {
+    if store.newest_message(&order.session)? < order.message {
+        return Ok(None);
+    }
     let summary = match order.summary {
-        Some(epoch) => shell.reader.summary(&order.session, epoch)?,
+        Some(epoch) => store.summary(&order.session, epoch)?,
         None => None,
     };
     let before = |rows| match &summary {
@@ -19,13 +26,13 @@ pub(super) fn history(shell: &Shell, order: &ModelOrder) -> Result<Vec<MessageRo
     };
     match order.purpose {
         Purpose::Step => {
-            let rows = shell.reader.context(&order.session, order.from_turn, order.number)?;
-            Ok(before(context::readable(rows, order.number)))
+            let rows = store.context(&order.session, order.from_turn, order.number)?;
+            Ok(Some(before(context::readable(rows, order.number))))
         }
         Purpose::Summary { upto, strategy } => {
-            let rows = shell.reader.context(&order.session, order.from_turn, upto)?;
+            let rows = store.context(&order.session, order.from_turn, upto)?;
             let rows = context::readable(context::summed_up(rows), order.number);
-            Ok(context::asked_for_summary(before(rows), strategy))
+            Ok(Some(context::asked_for_summary(before(rows), strategy)))
         }
     }
 }

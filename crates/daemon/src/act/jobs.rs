@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::job::JobStream;
+use lodge_core::job::{JobRow, JobStream};
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_core::{AgentId, JobId};
 use lodge_exec::{
     Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KnownExec, StartExec,
 };
+use lodge_store::ReadError;
 use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
@@ -98,7 +99,7 @@ impl Actor {
         if !up.knows_jobs {
             return self.job_refused(job, OLD_KEEPER.to_owned()).await;
         }
-        let (row, stdin) = match self.shell.reader.job_to_start(&job) {
+        let (row, stdin) = match self.job_to_start(&job).await {
             Ok(Some(found)) => found,
             // Removed meanwhile, which needs its end.
             Ok(None) => return,
@@ -139,7 +140,7 @@ impl Actor {
         if self.up.is_some() {
             return self.send(KeeperCommand::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
         }
-        let Some(sandbox) = self.sandbox() else { return };
+        let Some(sandbox) = self.sandbox().await else { return };
         // Whoever connects to a keeper that lives is told of it again.
         if self.calling.is_some() || self.shell.host.is_held(&sandbox) {
             return;
@@ -161,7 +162,7 @@ impl Actor {
         if self.up.is_some() {
             return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
-        let Some(sandbox) = self.sandbox() else { return };
+        let Some(sandbox) = self.sandbox().await else { return };
         let (host, job) = (self.shell.host.clone(), job.clone());
         // A keeper that is connected later tells of it, and is asked to forget it then.
         let forgotten = tokio::task::spawn_blocking(move || host.forget(&sandbox, job.as_str())).await;
@@ -210,7 +211,7 @@ impl Actor {
 
     /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
     pub(super) async fn job_lost(&mut self, job: JobId) {
-        let Some(sandbox) = self.sandbox() else { return };
+        let Some(sandbox) = self.sandbox().await else { return };
         let streams = match self.shell.host.job_totals(&sandbox, job.as_str()) {
             Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStream {
                 seen: stream.end,
@@ -234,7 +235,7 @@ impl Actor {
 
     /// A job wrote so much by now: whoever waits for it hears so at once, the engine now and then.
     pub(super) async fn job_wrote(&mut self, job: &JobId, stdout: u64, stderr: u64) {
-        self.shell.job_wrote(&self.agent, job, stdout, stderr);
+        self.shell.job_wrote(&self.agent, job, stdout, stderr).await;
         let Some(up) = &mut self.up else { return };
         let now = Instant::now();
         let told = up.outputs.jobs.entry(job.clone()).or_insert_with(|| Told { next: now, untold: None });
@@ -273,7 +274,7 @@ impl Actor {
         if running.is_empty() && ended.is_empty() {
             return;
         }
-        if let Some(sandbox) = self.sandbox() {
+        if let Some(sandbox) = self.sandbox().await {
             for job in &running {
                 if let Ok(totals) = self.shell.host.job_totals(&sandbox, job.as_str()) {
                     self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
@@ -284,11 +285,16 @@ impl Actor {
         self.shell.tell(Seen::Job(JobSeen::Found { agent, running, ended })).await;
     }
 
-    fn sandbox(&self) -> Option<String> {
+    async fn job_to_start(&self, job: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
+        let job = job.clone();
+        self.shell.reader.read_few(move |store| store.job_to_start(&job)).await
+    }
+
+    async fn sandbox(&self) -> Option<String> {
         if let Some(Sandbox { row, .. }) = &self.up {
             return Some(row.sandbox.to_string());
         }
-        match self.shell.reader.agent(&self.agent) {
+        match self.recorded_agent().await {
             Ok(found) => found.map(|found| found.row.sandbox.to_string()),
             Err(error) => {
                 tracing::error!(event = "agent.unreadable", agent = %self.agent, error = chain(&error));

@@ -20,6 +20,7 @@ use super::runtime::Profile;
 use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen, pieces};
 
@@ -195,40 +196,66 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     }
 }
 
-/// Conversations up to this many bytes and turns are assembled where they are, in some 100 µs: less than another thread
-/// costs. Others go there.
+/// Conversations up to this many bytes and turns are a few rows, assembled in some 100 µs.
 const SHORT_BYTES: u64 = 32 << 10;
 const SHORT_TURNS: u32 = 32;
 /// What a conversation is taken to weigh whose size is not known.
 const CONVERSATION_BYTES: u64 = 64 << 10;
 
-/// The request. A conversation can be megabytes: then it is assembled off the async workers.
+/// How long the message that a call needs may take to be recorded.
+const RECORDED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The request, once the message that it needs is recorded.
 async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
-    let (reader, wanted) = (shell.clone(), order.clone());
-    let assemble = move || {
-        let request = request(&reader, &wanted);
-        if let Some(ModelMessage::User { text }) =
-            request.as_ref().ok().and_then(|request| request.messages.last())
+    let mut published = shell.hub.watch();
+    let late = tokio::time::sleep(RECORDED_WITHIN);
+    tokio::pin!(late);
+    loop {
+        // Before the read, so that a commit in between is not missed.
+        published.mark_unchanged();
+        if let Some(request) = assembled_now(shell, order).await? {
+            return Ok(request);
+        }
+        tokio::select! {
+            () = &mut late => {
+                let message = format!("message {} of the session is not recorded yet", order.message);
+                return Err(not_computed(&ErrorBody::new("daemon.internal", message)));
+            }
+            _ = published.changed() => {}
+        }
+    }
+}
+
+/// The request, from one snapshot. A conversation can be megabytes: then callers share the threads that assemble them.
+/// None: the message that it needs is not recorded yet.
+async fn assembled_now(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Option<ModelRequest>, ModelFailure> {
+    let wanted = order.clone();
+    let assemble = move |at: &ReadView<'_>| {
+        let request = request(at, &wanted);
+        if let Ok(Some(request)) = &request
+            && let Some(ModelMessage::User { text }) = request.messages.last()
         {
             crash::pill(WorkKind::ModelCall, text);
         }
-        request
+        Ok(request)
     };
     let bytes = order.bytes.unwrap_or(CONVERSATION_BYTES);
     let turns = order.number.saturating_sub(order.from_turn);
     if bytes <= SHORT_BYTES && turns <= SHORT_TURNS {
-        return assemble();
+        return shell.read_few(assemble).await.unwrap_or_else(|error| Err(not_computed(&error)));
     }
-    let is_guess = order.bytes.is_none();
+    let (is_guess, reader) = (order.bytes.is_none(), shell.clone());
     let assemble = move |charge: &Charge| {
-        let request = assemble();
-        if is_guess {
-            charge.add(request.as_ref().map_or(0, |request| weight(request) as u64));
+        let request = reader.read_here(assemble)?;
+        if let Ok(Some(request)) = &request
+            && is_guess
+        {
+            charge.add(weight(request) as u64);
         }
-        request
+        Ok(request)
     };
     let assembled = shell.compute.run(order.agent.as_str(), bytes as usize, assemble).await;
-    assembled.unwrap_or_else(|error| Err(not_computed(&error)))
+    assembled.flatten().unwrap_or_else(|error| Err(not_computed(&error)))
 }
 
 fn weight(request: &ModelRequest) -> usize {
@@ -247,13 +274,13 @@ fn not_computed(error: &ErrorBody) -> ModelFailure {
     failure
 }
 
-/// The request, from what the runtime registered and what the store holds.
-fn request(shell: &Shell, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
+/// The request, from what the runtime registered and what the store holds. None: the store lacks a message.
+fn request(at: &ReadView<'_>, order: &ModelOrder) -> Result<Option<ModelRequest>, ModelFailure> {
     let registered = |profile: &Arc<Profile>| match order.purpose {
         Purpose::Step => profile.context == order.context,
         Purpose::Summary { .. } => true,
     };
-    let profile = shell.actors.profile(&order.agent).filter(registered);
+    let profile = at.actors.profile(&order.agent).filter(registered);
     let Some(profile) = profile else {
         return Err(final_failure(
             "turn.unknown_context",
@@ -261,16 +288,18 @@ fn request(shell: &Shell, order: &ModelOrder) -> Result<ModelRequest, ModelFailu
             None,
         ));
     };
-    let rows = history(shell, order);
-    let rows = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))?;
-    Ok(ModelRequest {
+    let rows = history(at.store, order);
+    let Some(rows) = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))? else {
+        return Ok(None);
+    };
+    Ok(Some(ModelRequest {
         model: String::new(),
         system: profile.system.clone(),
         schema: wanted_schema(order, &rows),
         messages: rows.into_iter().map(message).collect(),
         tools: profile.tools(),
         params: profile.params.clone(),
-    })
+    }))
 }
 
 /// The schema that this turn's answer must fit. It stands with the message that asked for it.

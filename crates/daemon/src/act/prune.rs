@@ -41,10 +41,17 @@ pub async fn prune(shell: &Arc<Shell>, agent: &AgentId) -> Pruning {
 
 impl Actor {
     /// Looks again, now that nothing can be started meanwhile.
-    pub(super) fn prune(&self) -> Pruning {
-        let found = match self.shell.reader.agent(&self.agent) {
-            Ok(Some(found)) => found.row,
-            Ok(None) => return Pruning::Needed,
+    pub(super) async fn prune(&self) -> Pruning {
+        let agent = self.agent.clone();
+        let read = self.shell.reader.read_few(move |store| {
+            // The exit records of its tools are all that is known of them. So is the output of its jobs that is not in the
+            // archive, and how they ended.
+            let needed = store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?;
+            Ok((store.agent(&agent)?, needed))
+        });
+        let (found, needed) = match read.await {
+            Ok((Some(found), needed)) => (found.row, needed),
+            Ok((None, _)) => return Pruning::Needed,
             Err(error) => return Pruning::Failed { detail: chain(&error) },
         };
         let over = match found.state {
@@ -52,20 +59,9 @@ impl Actor {
             AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing => false,
         };
         let sandbox = found.sandbox.as_str();
-        if !over || self.up.is_some() || self.calling.is_some() || self.shell.host.is_held(sandbox) {
+        if !over || needed || self.up.is_some() || self.calling.is_some() || self.shell.host.is_held(sandbox)
+        {
             return Pruning::Needed;
-        }
-        match self.shell.reader.has_live_turn(&self.agent) {
-            Ok(false) => {}
-            // The exit records of its tools are all that is known of them.
-            Ok(true) => return Pruning::Needed,
-            Err(error) => return Pruning::Failed { detail: chain(&error) },
-        }
-        match self.shell.reader.has_unarchived_job(&self.agent) {
-            Ok(false) => {}
-            // So is the output of its jobs that is not in the archive, and how they ended.
-            Ok(true) => return Pruning::Needed,
-            Err(error) => return Pruning::Failed { detail: chain(&error) },
         }
         match self.shell.host.remove(sandbox) {
             Ok(()) => Pruning::Pruned,

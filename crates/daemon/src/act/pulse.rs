@@ -82,7 +82,7 @@ impl Actor {
     /// One look: is there still something to do, how long was it silent, and are you there?
     pub(super) async fn look(&mut self) {
         let thresholds = self.thresholds();
-        let waits = self.up.as_ref().is_some_and(|up| up.probe.is_some()) || self.has_turns();
+        let waits = self.up.as_ref().is_some_and(|up| up.probe.is_some()) || self.has_turns().await;
         let Some(pulse) = &mut self.pulse else { return };
         let now = Instant::now();
         let since = now - pulse.last;
@@ -123,9 +123,10 @@ impl Actor {
         self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
     }
 
-    fn has_turns(&self) -> bool {
+    async fn has_turns(&self) -> bool {
         // What cannot be read is looked at again.
-        self.shell.reader.has_live_turn(&self.agent).unwrap_or(true)
+        let agent = self.agent.clone();
+        self.shell.reader.read_few(move |store| store.has_live_turn(&agent)).await.unwrap_or(true)
     }
 
     /// Ends a runtime that gives no sign of life. Its keeper tells of its death.

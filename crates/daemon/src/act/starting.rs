@@ -19,7 +19,7 @@ impl Actor {
     /// Starts the agent's keeper, and what belongs into it.
     pub(super) async fn start(&mut self, row: AgentRow, how: Up) {
         let run = row.runs;
-        let image = match self.image_of(&row) {
+        let image = match self.image_of(&row).await {
             Ok(image) => image,
             Err(detail) => return self.lacks(run, Lack::Image, detail).await,
         };
@@ -49,8 +49,10 @@ impl Actor {
         self.shell.tell(Seen::Agent(AgentSeen::SpawnFailed { agent: self.agent.clone(), run, detail })).await;
     }
 
-    pub(super) fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {
-        let image = self.shell.reader.image(&row.image_digest).map_err(|error| chain(&error))?;
+    pub(super) async fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {
+        let digest = row.image_digest.clone();
+        let image = self.shell.reader.read(move |store| store.image(&digest)).await;
+        let image = image.map_err(|error| chain(&error))?;
         let mut image = image.ok_or_else(|| "its image is not in the store".to_owned())?;
         // From here on what the agent has of its own goes before what its image says.
         image.configs.extend(row.spec.configs.clone());

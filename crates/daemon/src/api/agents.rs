@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lodge_core::AgentId;
 use lodge_image::registry::TransferWatch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
@@ -11,6 +12,7 @@ use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
 use super::{create, params, update};
 use crate::auth::Who;
 use crate::host_trees::HostTrees;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
@@ -29,16 +31,22 @@ pub(super) async fn call(
 ) -> Answer {
     match method {
         CreateAgent::NAME => create::create(shell, key, params::<CreateAgent>(given)?, watch).await,
-        ListAgents::NAME => agent_list(shell, who, &params::<ListAgents>(given)?),
-        GetAgent::NAME => agent_get(shell, &params::<GetAgent>(given)?),
+        ListAgents::NAME => {
+            let (who, given) = (who.clone(), params::<ListAgents>(given)?);
+            shell.read(move |at| agent_list(at, &who, &given)).await
+        }
+        GetAgent::NAME => {
+            let given = params::<GetAgent>(given)?;
+            shell.read_few(move |at| agent_get(at, &given)).await
+        }
         StartAgent::NAME => {
             let given = params::<StartAgent>(given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
         }
         RestartAgent::NAME => {
             let given = params::<RestartAgent>(given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell
                 .ask(
                     key,
@@ -49,7 +57,7 @@ pub(super) async fn call(
         UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
         StopAgent::NAME => {
             let given = params::<StopAgent>(given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell
                 .ask(
                     key,
@@ -59,17 +67,24 @@ pub(super) async fn call(
         }
         KillAgent::NAME => {
             let given = params::<KillAgent>(given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
         }
         RemoveAgent::NAME => {
             let given = params::<RemoveAgent>(given)?;
-            let id = find_agent(shell, &given.agent)?;
+            let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
         }
-        ReadAgentLogs::NAME => agent_logs(shell, &params::<ReadAgentLogs>(given)?),
+        ReadAgentLogs::NAME => {
+            let given = params::<ReadAgentLogs>(given)?;
+            shell.read(move |at| agent_logs(at, &given)).await
+        }
         _other => Err(no_method(method)),
     }
+}
+
+async fn agent_id(shell: &Arc<Shell>, given: String) -> Result<AgentId, ErrorBody> {
+    shell.read_few(move |at| find_agent(at, &given)).await
 }
 
 fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
@@ -83,12 +98,12 @@ fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
     }
 }
 
-fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
+fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Answer {
     let limit = page(given.limit);
     let rows = match who.agent() {
-        None => shell.reader.agents(given.after.as_deref(), limit).map_err(internal)?,
+        None => at.store.agents(given.after.as_deref(), limit).map_err(internal)?,
         Some(own) => {
-            let own = shell.reader.agent(own).map_err(internal)?;
+            let own = at.store.agent(own).map_err(internal)?;
             own.into_iter().filter(|own| given.after.as_deref() < Some(own.row.id.as_str())).collect()
         }
     };
@@ -101,7 +116,7 @@ fn agent_list(shell: &Shell, who: &Who, given: &AgentListParams) -> Answer {
             || found.row.state == lodge_core::agent::AgentState::Removing)
             && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     });
-    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(shell, found)).collect(), next }))
+    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(at, found)).collect(), next }))
 }
 
 pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
@@ -112,25 +127,25 @@ pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     }
 }
 
-fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
-    let found = one_agent(shell, &given.agent)?;
-    let image = shell.reader.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
-    let jobs = shell.reader.open_jobs(&found.row.id).map_err(internal)?;
+fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
+    let found = one_agent(at, &given.agent)?;
+    let image = at.store.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
+    let jobs = at.store.open_jobs(&found.row.id).map_err(internal)?;
     let mut env_keys: Vec<String> = image.env.iter().map(|var| var.key.clone()).collect();
     env_keys.extend(found.row.spec.env.keys().cloned());
     env_keys.sort();
     env_keys.dedup();
     let agentfile = view::agentfile(&image.agentfile, &image.env);
     Ok(view::json(&AgentDetail {
-        agent: agent_view(shell, &found),
-        root: shell.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
+        agent: agent_view(at, &found),
+        root: at.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
         runs: found.row.runs,
-        runtime_pid: shell.living(&found.row.id).and_then(|living| living.runtime_pid(&shell.host)),
-        revival_policy: found.row.spec.policy(shell.config.settings().revival_policy).word().to_owned(),
-        context_window: context_window(shell, &found.row.spec.model),
+        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&at.host)),
+        revival_policy: found.row.spec.policy(at.config.settings().revival_policy).word().to_owned(),
+        context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,
-        host_dirs: HostTrees::of(&found.row.spec, &shell.config.data_dir)
+        host_dirs: HostTrees::of(&found.row.spec, &at.config.data_dir)
             .trees
             .iter()
             .map(|dir| dir.display().to_string())
@@ -138,7 +153,7 @@ fn agent_get(shell: &Shell, given: &AgentRef) -> Answer {
         tools: view::tools(&found.row),
         configs: image.configs.into_iter().chain(found.row.spec.configs.clone()).collect(),
         env_keys,
-        sessions: shell.reader.session_count(&found.row.id).map_err(internal)?,
+        sessions: at.store.session_count(&found.row.id).map_err(internal)?,
         jobs: JobCounts { pending: jobs.pending, running: jobs.running },
         agentfile,
     }))
@@ -149,10 +164,10 @@ fn context_window(shell: &Shell, model: &str) -> Option<u64> {
     resolved.provider.context_window(&resolved.model)
 }
 
-fn agent_logs(shell: &Shell, given: &AgentLogsParams) -> Answer {
+fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Answer {
     use std::io::{Read, Seek, SeekFrom};
-    let id = find_agent(shell, &given.agent)?;
-    let path = shell.config.data_dir.join("logs").join(format!("{id}.log"));
+    let id = find_agent(at, &given.agent)?;
+    let path = at.config.data_dir.join("logs").join(format!("{id}.log"));
     let mut bytes = Vec::new();
     let mut end = 0;
     if let Ok(mut file) = std::fs::File::open(&path) {

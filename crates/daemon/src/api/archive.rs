@@ -105,15 +105,19 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
     let mut images: Vec<(Descriptor, Option<String>)> = Vec::new();
     let mut needed: Vec<Descriptor> = Vec::new();
     for given in names {
-        let located = images::locate(shell, &given)?;
-        let unknown = || no_image(&given);
-        let summary = shell.reader.image_summary(&located.digest).map_err(internal)?.ok_or_else(unknown)?;
+        let (located, summary, record) = shell.read_here(|at| {
+            let located = images::locate(at, &given)?;
+            let unknown = || no_image(&given);
+            let summary = at.store.image_summary(&located.digest).map_err(internal)?.ok_or_else(unknown)?;
+            let record = at.store.image(&located.digest).map_err(internal)?;
+            Ok((located, summary, record))
+        })?;
         if summary.state == ImageState::Announced {
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
                 .hint(format!("`lodge image pull {given}` brings it")));
         }
         let descriptor = shell.images.packed(&pins, &located.digest)?.descriptor;
-        if let Some(record) = shell.reader.image(&located.digest).map_err(internal)? {
+        if let Some(record) = record {
             for need in ImageContents::Agent(record).needs() {
                 needed.push(shell.images.packed(&pins, &need)?.descriptor);
             }

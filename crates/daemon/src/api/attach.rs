@@ -1,7 +1,5 @@
 //! A client's view of what happens: the state now, then every event after a cursor, once and in order.
 
-use std::sync::Arc;
-
 use lodge_core::job::JobState;
 use lodge_core::{AgentId, SessionId};
 use lodge_proto::{AttachParams, AttachState, Attached, ErrorBody, JobView};
@@ -10,7 +8,7 @@ use lodge_store::{JobFilter, JobSummary};
 use super::{agents, jobs, methods, scope};
 use crate::auth::Who;
 use crate::hub::Filter;
-use crate::shell::Shell;
+use crate::read_view::ReadView;
 use crate::view;
 
 /// Turns that an attach shows at most; the rest can be listed.
@@ -20,39 +18,38 @@ const STATE_JOBS_MAX: u32 = 256;
 
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
 pub(super) fn attach(
-    shell: &Arc<Shell>,
+    at: &ReadView<'_>,
     who: &Who,
     attachment: u64,
     given: AttachParams,
 ) -> Result<(Attached, Filter), ErrorBody> {
-    let given = scope::attach(shell, who, given)?;
+    let given = scope::attach(at, who, given)?;
     let named = [given.agent.is_some(), given.session.is_some(), given.job.is_some(), given.all];
     if named.into_iter().filter(|named| *named).count() != 1 {
         let message = "attach names exactly one of agent, session, job or all";
         return Err(ErrorBody::new("attach.bad_target", message));
     }
-    if given.log.as_ref().is_some_and(|log| *log != shell.log) {
+    if given.log.as_ref().is_some_and(|log| *log != at.log) {
         return Err(ErrorBody::new("cursor.other_log", "that cursor is of another log")
             .hint("attach without `since`"));
     }
-    // Before the state is read: what happens in between is told again, and never missed.
-    let head = shell.hub.head();
+    // Of the same snapshot as the state: what follows after it is not in the state, and what is in the state does not follow.
+    let head = at.store.head().map_err(methods::internal)?;
     let seq = given.since.unwrap_or(head);
     if seq > head {
         return Err(methods::future(seq, head));
     }
     let (state, filter) = match &given.job {
-        Some(job) => one_job(shell, job)?,
-        None => everything(shell, &given)?,
+        Some(job) => one_job(at, job)?,
+        None => everything(at, &given)?,
     };
-    let attached = Attached { attachment, epoch: shell.epoch, log: shell.log.clone(), seq, state };
+    let attached = Attached { attachment, epoch: at.epoch, log: at.log.clone(), seq, state };
     Ok((attached, scope::events(who, filter)))
 }
 
-fn one_job(shell: &Shell, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
-    let found = jobs::one(shell, &jobs::find(shell, given, None)?)?;
-    let state =
-        AttachState { agents: Vec::new(), turns: Vec::new(), jobs: vec![jobs::job_view(shell, &found)] };
+fn one_job(at: &ReadView<'_>, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
+    let found = jobs::one(at, &jobs::find(at, given, None)?)?;
+    let state = AttachState { agents: Vec::new(), turns: Vec::new(), jobs: vec![jobs::job_view(at, &found)] };
     let JobSummary { row, .. } = found;
     // Its events are all in its agent's stream, which is read the faster.
     let (stream, job) = (Some(row.agent.to_string()), Some(row.id.to_string()));
@@ -60,33 +57,33 @@ fn one_job(shell: &Shell, given: &str) -> Result<(AttachState, Filter), ErrorBod
 }
 
 /// Of an agent, of a session, or all there is.
-fn everything(shell: &Shell, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
-    let agent = given.agent.as_deref().map(|agent| methods::one_agent(shell, agent)).transpose()?;
+fn everything(at: &ReadView<'_>, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
+    let agent = given.agent.as_deref().map(|agent| methods::one_agent(at, agent)).transpose()?;
     let session = given.session.as_deref().map(methods::session_id).transpose()?;
     let id = agent.as_ref().map(|found| found.row.id.clone());
     let turns =
-        shell.reader.live_turns(id.as_ref(), session.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
+        at.store.live_turns(id.as_ref(), session.as_ref(), STATE_TURNS_MAX).map_err(methods::internal)?;
     let agents = match (&agent, given.all) {
-        (Some(found), _) => vec![agents::agent_view(shell, found)],
+        (Some(found), _) => vec![agents::agent_view(at, found)],
         (None, true) => {
-            let all = shell.reader.agents(None, lodge_proto::PAGE_MAX).map_err(methods::internal)?;
-            all.iter().map(|found| agents::agent_view(shell, found)).collect()
+            let all = at.store.agents(None, lodge_proto::PAGE_MAX).map_err(methods::internal)?;
+            all.iter().map(|found| agents::agent_view(at, found)).collect()
         }
         (None, false) => Vec::new(),
     };
-    let jobs = open_jobs(shell, id.as_ref(), session.as_ref())?;
+    let jobs = open_jobs(at, id.as_ref(), session.as_ref())?;
     let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect(), jobs };
     let (stream, session) = (id.map(|id| id.to_string()), session.map(|session| session.to_string()));
     Ok((state, Filter { stream, session, job: None, kind: None }))
 }
 
 fn open_jobs(
-    shell: &Shell,
+    at: &ReadView<'_>,
     agent: Option<&AgentId>,
     session: Option<&SessionId>,
 ) -> Result<Vec<JobView>, ErrorBody> {
     let (labels, states) = (Default::default(), [JobState::Pending, JobState::Running]);
     let filter = JobFilter { agent, session, states: &states, labels: &labels, before: None };
-    let open = shell.reader.newest_jobs(filter, STATE_JOBS_MAX).map_err(methods::internal)?;
-    Ok(open.iter().map(|open| jobs::job_view(shell, open)).collect())
+    let open = at.store.newest_jobs(filter, STATE_JOBS_MAX).map_err(methods::internal)?;
+    Ok(open.iter().map(|open| jobs::job_view(at, open)).collect())
 }

@@ -18,6 +18,7 @@ use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
 use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use crate::view::no_image;
@@ -35,8 +36,14 @@ pub(super) async fn call(
             let given = params::<BuildBin>(given)?;
             ask_prepared(shell, key, move |shell| build(shell, given)).await
         }
-        ListBins::NAME => list(shell, &params::<ListBins>(given)?),
-        InspectBin::NAME => inspect(shell, &params::<InspectBin>(given)?),
+        ListBins::NAME => {
+            let given = params::<ListBins>(given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
+        InspectBin::NAME => {
+            let given = params::<InspectBin>(given)?;
+            shell.read(move |at| inspect(at, &given)).await
+        }
         PullBin::NAME => {
             let BinPullParams { bin, tags, .. } = params::<PullBin>(given)?;
             pull(shell, key, ImageKind::Bin, bin, tags, watch).await
@@ -47,7 +54,7 @@ pub(super) async fn call(
         }
         RemoveBin::NAME => {
             let given = params::<RemoveBin>(given)?;
-            remove(shell, key, ImageKind::Bin, &given.bin).await
+            remove(shell, key, ImageKind::Bin, given.bin).await
         }
         _other => Err(no_method(method)),
     }
@@ -87,18 +94,18 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     Ok(Prepared { command, pins: vec![pins] })
 }
 
-fn list(shell: &Shell, given: &BinListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &BinListParams) -> Answer {
     let limit = page(given.limit);
-    let found = shell.reader.bins(given.after.as_deref(), limit).map_err(internal)?;
+    let found = at.store.bins(given.after.as_deref(), limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|(last, _)| last.digest.clone())).flatten();
     let bins = found.into_iter().map(|(found, record)| view::bin(found, &record)).collect();
     Ok(view::json(&BinList { bins, next }))
 }
 
-fn inspect(shell: &Shell, given: &BinRef) -> Answer {
-    let found = find_bin(shell, &given.bin)?;
-    let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+fn inspect(at: &ReadView<'_>, given: &BinRef) -> Answer {
+    let found = find_bin(at, &given.bin)?;
+    let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| no_image(&given.bin))?;
     Ok(view::json(&view::bin_detail(summary, found.record)))
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::methods::{Answer, internal, no_method};
 use super::{lineages, params, quarantine, reload};
+use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
 use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
@@ -31,8 +32,12 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     }
 }
 
-async fn info(shell: &Shell) -> Answer {
-    let (total, running, working) = shell.reader.agent_counts().map_err(internal)?;
+async fn info(shell: &Arc<Shell>) -> Answer {
+    let read = |at: &ReadView<'_>| {
+        let counts = at.store.agent_counts().map_err(internal)?;
+        Ok((counts, lineages::waiting(at)?, quarantine::all(at)?))
+    };
+    let ((total, running, working), waiting, quarantine) = shell.read(read).await?;
     let layers = shell
         .layers
         .get_or_init(|| async {
@@ -54,8 +59,7 @@ async fn info(shell: &Shell) -> Answer {
     warnings.extend(http.warning());
     warnings.extend(shell.tls.warnings());
     warnings.extend(shell.jobs.warnings());
-    warnings.extend(lineages::waiting(shell)?);
-    let quarantine = quarantine::all(shell)?;
+    warnings.extend(waiting);
     warnings.extend(quarantine.iter().map(quarantine::warning));
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(view::json(&Info {
@@ -94,7 +98,7 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
 
 async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {
     if given.agents {
-        let agents = shell.reader.agents(None, u32::MAX).map_err(internal)?;
+        let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await.map_err(internal)?;
         let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
             let shell = shell.clone();
             async move {

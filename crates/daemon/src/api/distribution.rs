@@ -25,6 +25,7 @@ use lodge_image::agentfile::shown;
 use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
 use lodge_image::{BlobError, Digest, Hasher, TaggedName};
 use lodge_proto::{ApiMethod, ErrorBody, InspectImage, base64};
+use lodge_store::{ReadError, StoreSnapshot};
 use serde_json::json;
 
 use self::page::{Page, paged};
@@ -168,22 +169,42 @@ async fn answer(
     }
     match Asked::read(rest).ok_or_else(nothing_there)? {
         Asked::Base => Ok(axum::Json(json!({})).into_response()),
-        Asked::Catalog => catalog(&api.shell, uri),
-        Asked::Tags { name } => tags(&api.shell, uri, &name),
+        Asked::Catalog => catalog(&api.shell, uri).await,
+        Asked::Tags { name } => tags(&api.shell, uri, name).await,
         Asked::Manifest { name, version } => manifest(api, method, name, version).await,
         Asked::Blob { name, digest } => {
-            tags_of(&api.shell, &name)?;
+            looked_up(&api.shell, move |store| tags_of(store, &name)).await?;
             blob(api, who, method, digest, headers).await
         }
     }
+}
+
+/// Reads for one answer, off the async workers.
+async fn looked_up<T: Send + 'static>(
+    shell: &Arc<Shell>,
+    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, Refused> + Send + 'static,
+) -> Result<T, Refused> {
+    shell.reader.read(move |store| Ok(read(store))).await.map_err(unread)?
+}
+
+/// Reads for one answer on this thread, which may block.
+fn blocking_look_up<T>(
+    shell: &Shell,
+    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    shell.reader.here(|store| Ok(read(store))).map_err(unread)?
+}
+
+fn unread(error: ReadError) -> Refused {
+    Refused::internal(&methods::internal(error))
 }
 
 fn nothing_there() -> Refused {
     Refused::unknown("NAME_UNKNOWN", "there is nothing at this path")
 }
 
-fn catalog(shell: &Shell, uri: &Uri) -> Result<HttpResponse, Refused> {
-    let refs = shell.reader.image_refs().map_err(|error| Refused::internal(&methods::internal(error)))?;
+async fn catalog(shell: &Arc<Shell>, uri: &Uri) -> Result<HttpResponse, Refused> {
+    let refs = shell.reader.read(|store| store.image_refs()).await.map_err(unread)?;
     let names = refs.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(name, _)| name);
     // What others cannot ask for is not shown to them.
     let names = names.filter(|name| is_repository(name)).map(str::to_owned).collect();
@@ -191,8 +212,9 @@ fn catalog(shell: &Shell, uri: &Uri) -> Result<HttpResponse, Refused> {
     Ok(with_link(axum::Json(json!({"repositories": items})).into_response(), link))
 }
 
-fn tags(shell: &Shell, uri: &Uri, name: &str) -> Result<HttpResponse, Refused> {
-    let tags = tags_of(shell, name)?;
+async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpResponse, Refused> {
+    let asked = name.clone();
+    let tags = looked_up(shell, move |store| tags_of(store, &asked)).await?;
     let Page { items, link } = paged(uri, &format!("/v2/{name}/tags/list"), tags)?;
     Ok(with_link(axum::Json(json!({"name": name, "tags": items})).into_response(), link))
 }
@@ -201,8 +223,8 @@ fn tags(shell: &Shell, uri: &Uri, name: &str) -> Result<HttpResponse, Refused> {
 ///
 /// That a digest belongs to the repository is looked at nowhere: whoever may read one image may read them all, and what an
 /// agent needs is asked for under the agent's name.
-fn tags_of(shell: &Shell, name: &str) -> Result<Vec<String>, Refused> {
-    let rows = shell.reader.image_tags(name).map_err(|error| Refused::internal(&methods::internal(error)))?;
+fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, Refused> {
+    let rows = store.image_tags(name).map_err(unread)?;
     let tags = rows.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(_, tag)| tag.to_owned());
     let tags: Vec<String> = tags.collect();
     if tags.is_empty() {
@@ -245,10 +267,10 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
     let unknown = |message: String| Refused::unknown("MANIFEST_UNKNOWN", message);
     let digest = match version {
         Version::Digest(digest) => {
-            tags_of(shell, name)?;
+            blocking_look_up(shell, |store| tags_of(store, name))?;
             digest
         }
-        Version::Tag(tag) => tagged(shell, name, &tag)?,
+        Version::Tag(tag) => blocking_look_up(shell, |store| tagged(store, name, &tag))?,
     };
     let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error))?;
     let bytes = match blobs.read(&digest, MANIFEST_MAX) {
@@ -264,15 +286,14 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
     Ok((digest, bytes, document.media_type().to_owned()))
 }
 
-fn tagged(shell: &Shell, name: &str, tag: &str) -> Result<Digest, Refused> {
+fn tagged(store: &dyn StoreSnapshot, name: &str, tag: &str) -> Result<Digest, Refused> {
     let unknown = || {
         let named = format!("{name}:{tag}");
         Refused::unknown("MANIFEST_UNKNOWN", format!("no image is called `{}`", shown(&named)))
     };
-    let internal = |error| Refused::internal(&methods::internal(error));
     let named = TaggedName::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
-    let row = shell.reader.image_ref(named.as_str()).map_err(internal)?.ok_or_else(unknown)?;
-    let (_, state) = shell.reader.image_kind(&row.digest).map_err(internal)?.ok_or_else(unknown)?;
+    let row = store.image_ref(named.as_str()).map_err(unread)?.ok_or_else(unknown)?;
+    let (_, state) = store.image_kind(&row.digest).map_err(unread)?.ok_or_else(unknown)?;
     match state {
         // Layers of it may not be here yet.
         ImageState::Announced => Err(unknown()),

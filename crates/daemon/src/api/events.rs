@@ -1,5 +1,7 @@
 //! `event/list`: the log in pages, forwards from a cursor or backwards from a place.
 
+use std::sync::Arc;
+
 use lodge_core::record::EventRow;
 use lodge_proto::{ApiMethod, ErrorBody, Event, EventList, EventListParams, ListEvents};
 use lodge_store::PAGE_BYTES_MAX;
@@ -9,21 +11,23 @@ use super::methods::{Answer, find_agent_ever, future, internal, no_method, page}
 use super::{params, scope};
 use crate::auth::Who;
 use crate::hub::{Filter, PAGE};
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) async fn call(shell: &Shell, who: &Who, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Answer {
     match method {
         ListEvents::NAME => {
             shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
-            list(shell, who, &params::<ListEvents>(given)?)
+            let (who, given) = (who.clone(), params::<ListEvents>(given)?);
+            shell.read(move |at| list(at, &who, &given)).await
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let filter = scope::events(
         who,
         Filter {
@@ -33,16 +37,16 @@ fn list(shell: &Shell, who: &Who, given: &EventListParams) -> Answer {
             kind: given.kind.clone(),
         },
     );
-    let (head, since) = (shell.hub.head(), given.since.unwrap_or(0));
+    let (head, since) = (at.hub.head(), given.since.unwrap_or(0));
     if since > head {
         return Err(future(since, head));
     }
     let wanted = Wanted { filter, since, head, limit: page(given.limit) as usize };
     let (events, next) = match given.before {
-        None => oldest(shell, &wanted)?,
-        Some(before) => newest(shell, &wanted, before)?,
+        None => oldest(at, &wanted)?,
+        Some(before) => newest(at, &wanted, before)?,
     };
-    Ok(view::json(&EventList { events, head, log: shell.log.clone(), next }))
+    Ok(view::json(&EventList { events, head, log: at.log.clone(), next }))
 }
 
 /// A page that is full after so many events, or so many bytes.
@@ -77,12 +81,12 @@ struct Wanted {
 }
 
 /// The first ones after `since`, and where the next page begins.
-fn oldest(shell: &Shell, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &Wanted { ref filter, since, head, limit } = wanted;
     let mut cursor = since;
     let mut page = EventPage::new(limit);
     while !page.is_full() && cursor < head {
-        let (found, last) = shell.hub.page(&shell.reader, cursor, filter).map_err(internal)?;
+        let (found, last) = at.hub.page_at(at.store, cursor, filter).map_err(internal)?;
         cursor = last;
         found.iter().for_each(|event| page.put(event));
     }
@@ -93,13 +97,13 @@ fn oldest(shell: &Shell, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), E
 }
 
 /// The last ones before `before`, the oldest of them first, and where the page before begins.
-fn newest(shell: &Shell, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+fn newest(at: &ReadView<'_>, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &Wanted { ref filter, since, head, limit } = wanted;
     // What is written and not yet published is nobody's business.
     let mut cursor = before.min(head + 1);
     let mut page = EventPage::new(limit);
     while !page.is_full() && cursor > since + 1 {
-        let found = shell.reader.events_before(cursor, filter.stream.as_deref(), PAGE).map_err(internal)?;
+        let found = at.store.events_before(cursor, filter.stream.as_deref(), PAGE).map_err(internal)?;
         cursor = found.1;
         let fits = found.0.iter().filter(|event| event.seq > since && filter.takes(event));
         fits.for_each(|event| page.put(event));

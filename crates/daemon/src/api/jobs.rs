@@ -21,6 +21,7 @@ use super::methods::{Answer, find_agent_ever, internal, no_method, page, session
 use super::params;
 use crate::auth::{Who, rights};
 use crate::jobs::written;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{Command, JobCommand, RequestKey};
@@ -40,18 +41,22 @@ pub(super) async fn call(
     match method {
         SubmitJob::NAME => {
             let given = params::<SubmitJob>(given)?;
-            let new = submit::read(shell, who, given)?;
+            let who = who.clone();
+            let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
             shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
         }
-        ListJobs::NAME => list(shell, &params::<ListJobs>(given)?),
+        ListJobs::NAME => {
+            let given = params::<ListJobs>(given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
         GetJob::NAME => {
             let given = params::<GetJob>(given)?;
-            Ok(shown(shell, &one(shell, &find(shell, &given.job, None)?)?))
+            shell.read_few(move |at| Ok(shown(at, &one(at, &find(at, &given.job, None)?)?))).await
         }
-        WaitForJob::NAME => wait(shell, who, &params::<WaitForJob>(given)?).await,
+        WaitForJob::NAME => wait(shell, who, params::<WaitForJob>(given)?).await,
         CancelJob::NAME => {
             let given = params::<CancelJob>(given)?;
-            let id = find(shell, &given.job, None)?;
+            let id = job_id(shell, given.job).await?;
             let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
@@ -63,7 +68,7 @@ pub(super) async fn call(
 /// Labels of a filter. A job has fewer, so that more of them fit none, and each costs a lookup.
 const FILTER_LABELS_MAX: usize = 2 * JOB_LABELS_MAX;
 
-fn list(shell: &Shell, given: &JobListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &JobListParams) -> Answer {
     if given.labels.len() > FILTER_LABELS_MAX {
         return Err(ErrorBody::new(
             "params.invalid",
@@ -74,7 +79,7 @@ fn list(shell: &Shell, given: &JobListParams) -> Answer {
         )
         .hint("give fewer labels: no job has so many"));
     }
-    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let session = given.session.as_deref().map(session_id).transpose()?;
     let state = given.status.as_deref().map(state).transpose()?;
     let before = given.before.as_deref().map(place).transpose()?;
@@ -85,8 +90,8 @@ fn list(shell: &Shell, given: &JobListParams) -> Answer {
         labels: &given.labels,
         before: before.as_ref().map(JobId::as_str),
     };
-    let found = shell.reader.jobs(filter, page(given.limit)).map_err(internal)?;
-    let jobs = found.jobs.iter().map(|found| job_view(shell, found)).collect();
+    let found = at.store.jobs(filter, page(given.limit)).map_err(internal)?;
+    let jobs = found.jobs.iter().map(|found| job_view(at, found)).collect();
     Ok(view::json(&JobList { jobs, next: found.next }))
 }
 
@@ -105,8 +110,8 @@ fn place(given: &str) -> Result<JobId, ErrorBody> {
     })
 }
 
-async fn wait(shell: &Arc<Shell>, who: &Who, given: &JobWaitParams) -> Answer {
-    let id = find(shell, &given.job, None)?;
+async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Answer {
+    let id = job_id(shell, given.job).await?;
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
         over = until_over(shell, &id, within) => Ok(shown(shell, &over?)),
@@ -128,10 +133,10 @@ pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Value) -> Answer {
 }
 
 /// The job as it is when it is over, when the time is, or when the daemon is about to stop.
-async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<JobSummary, ErrorBody> {
+async fn until_over(shell: &Arc<Shell>, id: &JobId, within: Duration) -> Result<JobSummary, ErrorBody> {
     // Before the row is read: an end that is recorded in between is not missed.
     let mut changed = shell.job_changed(id);
-    let found = one(shell, id)?;
+    let found = job_now(shell, id).await?;
     if !found.row.progress.state.is_open() {
         return Ok(found);
     }
@@ -140,7 +145,7 @@ async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<JobSu
         () = tokio::time::sleep(within) => {}
         () = shell.stop.cancelled() => {}
     }
-    one(shell, id)
+    job_now(shell, id).await
 }
 
 /// Why a caller whose token was good when it came is sent away now.
@@ -151,11 +156,20 @@ fn refused(who: &Who, method: &str) -> ErrorBody {
     }
 }
 
+pub(super) async fn job_id(shell: &Arc<Shell>, given: String) -> Result<JobId, ErrorBody> {
+    shell.read_few(move |at| find(at, &given, None)).await
+}
+
+pub(super) async fn job_now(shell: &Arc<Shell>, id: &JobId) -> Result<JobSummary, ErrorBody> {
+    let id = id.clone();
+    shell.read_few(move |at| one(at, &id)).await
+}
+
 /// The job that an id or a unique beginning of one means, of this agent or of any.
-pub(super) fn find(shell: &Shell, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
+pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
     let prefixed =
         given.strip_prefix(JobId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
-    let found = if prefixed { shell.reader.find_job(given, agent).map_err(internal)? } else { Vec::new() };
+    let found = if prefixed { at.store.find_job(given, agent).map_err(internal)? } else { Vec::new() };
     match found.as_slice() {
         [] => Err(view::no_job(given)),
         [one] => Ok(one.clone()),
@@ -170,8 +184,8 @@ pub(super) fn find(shell: &Shell, given: &str, agent: Option<&AgentId>) -> Resul
     }
 }
 
-pub(super) fn one(shell: &Shell, id: &JobId) -> Result<JobSummary, ErrorBody> {
-    shell.reader.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
+pub(super) fn one(at: &ReadView<'_>, id: &JobId) -> Result<JobSummary, ErrorBody> {
+    at.store.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
 }
 
 /// A job as it stands.

@@ -1,5 +1,7 @@
 //! `lineage/…`: which there are, and the decisions that operators make about them.
 
+use std::sync::Arc;
+
 use lodge_core::LineageId;
 use lodge_core::event::EventKind;
 use lodge_core::lineage::{LineageState, Policy};
@@ -12,6 +14,7 @@ use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
 use super::{params, snapshots};
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{AgentCommand, Command, RequestKey, Settlement};
@@ -31,52 +34,64 @@ const STATES: [LineageState; 5] = [
     LineageState::Ended(lodge_core::lineage::EndReason::Killed),
 ];
 
-pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        ListLineages::NAME => list(shell, &params::<ListLineages>(given)?),
-        GetLineage::NAME => get(shell, &params::<GetLineage>(given)?),
+        ListLineages::NAME => {
+            let given = params::<ListLineages>(given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
+        GetLineage::NAME => {
+            let given = params::<GetLineage>(given)?;
+            shell.read(move |at| get(at, &given)).await
+        }
         ResolveLineage::NAME => resolve(shell, key, params::<ResolveLineage>(given)?).await,
-        SnapshotLineage::NAME => snapshots::snapshot(shell, &params::<SnapshotLineage>(given)?),
-        ListLineageMessages::NAME => snapshots::messages(shell, &params::<ListLineageMessages>(given)?),
+        SnapshotLineage::NAME => {
+            let given = params::<SnapshotLineage>(given)?;
+            shell.read(move |at| snapshots::snapshot(at, &given)).await
+        }
+        ListLineageMessages::NAME => {
+            let given = params::<ListLineageMessages>(given)?;
+            shell.read(move |at| snapshots::messages(at, &given)).await
+        }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(shell: &Shell, given: &LineageListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+fn list(at: &ReadView<'_>, given: &LineageListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let state = given.status.as_deref().map(state_code).transpose()?;
     let limit = page(given.limit);
     let filter = LineageFilter { agent: agent.as_ref(), state, after: given.after.as_deref() };
-    let found = shell.reader.lineages(filter, limit).map_err(internal)?;
+    let found = at.store.lineages(filter, limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
-    Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(shell, one)).collect(), next }))
+    Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(at, one)).collect(), next }))
 }
 
-fn get(shell: &Shell, given: &LineageRef) -> Answer {
-    let found = one(shell, &given.lineage)?;
+fn get(at: &ReadView<'_>, given: &LineageRef) -> Answer {
+    let found = one(at, &given.lineage)?;
     let (agent, state) = (found.row.agent.clone(), found.row.state);
     let stuck = match state {
         LineageState::Orphaned => Some(EventKind::LineageOrphaned),
         LineageState::AskPending => Some(EventKind::LineageAsk),
         LineageState::Active | LineageState::Reaped | LineageState::Ended(_) => None,
     };
-    let since = stuck.map(|kind| shell.reader.last_at(&agent, kind)).transpose().map_err(internal)?.flatten();
+    let since = stuck.map(|kind| at.store.last_at(&agent, kind)).transpose().map_err(internal)?.flatten();
     // Of the agent's several lineages only the one that is not over has open work.
     let open = match state {
         LineageState::Active | LineageState::Orphaned | LineageState::AskPending => {
-            shell.reader.live_turns(Some(&agent), None, OPEN_TURNS_MAX).map_err(internal)?
+            at.store.live_turns(Some(&agent), None, OPEN_TURNS_MAX).map_err(internal)?
         }
         LineageState::Reaped | LineageState::Ended(_) => Vec::new(),
     };
     Ok(view::json(&LineageDetail {
-        lineage: shown(shell, found),
+        lineage: shown(at, found),
         since: since.map(|at| at.to_string()),
         open_turns: open.into_iter().map(view::full_turn).collect(),
     }))
 }
 
-async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
+async fn resolve(shell: &Arc<Shell>, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
     let policy = match Policy::from_word(&given.decision) {
         Some(policy @ (Policy::Revive | Policy::Reap)) => policy,
         Some(Policy::Ask) | None => {
@@ -87,16 +102,16 @@ async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolvePa
             .hint("`revive` goes on with its work, `reap` drops it"));
         }
     };
-    let found = one(shell, &given.lineage)?;
+    let found = shell.read(move |at| one(at, &given.lineage)).await?;
     let settlement =
         Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
     shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await
 }
 
 /// What an operator should know about lineages that wait for a decision.
-pub(super) fn waiting(shell: &Shell) -> Result<Option<String>, ErrorBody> {
+pub(super) fn waiting(at: &ReadView<'_>) -> Result<Option<String>, ErrorBody> {
     let state = Some(LineageState::AskPending.codes().0);
-    let found = shell.reader.lineages(LineageFilter { state, ..LineageFilter::default() }, WAITING_SHOWN);
+    let found = at.store.lineages(LineageFilter { state, ..LineageFilter::default() }, WAITING_SHOWN);
     let names: Vec<String> =
         found.map_err(internal)?.into_iter().map(|found| format!("`{}`", found.agent.name)).collect();
     Ok((!names.is_empty()).then(|| {
@@ -110,16 +125,16 @@ fn shown(shell: &Shell, found: LineageSummary) -> LineageView {
 }
 
 /// A lineage by id or unique id prefix, or the present one of an agent, with what is derived about it.
-pub(super) fn one(shell: &Shell, given: &str) -> Result<LineageSummary, ErrorBody> {
-    let id = find(shell, given)?;
-    shell.reader.lineage(&id).map_err(internal)?.ok_or_else(|| no_lineage(given))
+pub(super) fn one(at: &ReadView<'_>, given: &str) -> Result<LineageSummary, ErrorBody> {
+    let id = find(at, given)?;
+    at.store.lineage(&id).map_err(internal)?.ok_or_else(|| no_lineage(given))
 }
 
-pub(super) fn find(shell: &Shell, given: &str) -> Result<LineageId, ErrorBody> {
+pub(super) fn find(at: &ReadView<'_>, given: &str) -> Result<LineageId, ErrorBody> {
     if !given.starts_with("lin_") {
-        return Ok(one_agent(shell, given)?.row.lineage);
+        return Ok(one_agent(at, given)?.row.lineage);
     }
-    let mut found = shell.reader.find_lineage(given).map_err(internal)?;
+    let mut found = at.store.find_lineage(given).map_err(internal)?;
     match found.len() {
         0 => Err(no_lineage(given)),
         1 => Ok(found.remove(0)),

@@ -8,15 +8,16 @@ use lodge_image::registry::TransferWatch;
 use lodge_proto::{
     ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
 };
-use lodge_store::{AgentFound, AgentSummary, ReadError};
+use lodge_store::{AgentFound, AgentSummary, StoreSnapshot};
 use serde_json::Value;
 
 use super::{
     Api, agents, bins, daemon, events, images, jobs, lineages, providers, quarantine, request_key, scope,
     sessions, tokens, turns,
 };
-use crate::auth::Who;
-use crate::chain;
+use crate::auth::{Who, rights};
+use crate::read_view::ReadView;
+pub(super) use crate::read_view::unread as internal;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
 use crate::tasks::TaskKind;
@@ -51,15 +52,14 @@ async fn dispatch(
 ) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
-    let known = known_answer(shell, who, method, &given)?;
-    let given = scope::narrow(shell, who, method, given)?;
+    let (known, given) = admitted(shell, who, method, given).await?;
     if let Some(answer) = known {
         return match method {
             // What was decided may not have come about yet.
             StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
                 shell.ask(key, again(&answer)).await
             }
-            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?),
+            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
             CancelJob::NAME => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
@@ -83,6 +83,27 @@ async fn dispatch(
     }
 }
 
+/// The answer that was given to this request before, if any, and of the parameters what the caller may reach.
+async fn admitted(
+    shell: &Arc<Shell>,
+    who: &Who,
+    method: &str,
+    given: Value,
+) -> Result<(Option<Value>, Value), ErrorBody> {
+    // An operator's request without an id is looked up nowhere.
+    if who.agent().is_none() && given.get("request_id").is_none_or(Value::is_null) {
+        rights::admit(who, method)?;
+        return Ok((None, given));
+    }
+    let (who, method) = (who.clone(), method.to_owned());
+    shell
+        .read_few(move |at| {
+            let known = known_answer(at, &who, &method, &given)?;
+            Ok((known, scope::narrow(at, &who, &method, given)?))
+        })
+        .await
+}
+
 /// A request that was decided before, with its recorded answer.
 fn again(answer: &Value) -> Command {
     let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
@@ -96,23 +117,29 @@ pub(super) fn no_method(method: &str) -> ErrorBody {
 
 /// The answer that was given to this very request before.
 pub(super) fn known_answer(
-    shell: &Shell,
+    at: &ReadView<'_>,
     who: &Who,
     method: &str,
     given: &Value,
 ) -> Result<Option<Value>, ErrorBody> {
     match request_key(who, method, given)? {
-        Some(key) => match recorded_answer(shell, &key)? {
+        Some(key) => match recorded_answer(at.store, &key)? {
             Some(known) => Ok(Some(known)),
             // It may have been asked before this release, under another name.
-            None => recorded_answer(shell, &RequestKey { caller: who.caller_before.clone(), ..key }),
+            None => recorded_answer(at.store, &RequestKey { caller: who.caller_before.clone(), ..key }),
         },
         None => Ok(None),
     }
 }
 
-pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<Value>, ErrorBody> {
-    let Some(row) = shell.reader.request(&key.caller, &key.request_id).map_err(internal)? else {
+/// The answer to a request that only the store may still know.
+pub(super) async fn answered(shell: &Shell, key: Option<&RequestKey>) -> Result<Option<Value>, ErrorBody> {
+    let Some(key) = key.cloned() else { return Ok(None) };
+    shell.reader.read_few(move |store| Ok(recorded_answer(store, &key))).await.map_err(internal)?
+}
+
+fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<Value>, ErrorBody> {
+    let Some(row) = store.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);
     };
     if row.digest != key.digest {
@@ -159,9 +186,7 @@ pub(super) async fn ask_prepared(
 /// Has a change recorded that took its time.
 pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Prepared) -> Answer {
     // Meanwhile the same request, sent before, may be so long decided that only the store knows it.
-    if let Some(key) = &key
-        && let Some(known) = recorded_answer(shell, key)?
-    {
+    if let Some(known) = answered(shell, key.as_ref()).await? {
         return Ok(known);
     }
     let answer = shell.ask(key, prepared.command).await;
@@ -188,13 +213,13 @@ pub(super) async fn detached<T: Send + 'static>(
     heard.await.unwrap_or_else(|_| Err(shutting_down()))
 }
 
-pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
-    the_one(shell.reader.find_agent(given).map_err(internal)?, given)
+pub(super) fn find_agent(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
+    the_one(at.store.find_agent(given).map_err(internal)?, given)
 }
 
 /// Like `find_agent`, for what outlives agents: one that was removed is found as well, if no other has its name.
-pub(super) fn find_agent_ever(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {
-    match shell.reader.find_agent_ever(given).map_err(internal)? {
+pub(super) fn find_agent_ever(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
+    match at.store.find_agent_ever(given).map_err(internal)? {
         AgentFound::Many(ids) if !given.starts_with(AgentId::PREFIX) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             Err(ErrorBody::new(
@@ -219,9 +244,9 @@ fn the_one(found: AgentFound, given: &str) -> Result<AgentId, ErrorBody> {
     }
 }
 
-pub(super) fn one_agent(shell: &Shell, given: &str) -> Result<AgentSummary, ErrorBody> {
-    let id = find_agent(shell, given)?;
-    shell.reader.agent(&id).map_err(internal)?.ok_or_else(|| no_agent(given))
+pub(super) fn one_agent(at: &ReadView<'_>, given: &str) -> Result<AgentSummary, ErrorBody> {
+    let id = find_agent(at, given)?;
+    at.store.agent(&id).map_err(internal)?.ok_or_else(|| no_agent(given))
 }
 
 pub(super) fn no_agent(given: &str) -> ErrorBody {
@@ -245,10 +270,4 @@ pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
 
 pub(super) fn page(limit: Option<u32>) -> u32 {
     limit.unwrap_or(PAGE_DEFAULT).clamp(1, PAGE_MAX)
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
-pub(super) fn internal(error: ReadError) -> ErrorBody {
-    ErrorBody::new("daemon.internal", error.to_string())
-        .because(std::error::Error::source(&error).map(chain).unwrap_or_default())
 }

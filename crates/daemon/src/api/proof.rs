@@ -22,7 +22,7 @@ pub(super) async fn prove(
     ConnectInfo(connection): ConnectInfo<Connection>,
     Path((id, nonce)): Path<(String, String)>,
 ) -> HttpResponse {
-    match proof_for(&api, &connection, &id, &nonce) {
+    match proof_for(&api, &connection, &id, &nonce).await {
         Ok(proof) => {
             let mut answer = axum::Json(proof).into_response();
             // The token is sent on this connection, and on no other.
@@ -35,7 +35,7 @@ pub(super) async fn prove(
     }
 }
 
-fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) -> Result<Proof, ErrorBody> {
+async fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) -> Result<Proof, ErrorBody> {
     let Some(addr) = connection.local() else {
         return Err(ErrorBody::new("method.not_found", "proofs are for TCP")
             .hint("on a Unix socket look at the credentials of the peer"));
@@ -45,7 +45,13 @@ fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) -> Resul
         return Err(ErrorBody::new("request.invalid", "the nonce is malformed").hint(wanted));
     };
     let id: TokenId = id.parse().map_err(|_| auth::not_ours())?;
-    let row = api.shell.reader.token(&id).map_err(internal)?.ok_or_else(auth::not_ours)?;
+    let row = api
+        .shell
+        .reader
+        .read_few(move |store| store.token(&id))
+        .await
+        .map_err(internal)?
+        .ok_or_else(auth::not_ours)?;
     match row.standing(now()) {
         Standing::Live => {}
         Standing::Expired => return Err(auth::expired()),

@@ -43,7 +43,7 @@ pub(super) async fn call(
 
 /// Makes a change to a file, one at a time, and keeps its answer with the request's id.
 async fn once(
-    shell: &Shell,
+    shell: &Arc<Shell>,
     who: &Who,
     method: &str,
     given: &Value,
@@ -52,7 +52,8 @@ async fn once(
 ) -> Answer {
     let _alone = shell.file_changes.lock().await;
     // The same request may have been at work while this one waited.
-    if let Some(known) = known_answer(shell, who, method, given)? {
+    let (who, method, given) = (who.clone(), method.to_owned(), given.clone());
+    if let Some(known) = shell.read_few(move |at| known_answer(at, &who, &method, &given)).await? {
         return Ok(known);
     }
     shell.room.admit(Needs::Room, now())?;

@@ -1,5 +1,7 @@
 //! Work that is set aside: which it is, and what becomes of it. Requests that are set aside are refused here.
 
+use std::sync::Arc;
+
 use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
 use lodge_proto::{
@@ -13,36 +15,40 @@ use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::auth::Who;
 use crate::crash;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::Watched;
 use crate::view;
 use lodge_engine::{Command, Release, RequestKey, WorkRefusal};
 
-pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     let how = match method {
-        ListQuarantine::NAME => return list(shell, &params::<ListQuarantine>(given)?),
+        ListQuarantine::NAME => {
+            let given = params::<ListQuarantine>(given)?;
+            return shell.read(move |at| list(at, &given)).await;
+        }
         RetryQuarantined::NAME => Release::Retry,
         DropQuarantined::NAME => Release::Drop,
         _other => return Err(no_method(method)),
     };
     let QuarantineRef { work, .. } = params::<DropQuarantined>(given)?;
-    let id = find(shell, &work)?;
+    let id = shell.read(move |at| find(at, &work)).await?;
     shell.ask(key, Command::ReleaseWork { id, how }).await
 }
 
-fn list(shell: &Shell, given: &QuarantineListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Answer {
     let limit = page(given.limit) as usize;
     let after = given.after.as_deref().unwrap_or_default();
     let mut work: Vec<QuarantineView> =
-        all(shell)?.into_iter().filter(|view| view.id.as_str() > after).take(limit + 1).collect();
+        all(at)?.into_iter().filter(|view| view.id.as_str() > after).take(limit + 1).collect();
     let more = work.len() > limit;
     work.truncate(limit);
     let next = work.last().filter(|_| more).map(|last| last.id.clone());
     Ok(view::json(&QuarantineList { work, next }))
 }
 
-pub(super) fn all(shell: &Shell) -> Result<Vec<QuarantineView>, ErrorBody> {
-    let rows = shell.reader.quarantine().map_err(internal)?;
+pub(super) fn all(at: &ReadView<'_>) -> Result<Vec<QuarantineView>, ErrorBody> {
+    let rows = at.store.quarantine().map_err(internal)?;
     Ok(rows.iter().map(|row| view::quarantined(row, "quarantined")).collect())
 }
 
@@ -54,8 +60,8 @@ pub(super) fn warning(work: &QuarantineView) -> String {
 }
 
 /// By its id, or any unique prefix of it.
-fn find(shell: &Shell, given: &str) -> Result<WorkId, ErrorBody> {
-    let rows = shell.reader.quarantine().map_err(internal)?;
+fn find(at: &ReadView<'_>, given: &str) -> Result<WorkId, ErrorBody> {
+    let rows = at.store.quarantine().map_err(internal)?;
     let matches =
         |row: &&QuarantineRow| row.id.as_str().starts_with(given) && given.len() > WorkId::PREFIX.len();
     let mut found: Vec<WorkId> = rows.iter().filter(matches).map(|row| row.id.clone()).collect();

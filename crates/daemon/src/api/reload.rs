@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lodge_proto::{ErrorBody, SettingChange};
 use tokio::sync::oneshot;
 
-use super::methods::{Answer, recorded_answer};
+use super::methods::{Answer, answered};
 use crate::config::Reread;
 use crate::shell::{Shell, shutting_down};
 use crate::tasks::TaskKind;
@@ -27,9 +27,7 @@ pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
 async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     // One at a time, so that what is told is what was done.
     let _alone = shell.file_changes.lock().await;
-    if let Some(key) = &key
-        && let Some(known) = recorded_answer(shell, key)?
-    {
+    if let Some(known) = answered(shell, key.as_ref()).await? {
         return Ok(known);
     }
     let (mut reread, certificate) = {

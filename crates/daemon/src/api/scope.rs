@@ -1,7 +1,7 @@
 //! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
 
 use lodge_core::{AgentId, SessionId, TurnId};
-use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
+use lodge_proto::{AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
 use super::jobs;
@@ -9,43 +9,52 @@ use super::methods::{self, internal};
 use crate::auth::Who;
 use crate::auth::rights;
 use crate::hub::Filter;
-use crate::shell::Shell;
+use crate::read_view::ReadView;
 
 /// Refuses what the caller may not call, and leaves of the parameters what it may reach.
-pub(super) fn narrow(shell: &Shell, who: &Who, method: &str, mut given: Value) -> Result<Value, ErrorBody> {
+pub(super) fn narrow(
+    at: &ReadView<'_>,
+    who: &Who,
+    method: &str,
+    mut given: Value,
+) -> Result<Value, ErrorBody> {
     let (Some(reach), Some(own)) = (rights::admit(who, method)?, who.agent()) else { return Ok(given) };
     match reach {
         TokenReach::Nobodys => {}
-        TokenReach::Agent => fill_in(shell, own, &mut given)?,
+        TokenReach::Agent => fill_in(at, own, &mut given)?,
         TokenReach::AgentAndSession => {
-            fill_in(shell, own, &mut given)?;
-            name_session(shell, own, &mut given)?;
+            fill_in(at, own, &mut given)?;
+            name_session(at, own, &mut given)?;
         }
         TokenReach::Session => {
             let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
-            name_session(shell, own, &mut given)?;
+            name_session(at, own, &mut given)?;
             if let Some(named) = named {
-                known_session(shell, &named, given.get("session").and_then(Value::as_str))?;
+                known_session(at, &named, given.get("session").and_then(Value::as_str))?;
             }
         }
-        TokenReach::Turn => own_turn(shell, own, given.get("turn").and_then(Value::as_str))?,
-        TokenReach::Job => own_job(shell, own, &mut given)?,
+        TokenReach::Turn => own_turn(at, own, given.get("turn").and_then(Value::as_str))?,
+        TokenReach::Job => own_job(at, own, &mut given)?,
     }
     Ok(given)
 }
 
 /// The parameters of an attach as far as the caller reaches. All that happens is, for an agent's token, all of its agent.
-pub(super) fn attach(shell: &Shell, who: &Who, mut given: AttachParams) -> Result<AttachParams, ErrorBody> {
-    rights::admit(who, AttachClient::NAME)?;
+pub(super) fn attach(
+    at: &ReadView<'_>,
+    who: &Who,
+    mut given: AttachParams,
+) -> Result<AttachParams, ErrorBody> {
+    rights::admit(who, "client/attach")?;
     let Some(own) = who.agent() else { return Ok(given) };
     if let Some(agent) = &given.agent {
-        given.agent = Some(own_agent(shell, own, agent)?);
+        given.agent = Some(own_agent(at, own, agent)?);
     }
     if let Some(session) = &given.session {
-        given.session = Some(own_session(shell, own, session)?);
+        given.session = Some(own_session(at, own, session)?);
     }
     if let Some(job) = &given.job {
-        given.job = Some(jobs::find(shell, job, Some(own))?.to_string());
+        given.job = Some(jobs::find(at, job, Some(own))?.to_string());
     }
     if std::mem::take(&mut given.all) {
         if given.agent.is_some() || given.session.is_some() || given.job.is_some() {
@@ -66,24 +75,24 @@ pub(super) fn events(who: &Who, filter: Filter) -> Filter {
 }
 
 /// The agent that an agent's token names, when it is its own.
-pub(super) fn own_agent(shell: &Shell, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+pub(super) fn own_agent(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
     let is_id = given.starts_with(AgentId::PREFIX) && own.as_str().starts_with(given);
     let is_name = || -> Result<bool, ErrorBody> {
-        let found = shell.reader.agent(own).map_err(internal)?;
+        let found = at.store.agent(own).map_err(internal)?;
         Ok(found.is_some_and(|found| found.row.name == given))
     };
     if is_id || is_name()? { Ok(own.to_string()) } else { Err(methods::no_agent(given)) }
 }
 
 /// Names the caller's agent where none is named, and refuses any other.
-fn fill_in(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn fill_in(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     match fields.get("agent") {
         None | Some(Value::Null) => {
             fields.insert("agent".to_owned(), own.to_string().into());
         }
         Some(Value::String(agent)) => {
-            let agent = own_agent(shell, own, agent)?;
+            let agent = own_agent(at, own, agent)?;
             fields.insert("agent".to_owned(), agent.into());
         }
         // The method says what is wrong with it.
@@ -93,22 +102,22 @@ fn fill_in(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorB
 }
 
 /// Puts the whole id in place of what the caller names a session of its agent with.
-fn name_session(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn name_session(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     // Without one, or with something else, the method says what is wrong.
     let Some(session) = fields.get("session").and_then(Value::as_str) else { return Ok(()) };
-    let id = own_session(shell, own, session)?;
+    let id = own_session(at, own, session)?;
     fields.insert("session".to_owned(), id.into());
     Ok(())
 }
 
 /// The session that an agent's token means. Ids are the same for all agents, so one that is not its agent's yet is
 /// prefixed with its agent: it cannot find out by trying which ids others have, nor take one that another could want.
-fn own_session(shell: &Shell, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
+fn own_session(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, ErrorBody> {
     // What cannot be an id is the method's business.
     let Ok(id) = given.parse::<SessionId>() else { return Ok(given.to_owned()) };
     let prefix = format!("{own}:");
-    match shell.reader.session(&id).map_err(internal)? {
+    match at.store.session(&id).map_err(internal)? {
         Some(found) if found.row.agent == *own => return Ok(given.to_owned()),
         // An operator gave it to another agent.
         Some(_) if given.starts_with(&prefix) => return Err(crate::view::no_session(&given)),
@@ -125,27 +134,27 @@ fn own_session(shell: &Shell, own: &AgentId, given: &str) -> Result<String, Erro
 }
 
 /// Refuses a session that is not there, by the name it was given.
-fn known_session(shell: &Shell, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
+fn known_session(at: &ReadView<'_>, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
     let Some(id) = id.and_then(|id| id.parse::<SessionId>().ok()) else { return Ok(()) };
-    match shell.reader.session(&id).map_err(internal)? {
+    match at.store.session(&id).map_err(internal)? {
         Some(_) => Ok(()),
         None => Err(crate::view::no_session(&named)),
     }
 }
 
 /// Puts the whole id in place of what the caller names a job of its agent with.
-fn own_job(shell: &Shell, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+fn own_job(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
     let Some(fields) = given.as_object_mut() else { return Ok(()) };
     // Without one, or with something else, the method says what is wrong.
     let Some(job) = fields.get("job").and_then(Value::as_str) else { return Ok(()) };
-    let id = jobs::find(shell, job, Some(own))?;
+    let id = jobs::find(at, job, Some(own))?;
     fields.insert("job".to_owned(), id.to_string().into());
     Ok(())
 }
 
-fn own_turn(shell: &Shell, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
+fn own_turn(at: &ReadView<'_>, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
     let Some(id) = given.and_then(|given| given.parse::<TurnId>().ok()) else { return Ok(()) };
-    match shell.reader.turn(&id).map_err(internal)? {
+    match at.store.turn(&id).map_err(internal)? {
         Some(found) if found.row.agent != *own => Err(methods::no_turn(&id)),
         Some(_) | None => Ok(()),
     }

@@ -6,14 +6,15 @@ use std::time::Duration;
 use lodge_core::{SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
-    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionPlace, Standing, Told, TurnCursor,
-    TurnPick, Which,
+    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionMessage, SessionPlace, SessionStanding,
+    TurnCursor, TurnPick, TurnScope,
 };
 use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::chain;
+use crate::read_view::ReadView;
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
@@ -31,11 +32,23 @@ const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        ListSessions::NAME => list(shell, &params::<ListSessions>(given)?),
-        GetSession::NAME => get(shell, &params::<GetSession>(given)?),
-        ListMessages::NAME => messages(shell, &params::<ListMessages>(given)?),
+        ListSessions::NAME => {
+            let given = params::<ListSessions>(given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
+        GetSession::NAME => {
+            let given = params::<GetSession>(given)?;
+            shell.read_few(move |at| get(at, &given)).await
+        }
+        ListMessages::NAME => {
+            let given = params::<ListMessages>(given)?;
+            shell.read(move |at| messages(at, &given)).await
+        }
         SearchSessions::NAME => search(shell, params::<SearchSessions>(given)?).await,
-        ExportSession::NAME => export(shell, &params::<ExportSession>(given)?),
+        ExportSession::NAME => {
+            let given = params::<ExportSession>(given)?;
+            shell.read(move |at| export(at, &given)).await
+        }
         ForkSession::NAME => {
             let SessionForkParams { session, turn, to, .. } = params::<ForkSession>(given)?;
             change(shell, key, &session, Change::Fork { turn, to }).await
@@ -60,11 +73,11 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     }
 }
 
-fn list(shell: &Shell, given: &SessionListParams) -> Answer {
-    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
+fn list(at: &ReadView<'_>, given: &SessionListParams) -> Answer {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let limit = page(given.limit);
     let before = given.after.as_deref().map(place).transpose()?;
-    let found = shell.reader.sessions(agent.as_ref(), before.as_ref(), limit).map_err(internal)?;
+    let found = at.store.sessions(agent.as_ref(), before.as_ref(), limit).map_err(internal)?;
     let next = found
         .last()
         .filter(|_| found.len() == limit as usize)
@@ -83,24 +96,23 @@ fn bad_cursor() -> ErrorBody {
     ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
 }
 
-fn get(shell: &Shell, given: &SessionRef) -> Answer {
+fn get(at: &ReadView<'_>, given: &SessionRef) -> Answer {
     let id = session_id(&given.session)?;
-    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
-    let inactive_turns = shell.reader.inactive_turns(&id).map_err(internal)?;
-    let open_jobs = shell.reader.open_jobs_of_session(&id).map_err(internal)?;
+    let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
+    let inactive_turns = at.store.inactive_turns(&id).map_err(internal)?;
+    let open_jobs = at.store.open_jobs_of_session(&id).map_err(internal)?;
     Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns, open_jobs }))
 }
 
-fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
-    let id = known(shell, &given.session)?;
+fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Answer {
+    let id = known(at, &given.session)?;
     let limit = page(given.limit);
-    let (found, more) =
-        shell.reader.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
+    let (found, more) = at.store.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
     let next = found.first().filter(|first| first.row.seq > 1 && more).map(|first| first.row.seq);
-    let on_path = |told: &&Told| told.active;
+    let on_path = |told: &&SessionMessage| told.active;
     let numbers = || found.iter().filter(on_path).map(|told| told.row.number);
     let epochs = match (numbers().min(), numbers().max()) {
-        (Some(first), Some(last)) => shell.reader.epochs(&id, first, last).map_err(internal)?,
+        (Some(first), Some(last)) => at.store.epochs(&id, first, last).map_err(internal)?,
         (None, _) | (_, None) => Vec::new(),
     };
     // One that began before the page is told with the page where it did.
@@ -110,8 +122,8 @@ fn messages(shell: &Shell, given: &SessionMessagesParams) -> Answer {
     Ok(view::json(&MessageList { messages, epochs, next }))
 }
 
-pub(super) fn turns(shell: &Shell, given: &TurnListParams) -> Answer {
-    let id = known(shell, &given.session)?;
+pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Answer {
+    let id = known(at, &given.session)?;
     let limit = page(given.limit);
     let after = match given.after.as_deref().map(|after| after.split_once(':').unwrap_or((after, "~"))) {
         None => TurnCursor::default(),
@@ -119,26 +131,26 @@ pub(super) fn turns(shell: &Shell, given: &TurnListParams) -> Answer {
             TurnCursor { number: number.parse().map_err(|_| bad_cursor())?, id: turn.to_owned() }
         }
     };
-    let (found, more) = shell.reader.turns(&id, which(given.all), &after, limit).map_err(internal)?;
+    let (found, more) = at.store.turns(&id, which(given.all), &after, limit).map_err(internal)?;
     let next = found.last().filter(|_| more).map(|last| format!("{}:{}", last.row.number, last.row.id));
     Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
 }
 
-fn which(all: bool) -> Which {
-    if all { Which::All } else { Which::Path }
+fn which(all: bool) -> TurnScope {
+    if all { TurnScope::All } else { TurnScope::Path }
 }
 
-fn known(shell: &Shell, given: &str) -> Result<SessionId, ErrorBody> {
+fn known(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
-    match shell.reader.session(&id).map_err(internal)? {
+    match at.store.session(&id).map_err(internal)? {
         Some(_) => Ok(id),
         None => Err(view::no_session(&id)),
     }
 }
 
-fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
+fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Answer {
     let id = session_id(&given.session)?;
-    let found = shell.reader.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
+    let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let mut lines = Vec::new();
     if given.after.is_none() {
         let session = view::session(&found);
@@ -146,7 +158,7 @@ fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
     }
     let limit = given.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);
     let after = given.after.unwrap_or(0);
-    let (page, more) = shell.reader.exported(&id, after, limit, EXPORT_BYTES_MAX).map_err(internal)?;
+    let (page, more) = at.store.exported(&id, after, limit, EXPORT_BYTES_MAX).map_err(internal)?;
     let next = page.last().filter(|_| more).map(|last| last.told.row.seq);
     lines.extend(page.into_iter().map(|one| ExportLine::Message(Box::new(view::exported(one)))));
     Ok(view::json(&SessionExport { lines, next }))
@@ -155,8 +167,12 @@ fn export(shell: &Shell, given: &SessionExportParams) -> Answer {
 async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
     let query = Query::parse(&given.query)
         .map_err(|bad| ErrorBody::new("search.bad_query", bad.to_string()).hint(bad.hint()))?;
-    let agent = given.agent.as_deref().map(|agent| find_agent_ever(shell, agent)).transpose()?;
-    let session = given.session.as_deref().map(|session| known(shell, session)).transpose()?;
+    let (agent, session) = (given.agent, given.session);
+    let read = move |at: &ReadView<'_>| {
+        let agent = agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
+        Ok((agent, session.as_deref().map(|session| known(at, session)).transpose()?))
+    };
+    let (agent, session) = shell.read(read).await?;
     let after = given.after.map(|after| after.parse().map_err(|_| bad_cursor())).transpose()?;
     let limit = page(given.limit);
     // The index takes in what is new first, and that is written.
@@ -206,13 +222,14 @@ enum Change {
 }
 
 /// Reads what a change is decided on and has it decided; again, when the session moved on in between.
-async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
+async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
     let id = session_id(session)?;
-    let mut tries = 0;
+    let (mut tries, change) = (0, Arc::new(change));
     loop {
-        let answer = match planned(shell, &id, &change)? {
+        let (of, what) = (id.clone(), change.clone());
+        let answer = match shell.read(move |at| planned(at, &of, &what)).await? {
             Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
-            None => match change {
+            None => match *change {
                 // One that is not there is as deleted as it can be.
                 Change::Delete => {
                     let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
@@ -233,7 +250,7 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
             answer => {
-                if matches!(change, Change::Delete) && answer.is_ok() {
+                if matches!(*change, Change::Delete) && answer.is_ok() {
                     forget(shell, &id).await;
                 }
                 return answer;
@@ -253,13 +270,13 @@ async fn forget(shell: &Shell, id: &SessionId) {
     }
 }
 
-fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
+fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
     let found = match change {
         Change::Delete => {
-            shell.reader.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
+            at.store.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
         }
         Change::Rewind { turn } => {
-            let found = shell.reader.rewind_plan(id, &pick(turn)?).map_err(internal)?;
+            let found = at.store.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
                 .map(|(standing, plan)| Ok((standing, SessionWhat::Rewind(fits(id, turn, plan)?))))
                 .transpose()?
@@ -270,7 +287,7 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
                 no_turn(id, turn).hint(hint)
             };
             let turn_id: TurnId = turn.parse().map_err(|_| unknown())?;
-            let found = shell.reader.branch_plan(id, &turn_id).map_err(internal)?;
+            let found = at.store.branch_plan(id, &turn_id).map_err(internal)?;
             found
                 .map(|(standing, plan)| {
                     let plan = match plan {
@@ -282,15 +299,15 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
                 .transpose()?
         }
         Change::Fork { turn, to } => {
-            let to = to.as_deref().map(|to| free(shell, to)).transpose()?;
-            let found = shell.reader.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
+            let to = to.as_deref().map(|to| free(at, to)).transpose()?;
+            let found = at.store.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found
                 .map(|(standing, plan)| Ok((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? })))
                 .transpose()?
         }
         Change::Regenerate { turn } => {
-            let found = shell.reader.repeat_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
+            let found = at.store.repeat_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found
                 .map(|(standing, repeat)| {
@@ -307,7 +324,7 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
                 .transpose()?
         }
     };
-    Ok(found.map(|(Standing { fact, agent_name, agent_removed }, what)| SessionChange {
+    Ok(found.map(|(SessionStanding { fact, agent_name, agent_removed }, what)| SessionChange {
         fact,
         agent_name,
         agent_removed,
@@ -316,9 +333,9 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
 }
 
 /// The id of a session that is not there yet.
-fn free(shell: &Shell, given: &str) -> Result<SessionId, ErrorBody> {
+fn free(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
-    match shell.reader.session(&id).map_err(internal)? {
+    match at.store.session(&id).map_err(internal)? {
         None => Ok(id),
         Some(_) => Err(view::session_exists(&id)),
     }

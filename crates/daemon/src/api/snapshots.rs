@@ -8,10 +8,11 @@ use lodge_proto::{
     SNAPSHOT_VERSION, SessionBoundary, SnapshotConfig, SnapshotHead, SnapshotLimits, SnapshotMessage,
     SnapshotPermissions, SnapshotTool, TokenUsage, ToolCallView,
 };
-use lodge_store::{AtBoundary, Place, Wanted};
+use lodge_store::{AtBoundary, MessagePlace, MessageRange};
 
 use super::lineages;
 use super::methods::{Answer, internal, page, session_id};
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::DAEMON_STREAM;
@@ -22,13 +23,12 @@ const PAGE_BYTES_MAX: usize = 1024 * 1024;
 const SAMPLING: [&str; 6] =
     ["frequency-penalty", "max-tokens", "presence-penalty", "temperature", "top-k", "top-p"];
 
-pub(super) fn snapshot(shell: &Shell, given: &LineageSnapshotParams) -> Answer {
-    let id = lineages::find(shell, &given.lineage)?;
+pub(super) fn snapshot(at: &ReadView<'_>, given: &LineageSnapshotParams) -> Answer {
+    let id = lineages::find(at, &given.lineage)?;
     let limit = page(given.limit);
-    let found =
-        shell.reader.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
+    let found = at.store.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
     let found = found.ok_or_else(|| lineages::no_lineage(&given.lineage))?;
-    let image = shell.reader.image(&found.agent.image_digest).map_err(internal)?.unwrap_or_default();
+    let image = at.store.image(&found.agent.image_digest).map_err(internal)?.unwrap_or_default();
     let sessions: Vec<SessionBoundary> = found
         .sessions
         .iter()
@@ -39,7 +39,7 @@ pub(super) fn snapshot(shell: &Shell, given: &LineageSnapshotParams) -> Answer {
         })
         .collect();
     let next = if found.more { sessions.last().map(|last| last.id.clone()) } else { None };
-    Ok(view::json(&LineageSnapshot { head: head(shell, &found, image), sessions, next }))
+    Ok(view::json(&LineageSnapshot { head: head(at, &found, image), sessions, next }))
 }
 
 fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
@@ -90,16 +90,16 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
     }
 }
 
-pub(super) fn messages(shell: &Shell, given: &LineageMessagesParams) -> Answer {
-    let id = lineages::find(shell, &given.lineage)?;
+pub(super) fn messages(at: &ReadView<'_>, given: &LineageMessagesParams) -> Answer {
+    let id = lineages::find(at, &given.lineage)?;
     let session = session_id(&given.session)?;
-    let wanted = Wanted {
+    let wanted = MessageRange {
         turns_max: given.turns.unwrap_or(u32::MAX),
-        after: given.after.as_deref().map_or(Ok(Place::default()), place)?,
+        after: given.after.as_deref().map_or(Ok(MessagePlace::default()), place)?,
         messages_max: page(given.limit),
         bytes_max: PAGE_BYTES_MAX,
     };
-    let found = shell.reader.boundary_messages(&id, &session, wanted).map_err(internal)?;
+    let found = at.store.boundary_messages(&id, &session, wanted).map_err(internal)?;
     let found = found.ok_or_else(|| {
         ErrorBody::new("session.not_found", format!("lineage {id} has no session `{session}`"))
             .hint("`lineage/snapshot` lists its sessions")
@@ -126,9 +126,9 @@ fn message(row: MessageRow) -> SnapshotMessage {
 }
 
 /// The cursor of an earlier page: a turn's number and a message's sequence.
-fn place(given: &str) -> Result<Place, ErrorBody> {
-    let parsed = given
-        .split_once('.')
-        .and_then(|(number, seq)| Some(Place { number: number.parse().ok()?, seq: seq.parse().ok()? }));
+fn place(given: &str) -> Result<MessagePlace, ErrorBody> {
+    let parsed = given.split_once('.').and_then(|(number, seq)| {
+        Some(MessagePlace { number: number.parse().ok()?, seq: seq.parse().ok()? })
+    });
     parsed.ok_or_else(|| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))
 }

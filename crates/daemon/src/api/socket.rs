@@ -11,8 +11,8 @@ use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
-    ApiMethod, AttachClient, DetachClient, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX,
-    Request, Response,
+    ApiMethod, AttachClient, Attached, DetachClient, Done, ErrorBody, Gap, METHODS, Notification,
+    REQUEST_BYTES_MAX, Request, Response,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
@@ -226,16 +226,7 @@ impl Connection {
 
     async fn attach(&mut self, id: Value, given: Value) {
         let attachment = self.next_attachment;
-        let attached = params::<AttachClient>(given).and_then(|given| {
-            if self.attachments.len() >= ATTACHMENTS_MAX {
-                return Err(ErrorBody::new(
-                    "daemon.busy",
-                    format!("a connection has at most {ATTACHMENTS_MAX} attachments"),
-                ));
-            }
-            attach::attach(&self.api.shell, &self.who, attachment, given)
-        });
-        match attached {
+        match self.attached(attachment, given).await {
             Err(error) => send(&self.outbox, &Response::err(id, error)).await,
             Ok((attached, filter)) => {
                 self.next_attachment += 1;
@@ -262,6 +253,16 @@ impl Connection {
                 self.followers.spawn(named(TaskKind::SocketFollower, follow));
             }
         }
+    }
+
+    async fn attached(&self, attachment: u64, given: Value) -> Result<(Attached, Filter), ErrorBody> {
+        let given = params::<AttachClient>(given)?;
+        if self.attachments.len() >= ATTACHMENTS_MAX {
+            let message = format!("a connection has at most {ATTACHMENTS_MAX} attachments");
+            return Err(ErrorBody::new("daemon.busy", message));
+        }
+        let who = self.who.clone();
+        self.api.shell.read(move |at| attach::attach(at, &who, attachment, given)).await
     }
 
     async fn detach(&mut self, id: Value, given: Value) {
@@ -337,7 +338,7 @@ impl Follower {
         let mut head = shell.hub.watch();
         let mut dropped = 0;
         loop {
-            let page = match shell.hub.page(&shell.reader, self.cursor, &self.filter) {
+            let page = match shell.hub.page(&shell.reader, self.cursor, &self.filter).await {
                 Ok((page, cursor)) => {
                     self.cursor = cursor;
                     page

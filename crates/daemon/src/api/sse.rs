@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::{Api, http, methods, params, scope};
 use crate::auth::Who;
 use crate::hub::Filter;
+use crate::read_view::ReadView;
 use crate::view;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -46,7 +47,7 @@ pub(super) async fn events(
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> HttpResponse {
-    match follow(api, who, wanted, &headers) {
+    match follow(api, who, wanted, &headers).await {
         Ok(follow) => {
             let stream = futures_util::stream::unfold(follow, next);
             Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
@@ -55,7 +56,7 @@ pub(super) async fn events(
     }
 }
 
-fn follow(
+async fn follow(
     api: Arc<Api>,
     who: Who,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
@@ -81,10 +82,15 @@ fn follow(
         ..EventListParams::default()
     });
     // What may be listed may be followed, and nothing else.
-    let given = params::<ListEvents>(scope::narrow(&api.shell, &who, ListEvents::NAME, given)?)?;
-    let agent = given.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
-    let stream = agent.map(|agent| agent.to_string());
-    let filter = scope::events(&who, Filter { stream, session: given.session, job: None, kind: wanted.kind });
+    let caller = who.clone();
+    let read = move |at: &ReadView<'_>| {
+        let given: EventListParams =
+            params::<ListEvents>(scope::narrow(at, &caller, ListEvents::NAME, given)?)?;
+        let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
+        Ok((agent.map(|agent| agent.to_string()), given.session))
+    };
+    let (stream, session) = api.shell.read_few(read).await?;
+    let filter = scope::events(&who, Filter { stream, session, job: None, kind: wanted.kind });
     let watch = api.shell.hub.watch();
     Ok(Follow { api, who, filter, cursor, head: watch, page: VecDeque::new() })
 }
@@ -101,7 +107,7 @@ async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follo
             return Some((Ok(sse), follow));
         }
         let shell = follow.api.shell.clone();
-        let (page, cursor) = shell.hub.page(&shell.reader, follow.cursor, &follow.filter).ok()?;
+        let (page, cursor) = shell.hub.page(&shell.reader, follow.cursor, &follow.filter).await.ok()?;
         follow.page = page.into();
         follow.cursor = cursor;
         if !follow.page.is_empty() || follow.cursor < shell.hub.head() {

@@ -3,6 +3,8 @@
 //! A token's value is signed here from what was recorded, so a request that is sent again gets the same one although
 //! none is kept.
 
+use std::sync::Arc;
+
 use lodge_core::TokenId;
 use lodge_core::token::TokenRow;
 use lodge_proto::{
@@ -15,6 +17,7 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, page};
 use super::{Api, params};
 use crate::auth::DAY_MS;
+use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
 use lodge_engine::{Command, NewToken, RequestKey, TokenCommand, TokenFor};
@@ -25,7 +28,10 @@ const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
 pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
         IssueToken::NAME => issue(api, key, params::<IssueToken>(given)?).await,
-        ListTokens::NAME => list(&api.shell, &params::<ListTokens>(given)?),
+        ListTokens::NAME => {
+            let given = params::<ListTokens>(given)?;
+            api.shell.read(move |at| list(at, &given)).await
+        }
         RevokeToken::NAME => revoke(&api.shell, key, params::<RevokeToken>(given)?).await,
         _other => Err(no_method(method)),
     }
@@ -35,7 +41,10 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
     let shell = &api.shell;
     let holder = match given.agent.as_deref() {
         None => TokenFor::Operator,
-        Some(agent) => TokenFor::Agent(find_agent(shell, agent)?),
+        Some(agent) => {
+            let agent = agent.to_owned();
+            TokenFor::Agent(shell.read_few(move |at| find_agent(at, &agent)).await?)
+        }
     };
     let expires_in_s = given.expires_in_s.unwrap_or(EXPIRES_DEFAULT_S);
     if !(1..=EXPIRES_MAX_S).contains(&expires_in_s) {
@@ -47,38 +56,39 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
     let expires_at = now().plus_ms(expires_in_s.cast_signed() * 1_000);
     let new = NewToken { holder, name: given.name, expires_at };
     let answer = shell.ask(key, Command::Token(TokenCommand::Issue(Box::new(new)))).await?;
-    issued(api, answer)
+    issued(api, answer).await
 }
 
 /// The answer to a request for a token, with the value that was not recorded with it.
-pub(super) fn issued(api: &Api, answer: Value) -> Answer {
+pub(super) async fn issued(api: &Api, answer: Value) -> Answer {
     let broken = |cause: String| {
         ErrorBody::new("daemon.internal", "the token was issued and could not be told").because(cause)
     };
     let view: TokenView = serde_json::from_value(answer).map_err(|error| broken(error.to_string()))?;
-    let row = by_id(&api.shell, &view.id)?;
+    let id = view.id.clone();
+    let row = api.shell.read_few(move |at| by_id(at, &id)).await?;
     let token = api.gate.value(&row).map_err(|error| broken(error.to_string()))?;
     Ok(view::json(&TokenIssued { view, token }))
 }
 
-fn list(shell: &Shell, given: &TokenListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
     let (limit, now) = (page(given.limit), now());
     let live_at = (!given.all).then_some(now);
     let filter = TokenFilter { after: given.after.as_deref(), live_at };
-    let rows = shell.reader.tokens(filter, limit).map_err(internal)?;
+    let rows = at.store.tokens(filter, limit).map_err(internal)?;
     let next = (rows.len() == limit as usize).then(|| rows.last().map(|last| last.id.to_string())).flatten();
     Ok(view::json(&TokenList { tokens: rows.iter().map(|row| view::token(row, now)).collect(), next }))
 }
 
-async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
-    let row = one(shell, &given.token)?;
+async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Answer {
+    let row = shell.read_few(move |at| one(at, &given.token)).await?;
     shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await
 }
 
-fn one(shell: &Shell, given: &str) -> Result<TokenRow, ErrorBody> {
+fn one(at: &ReadView<'_>, given: &str) -> Result<TokenRow, ErrorBody> {
     let prefixed =
         given.strip_prefix(TokenId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
-    let mut found = if prefixed { shell.reader.find_token(given).map_err(internal)? } else { Vec::new() };
+    let mut found = if prefixed { at.store.find_token(given).map_err(internal)? } else { Vec::new() };
     match found.len() {
         0 => Err(no_token(given)),
         1 => Ok(found.remove(0)),
@@ -93,9 +103,9 @@ fn one(shell: &Shell, given: &str) -> Result<TokenRow, ErrorBody> {
     }
 }
 
-fn by_id(shell: &Shell, id: &str) -> Result<TokenRow, ErrorBody> {
+fn by_id(at: &ReadView<'_>, id: &str) -> Result<TokenRow, ErrorBody> {
     let parsed = id.parse().map_err(|_| no_token(id))?;
-    shell.reader.token(&parsed).map_err(internal)?.ok_or_else(|| no_token(id))
+    at.store.token(&parsed).map_err(internal)?.ok_or_else(|| no_token(id))
 }
 
 /// What was given may be a token's value, typed in place of its id: it is not repeated.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lodge_core::summary::TurnFull;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
@@ -10,6 +11,7 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
 use super::{params, sessions};
 use crate::compute::Charge;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
@@ -17,14 +19,19 @@ use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
         SendTurn::NAME => turn_send(shell, key, params::<SendTurn>(given)?).await,
-        GetTurn::NAME => turn_get(shell, &params::<GetTurn>(given)?),
-        ListTurns::NAME => sessions::turns(shell, &params::<ListTurns>(given)?),
+        GetTurn::NAME => {
+            let given = params::<GetTurn>(given)?;
+            shell.read(move |at| turn_get(at, &given)).await
+        }
+        ListTurns::NAME => {
+            let given = params::<ListTurns>(given)?;
+            shell.read(move |at| sessions::turns(at, &given)).await
+        }
         InterruptTurn::NAME => {
             let given = params::<InterruptTurn>(given)?;
             let id = turn_id(&given.turn)?;
-            if shell.reader.turn(&id).map_err(internal)?.is_none() {
-                return Err(no_turn(&id));
-            }
+            let known = id.clone();
+            shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
             shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await
         }
         _other => Err(no_method(method)),
@@ -32,32 +39,15 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
 }
 
 async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
-    let agent = find_agent(shell, &given.agent)?;
-    let session = match (&given.session, &given.sender) {
-        (Some(_), Some(_)) => {
-            return Err(ErrorBody::new("params.invalid", "name a session or a sender, not both"));
-        }
-        (Some(session), None) => {
-            let id = session_id(session)?;
-            let fact = shell.reader.session_fact(&id).map_err(internal)?;
-            SessionChoice::Named { id, fact }
-        }
-        (None, Some(sender)) => {
-            // A sender's session has an id of its own, so that two first messages at once are one session.
-            let mut fact = shell.reader.session_of(&agent, sender).map_err(internal)?;
-            let id = match &fact {
-                Some(fact) => fact.row.id.clone(),
-                None => sender_session(&shell.state_key.0, &agent, sender)?,
-            };
-            if fact.is_none() {
-                // Somebody may have made a session of that very id by name.
-                fact = shell.reader.session_fact(&id).map_err(internal)?;
-            }
-            SessionChoice::Named { id, fact }
-        }
-        (None, None) => SessionChoice::Fresh,
+    let TurnSendParams { agent, session, sender, text, schema, .. } = given;
+    let of = sender.clone();
+    let read = move |at: &ReadView<'_>| {
+        let agent = find_agent(at, &agent)?;
+        let session = chosen_session(at, &agent, session.as_deref(), of.as_deref())?;
+        Ok((agent, session))
     };
-    let schema = match given.schema {
+    let (agent, session) = shell.read_few(read).await?;
+    let schema = match schema {
         // Off the async workers: a schema of some kilobytes can take a while to read.
         Some(schema) => {
             let check = move |_: &Charge| checked_schema(schema);
@@ -65,8 +55,39 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         }
         None => None,
     };
-    let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
+    let new = NewTurn { agent, session, sender, text, schema };
     shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await
+}
+
+/// The session that a turn is sent to, as it is recorded.
+fn chosen_session(
+    at: &ReadView<'_>,
+    agent: &AgentId,
+    session: Option<&str>,
+    sender: Option<&str>,
+) -> Result<SessionChoice, ErrorBody> {
+    match (session, sender) {
+        (Some(_), Some(_)) => Err(ErrorBody::new("params.invalid", "name a session or a sender, not both")),
+        (Some(session), None) => {
+            let id = session_id(session)?;
+            let fact = at.store.session_fact(&id).map_err(internal)?;
+            Ok(SessionChoice::Named { id, fact })
+        }
+        (None, Some(sender)) => {
+            // A sender's session has an id of its own, so that two first messages at once are one session.
+            let mut fact = at.store.session_of(agent, sender).map_err(internal)?;
+            let id = match &fact {
+                Some(fact) => fact.row.id.clone(),
+                None => sender_session(&at.state_key.0, agent, sender)?,
+            };
+            if fact.is_none() {
+                // Somebody may have made a session of that very id by name.
+                fact = at.store.session_fact(&id).map_err(internal)?;
+            }
+            Ok(SessionChoice::Named { id, fact })
+        }
+        (None, None) => Ok(SessionChoice::Fresh),
+    }
 }
 
 /// A schema that answers can be checked against, as text.
@@ -90,11 +111,12 @@ fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<Sessi
     session_id(&format!("ses_{short}"))
 }
 
-fn turn_get(shell: &Shell, given: &TurnRef) -> Answer {
-    let id = turn_id(&given.turn)?;
-    let found = shell.reader.turn(&id).map_err(internal)?;
-    let found = found.ok_or_else(|| no_turn(&id))?;
-    Ok(view::json(&view::full_turn(found)))
+fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Answer {
+    Ok(view::json(&view::full_turn(known_turn(at, &turn_id(&given.turn)?)?)))
+}
+
+fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnFull, ErrorBody> {
+    at.store.turn(id).map_err(internal)?.ok_or_else(|| no_turn(id))
 }
 
 fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {

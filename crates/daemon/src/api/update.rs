@@ -38,9 +38,12 @@ fn prepare(
             "name at least one of model, env, configs, labels, mounts, limits, revival_policy and an image",
         ));
     }
-    let row = one_agent(shell, &given.agent)?.row;
-    let now = row.next.as_ref().map_or(&row.image_digest, |next| &next.image_digest);
-    let record = shell.reader.image(now).map_err(internal)?.unwrap_or_default();
+    let (row, record) = shell.read_here(|at| {
+        let row = one_agent(at, &given.agent)?.row;
+        let now = row.next.as_ref().map_or(&row.image_digest, |next| &next.image_digest);
+        let record = at.store.image(now).map_err(internal)?.unwrap_or_default();
+        Ok((row, record))
+    })?;
     let (limits, limit_policy) = limits(&given.limits)?;
     let named = given.revival_policy.as_deref().map(policy).transpose()?;
     check_env(given.env.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))))?;

@@ -59,7 +59,8 @@ impl Images {
 fn wanted(blobs: &Blobs, reader: &Reader) -> Result<BTreeSet<Digest>, BlobError> {
     let unknown =
         |cause: std::io::Error| BlobError::Io { path: std::path::PathBuf::from("daemon.db"), cause };
-    let recorded = reader.image_digests().map_err(|error| unknown(std::io::Error::other(error)))?;
+    let recorded =
+        reader.here(|store| store.image_digests()).map_err(|error| unknown(std::io::Error::other(error)))?;
     let mut wanted = BTreeSet::new();
     for digest in recorded {
         let Ok(digest) = digest.parse::<Digest>() else { continue };

@@ -210,7 +210,9 @@ impl Images {
         let whole = self.packed(&pins, digest)?;
         let _slot = self.transfers.slot().await;
         let mut sent = 0;
-        let agent = self.reader.image(digest).map_err(|error| errors::internal(&error))?;
+        let of = digest.to_owned();
+        let agent = self.reader.read(move |store| store.image(&of)).await;
+        let agent = agent.map_err(|error| errors::internal(&error))?;
         for need in agent.map(|record| ImageContents::Agent(record).needs()).unwrap_or_default() {
             let tool = self.packed(&pins, &need)?;
             // By its digest, so that nobody's name there becomes another.
@@ -241,8 +243,10 @@ impl Images {
     }
 
     /// Whether an image is recorded with everything of it.
-    fn is_recorded(&self, digest: &str) -> Result<bool, ErrorBody> {
-        let found = self.reader.image_kind(digest).map_err(|error| errors::internal(&error))?;
+    async fn is_recorded(&self, digest: &str) -> Result<bool, ErrorBody> {
+        let of = digest.to_owned();
+        let found = self.reader.read_few(move |store| store.image_kind(&of)).await;
+        let found = found.map_err(|error| errors::internal(&error))?;
         Ok(found.is_some_and(|(_, state)| state == ImageState::Complete))
     }
 

@@ -38,9 +38,9 @@ impl Images {
     /// else waits for the same transfer.
     pub async fn ready(self: &Arc<Self>, row: &AgentRow) -> Result<Ready, ErrorBody> {
         let mut pins = self.blobs()?.pins();
-        let from = self.origins(&row.image, &row.image_digest)?;
+        let from = self.origins(&row.image, &row.image_digest).await?;
         let mut rows = Vec::new();
-        if !self.is_recorded(&row.image_digest)? {
+        if !self.is_recorded(&row.image_digest).await? {
             let digest = digest_of(&row.image_digest)?;
             let whole = self.obtain(&pins, &digest, &from, Arc::new(Unwatched)).await?;
             let image;
@@ -56,7 +56,7 @@ impl Images {
                 continue;
             }
             let whole = self.tool_image(&pins, reference, &from, Arc::new(Unwatched)).await?;
-            if !self.is_recorded(&digest.to_string())? {
+            if !self.is_recorded(&digest.to_string()).await? {
                 let image;
                 (image, pins) = self.row_of(pins, whole.clone(), name_of(reference), from.clone()).await?;
                 rows.push(image);
@@ -94,7 +94,7 @@ impl Images {
     /// Brings what of an agent's image is damaged or missing, when a registry is known that has it.
     pub async fn mend(self: &Arc<Self>, row: &AgentRow) -> Result<Pins, ErrorBody> {
         let pins = self.blobs()?.pins();
-        let from = self.origins(&row.image, &row.image_digest)?;
+        let from = self.origins(&row.image, &row.image_digest).await?;
         self.obtain(&pins, &digest_of(&row.image_digest)?, &from, Arc::new(Unwatched)).await?;
         Ok(pins)
     }
@@ -261,8 +261,10 @@ impl Images {
     }
 
     /// The repositories that an image may have come from: that of the name it was asked by, then those of its other names.
-    pub(super) fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ErrorBody> {
-        let summary = self.reader.image_summary(digest).map_err(|error| errors::internal(&error))?;
+    pub(super) async fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ErrorBody> {
+        let of = digest.to_owned();
+        let summary = self.reader.read_few(move |store| store.image_summary(&of)).await;
+        let summary = summary.map_err(|error| errors::internal(&error))?;
         let first = summary.as_ref().map(|summary| summary.name.clone());
         let named = summary.into_iter().flat_map(|summary| summary.refs).map(|row| row.reference);
         let mut found: Vec<RemoteImage> = Vec::new();

@@ -77,11 +77,12 @@ impl Parents<'_> {
     /// What a name means in the store, if anything.
     fn local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ErrorBody> {
         let reader = &self.images.reader;
-        let internal = |error: lodge_store::ReadError| errors::internal(&error);
-        let Some(named) = reader.image_ref(name.as_str()).map_err(internal)? else { return Ok(None) };
-        let found = reader.image_kind(&named.digest).map_err(internal)?;
-        let fits = found == Some((kind, ImageState::Complete));
-        Ok(if fits { named.digest.parse().ok() } else { None })
+        let read = reader.here(|store| {
+            let Some(named) = store.image_ref(name.as_str())? else { return Ok(None) };
+            let fits = store.image_kind(&named.digest)? == Some((kind, ImageState::Complete));
+            Ok(if fits { named.digest.parse().ok() } else { None })
+        });
+        read.map_err(|error| errors::internal(&error))
     }
 
     /// What a name leads to in its registry; `None` when it names none, or there is nothing.
@@ -102,7 +103,7 @@ impl Parents<'_> {
         if let Ok(name) = TaggedName::read(reference)
             && let Some(digest) = self.local(ImageKind::Agent, &name)?
         {
-            let record = self.images.reader.image(&digest.to_string());
+            let record = self.images.reader.here(|store| store.image(&digest.to_string()));
             let record = record.map_err(|error| errors::internal(&error))?;
             return record.map(|record| self.images.loaded(record)).transpose();
         }

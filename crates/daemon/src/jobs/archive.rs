@@ -128,7 +128,7 @@ impl Thread<'_> {
     fn forget_too_early(&self, batch: &Batch) {
         let done = |part: &&Part| part.task.want == Want::All && part.left == Left::Nothing;
         for Part { task, .. } in batch.parts.iter().filter(done) {
-            if let Ok(Some(found)) = self.shell.reader.job_summary(&task.job) {
+            if let Ok(Some(found)) = self.shell.reader.here(|store| store.job_summary(&task.job)) {
                 let what = JobEffect::Forget { job: found.row.id };
                 self.shell.act(Effect::Job { agent: found.row.agent, what });
             }
@@ -143,7 +143,9 @@ impl Thread<'_> {
             return Ok(Some(placed.clone()));
         }
         let unread = |error: lodge_store::ReadError| NotArchived::Failed { why: crate::chain(&error) };
-        let Some(found) = self.shell.reader.job_summary(job).map_err(unread)? else { return Ok(None) };
+        let Some(found) = self.shell.reader.here(|store| store.job_summary(job)).map_err(unread)? else {
+            return Ok(None);
+        };
         let placed = Placed { sandbox: found.sandbox.to_string(), head: Layout::of(&found.row).head };
         self.places.insert(job.clone(), placed.clone());
         Ok(Some(placed))

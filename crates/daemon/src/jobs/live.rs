@@ -7,13 +7,14 @@ use crate::shell::Shell;
 
 impl Shell {
     /// A job that runs wrote so much by now: the archive, those who wait for it and those who are attached hear of it.
-    pub fn job_wrote(&self, agent: &AgentId, job: &JobId, stdout: u64, stderr: u64) {
+    pub async fn job_wrote(&self, agent: &AgentId, job: &JobId, stdout: u64, stderr: u64) {
         self.jobs.wrote(job, stdout, stderr);
         if !self.hub.is_heard() {
             return;
         }
         // Without its session some would not hear: they hear of it with the events, and later.
-        let Ok(session) = self.reader.job_session(job) else { return };
+        let id = job.clone();
+        let Ok(session) = self.reader.read_few(move |store| store.job_session(&id)).await else { return };
         self.hub.wrote(Output {
             agent: agent.to_string(),
             session: session.as_ref().map(SessionId::to_string),

@@ -69,7 +69,8 @@ impl<'a> Output<'a> {
         let sandbox = if row.archived {
             None
         } else {
-            let found = shell.reader.job_summary(&row.id).map_err(|error| unreadable(row, chain(&error)))?;
+            let found = shell.reader.here(|store| store.job_summary(&row.id));
+            let found = found.map_err(|error| unreadable(row, chain(&error)))?;
             found.map(|found| found.sandbox.to_string())
         };
         Ok(Output { host: &shell.host, db: &shell.jobs.db, row, sandbox })

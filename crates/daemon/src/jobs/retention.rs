@@ -68,7 +68,8 @@ fn every_agent(shell: &Shell) -> BTreeSet<AgentId> {
     let mut all = BTreeSet::new();
     let mut after: Option<AgentId> = None;
     loop {
-        let page = shell.reader.agents(after.as_ref().map(AgentId::as_str), PAGE).unwrap_or_else(|error| {
+        let page = shell.reader.here(|store| store.agents(after.as_ref().map(AgentId::as_str), PAGE));
+        let page = page.unwrap_or_else(|error| {
             tracing::warn!(event = "agents.not_listed", error = chain(&error));
             Vec::new()
         });
@@ -80,9 +81,11 @@ fn every_agent(shell: &Shell) -> BTreeSet<AgentId> {
 
 /// The oldest outputs of an agent without which no more than its `LIMIT disk` is left of them.
 fn beyond_of(shell: &Shell, agent: &AgentId) -> Vec<JobId> {
-    let row = shell.reader.agent(agent).ok().flatten();
-    let Some(bytes_max) = row.and_then(|found| limits::archive_max(&found.row)) else { return Vec::new() };
-    shell.reader.outputs_beyond(agent, bytes_max).unwrap_or_else(|error| {
+    let found = shell.reader.here(|store| {
+        let bytes_max = store.agent(agent)?.and_then(|found| limits::archive_max(&found.row));
+        bytes_max.map_or(Ok(Vec::new()), |bytes_max| store.outputs_beyond(agent, bytes_max))
+    });
+    found.unwrap_or_else(|error| {
         tracing::warn!(event = "jobs.not_listed", error = chain(&error));
         Vec::new()
     })
@@ -110,7 +113,8 @@ async fn expire_old(shell: &Arc<Shell>, age: Duration) {
     loop {
         let last = after.take();
         let page = blocking(shell, move |shell| {
-            shell.reader.jobs_ended_before(before, last.as_ref(), PAGE).unwrap_or_else(|error| {
+            let page = shell.reader.here(|store| store.jobs_ended_before(before, last.as_ref(), PAGE));
+            page.unwrap_or_else(|error| {
                 tracing::warn!(event = "jobs.not_listed", error = chain(&error));
                 Vec::new()
             })
@@ -160,7 +164,7 @@ fn sweep(shell: &Shell) -> Vec<JobId> {
     let Ok(Some(reader)) = shell.jobs.db.reader() else { return gone };
     each_archived(&reader, |job| {
         // What cannot be looked up is kept.
-        if matches!(shell.reader.output_fate(&job), Ok(OutputFate::Gone)) {
+        if matches!(shell.reader.here(|store| store.output_fate(&job)), Ok(OutputFate::Gone)) {
             gone.push(job);
         }
         std::ops::ControlFlow::Continue(())
@@ -177,8 +181,8 @@ fn beyond(shell: &Shell, bytes_max: u64) -> Vec<JobId> {
         return over;
     }
     each_archived(&reader, |job| {
-        let kept = matches!(shell.reader.output_fate(&job), Ok(OutputFate::Kept));
-        let ended = matches!(shell.reader.is_archived(&job), Ok(true));
+        let kept = matches!(shell.reader.here(|store| store.output_fate(&job)), Ok(OutputFate::Kept));
+        let ended = matches!(shell.reader.here(|store| store.is_archived(&job)), Ok(true));
         // One that is about to be removed counts as gone.
         if !kept || ended {
             total = total.saturating_sub(reader.bytes(&job).unwrap_or(0));

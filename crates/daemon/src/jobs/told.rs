@@ -56,7 +56,7 @@ fn one(
     words: impl FnOnce(&Shell, &JobRow) -> Result<String, String>,
 ) -> Read {
     let is_theirs = |row: &JobRow| row.agent == whose.agent && row.session.as_ref() == Some(&whose.session);
-    let row = match shell.reader.job_summary(job) {
+    let row = match shell.reader.here(|store| store.job_summary(job)) {
         Ok(Some(found)) if is_theirs(&found.row) => found.row,
         Ok(Some(_) | None) => return failed(format!("async job not found: {job}")),
         Err(error) => return failed(chain(&error)),
@@ -107,7 +107,7 @@ fn list(shell: &Shell, whose: &Whose, status: Option<JobState>, limit: u32) -> R
         labels: &labels,
         before: None,
     };
-    match shell.reader.newest_jobs(filter, limit) {
+    match shell.reader.here(|store| store.newest_jobs(filter, limit)) {
         Ok(jobs) => {
             let jobs: Vec<Value> = jobs.iter().map(|job| line(shell, job)).collect();
             Read { text: Value::from(jobs).to_string(), error: false, told: Vec::new() }

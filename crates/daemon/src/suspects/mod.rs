@@ -267,9 +267,14 @@ thread_local! {
     static HERE: RefCell<Vec<Watched>> = const { RefCell::new(Vec::new()) };
 }
 
+/// What this thread computes now.
+pub fn current() -> Option<Watched> {
+    HERE.with_borrow(|here| here.last().cloned())
+}
+
 /// Work for another thread, which counts there as what this thread computes.
 pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    let watched = HERE.with_borrow(|here| here.last().cloned());
+    let watched = current();
     move || {
         let _mark = watched.as_ref().map(Watched::mark);
         work()
@@ -278,7 +283,7 @@ pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 
 /// A future for another task, which counts there as what this thread computes.
 pub fn follow<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
-    let watched = HERE.with_borrow(|here| here.last().cloned());
+    let watched = current();
     async move {
         match watched {
             Some(watched) => watched.watch(future).await,

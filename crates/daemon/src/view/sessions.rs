@@ -9,7 +9,7 @@ use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
 };
-use lodge_store::{Exported, Hit, PlacedEpoch, Told};
+use lodge_store::{Hit, MessageExport, PlacedEpoch, SessionMessage};
 
 use super::{full_turn, quarantined};
 
@@ -52,7 +52,7 @@ pub fn session_exists(id: &SessionId) -> ErrorBody {
     super::refused(SessionRefusal::Exists { session: id.clone() })
 }
 
-pub fn message(Told { row, active }: Told) -> MessageView {
+pub fn message(SessionMessage { row, active }: SessionMessage) -> MessageView {
     MessageView {
         seq: row.seq,
         turn: row.turn.to_string(),
@@ -103,7 +103,9 @@ fn call(call: CallRecord) -> ToolCallView {
     ToolCallView { id: call.id, name: call.name, arguments: call.arguments }
 }
 
-pub fn exported(Exported { told: Told { row, active }, turn, outcome }: Exported) -> ExportedMessage {
+pub fn exported(
+    MessageExport { told: SessionMessage { row, active }, turn, outcome }: MessageExport,
+) -> ExportedMessage {
     let turn = turn.map(full_turn);
     let result = outcome.map(|step| ExportedResult {
         status: step.state.word().to_owned(),

@@ -111,6 +111,7 @@ impl Engine {
             from_turn: session.epoch.from_turn,
             context: String::new(),
             summary: session.epoch.summary(),
+            message: session.messages,
             bytes: session.epoch.read_bytes(session.epoch.from_turn, upto),
             purpose: Purpose::Summary { upto, strategy },
             delay_ms,

@@ -207,6 +207,8 @@ pub struct ModelOrder {
     pub context: String,
     /// The epoch whose summary stands before the messages.
     pub summary: Option<u32>,
+    /// The newest message that the call must read: the call is made once that message is recorded.
+    pub message: u64,
     /// How much is to be read of the conversation, where that is known.
     pub bytes: Option<u64>,
     pub purpose: Purpose,

@@ -128,7 +128,8 @@ impl Engine {
         let model = self.model_of(id);
         let Some(turn) = self.turns.get(id) else { return };
         let Phase::Model { wish, .. } = &turn.phase else { return };
-        let epoch = self.sessions.get(&turn.row.session).map(|session| &session.epoch);
+        let session = self.sessions.get(&turn.row.session);
+        let epoch = session.map(|session| &session.epoch);
         let read_from = epoch.filter(|epoch| epoch.from_turn == wish.from_turn);
         self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
@@ -141,6 +142,7 @@ impl Engine {
             from_turn: wish.from_turn,
             context: wish.context.clone(),
             summary: read_from.and_then(Epoch::summary),
+            message: session.map_or(turn.row.first_message, |session| session.messages),
             bytes: epoch.and_then(|epoch| epoch.read_bytes(wish.from_turn, turn.row.number)),
             purpose: Purpose::Step,
             delay_ms,

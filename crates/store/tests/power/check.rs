@@ -203,7 +203,7 @@ impl Bench {
 fn look_at(path: &Path) -> Result<Found, String> {
     let opened = open(path, &[9; 64]).map_err(|error| format!("it does not open: {error:?}"))?;
     let (reader, loaded) = (&opened.reader, &opened.loaded);
-    let sound = reader.integrity().map_err(|error| format!("{error:?}"))?;
+    let sound = reader.here(|snapshot| snapshot.integrity()).map_err(|error| format!("{error:?}"))?;
     if sound != "ok" {
         return Err(format!("it is not sound: {sound}"));
     }
@@ -211,7 +211,8 @@ fn look_at(path: &Path) -> Result<Found, String> {
         return Err(format!("event {} is the last, and the last of no commit", loaded.seq));
     };
     let expected: Vec<_> = (1..=commits).flat_map(events).collect();
-    let (there, _) = reader.events(0, None, u32::MAX).map_err(|error| format!("{error:?}"))?;
+    let (there, _) =
+        reader.here(|snapshot| snapshot.events(0, None, u32::MAX)).map_err(|error| format!("{error:?}"))?;
     if there != expected {
         return Err(format!("{commits} commits have other events than they wrote"));
     }
@@ -219,7 +220,8 @@ fn look_at(path: &Path) -> Result<Found, String> {
     if loaded.streams.get(CALLER) != heads {
         return Err(format!("the stream is at {:?}, the log at {}", loaded.streams.get(CALLER), loaded.seq));
     }
-    let answer = |id: &str| reader.request(CALLER, id).map(|row| row.map(|row| row.answer));
+    let answer =
+        |id: &str| reader.here(|snapshot| snapshot.request(CALLER, id)).map(|row| row.map(|row| row.answer));
     for number in 1..=commits + 1 {
         let found = answer(&number.to_string()).map_err(|error| format!("{error:?}"))?;
         if found != (number <= commits).then(|| number.to_string().into_bytes()) {

@@ -36,7 +36,7 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
             note(format!("begin {number}\n"));
             drop(writer.commit(&writes(number), ()).expect("a commit"));
             note(format!("ack {number}\n"));
-            assert_eq!(reader.head().expect("a head"), last_event(number));
+            assert_eq!(reader.here(|snapshot| snapshot.head()).expect("a head"), last_event(number));
         }
         match last {
             Last::Reader => drop((writer, reader)),
@@ -70,7 +70,7 @@ pub fn first_release(path: &Path) {
     const COMMITS: u64 = 3;
     let made = Connection::open(path).expect("a database");
     made.pragma_update(None, "page_size", 2_048).expect("a size");
-    made.execute_batch(include_str!("../../src/migrations/0001.sql")).expect("its tables");
+    made.execute_batch(include_str!("../../src/sqlite/migrations/0001.sql")).expect("its tables");
     made.pragma_update(None, "user_version", (1_u32 << 16) | 1).expect("its version");
     made.execute("INSERT INTO meta VALUES ('state-key', ?1), ('log', x'3031')", [[7_u8; 32]])
         .expect("its key");

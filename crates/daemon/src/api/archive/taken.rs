@@ -14,6 +14,7 @@ use crate::api::create::NAME_DEFAULT;
 use crate::api::images;
 use crate::api::methods::internal;
 use crate::images::errors;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::NewImage;
@@ -110,9 +111,9 @@ impl Taken {
         }
         let (mut moves, mut claims) = (Vec::new(), Vec::new());
         for new in agents.iter().chain(&bins) {
-            refuse_taken(shell, new)?;
+            shell.read_here(|at| refuse_taken(at, new))?;
             for tag in &new.tags {
-                let row = shell.reader.image_ref(tag).map_err(internal)?;
+                let row = shell.reader.here(|store| store.image_ref(tag)).map_err(internal)?;
                 let known = row.map(|row| row.digest);
                 if known.as_ref().is_some_and(|digest| *digest != new.row.digest) {
                     moves.push(tag.clone());
@@ -151,11 +152,11 @@ fn names_claimed(names: &[String]) -> ErrorBody {
 }
 
 /// Refuses names that images of the other kind have, before anything of the archive is recorded.
-fn refuse_taken(shell: &Shell, new: &NewImage) -> Result<(), ErrorBody> {
+fn refuse_taken(at: &ReadView<'_>, new: &NewImage) -> Result<(), ErrorBody> {
     let kind = new.row.contents.kind();
     for tag in &new.tags {
-        let Some(row) = shell.reader.image_ref(tag).map_err(internal)? else { continue };
-        let had = shell.reader.image_kind(&row.digest).map_err(internal)?;
+        let Some(row) = at.store.image_ref(tag).map_err(internal)? else { continue };
+        let had = at.store.image_kind(&row.digest).map_err(internal)?;
         if let Some((had, _)) = had.filter(|(had, _)| *had != kind) {
             return Err(view::refused(ImageRefusal::NameTaken { reference: tag.clone(), kind: had }));
         }

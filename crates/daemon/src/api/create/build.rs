@@ -111,11 +111,14 @@ impl<'a> Shelf<'a> {
 
     /// The tool that a reference means now, as `name:tag@sha256:…`.
     pub fn bin(&self, reference: &str) -> Result<String, ErrorBody> {
-        let found = match find_bin(self.shell, reference) {
+        let found = match self.shell.read_here(|at| find_bin(at, reference)) {
             Err(error) if error.data.code == "bin.not_found" => {
                 let Some(remote) = self.remote(reference)? else { return Err(error) };
                 self.bring(ImageKind::Bin, reference, &remote)?;
-                find_bin(self.shell, &name_of(reference, &remote)?)?
+                {
+                    let name = name_of(reference, &remote)?;
+                    self.shell.read_here(|at| find_bin(at, &name))?
+                }
             }
             found => found?,
         };
@@ -133,15 +136,18 @@ impl<'a> Shelf<'a> {
     }
 
     fn parent(&self, reference: &str) -> Result<LoadedAgentfile, ErrorBody> {
-        let found = match images::find(self.shell, reference) {
+        let found = match self.shell.read_here(|at| images::find(at, reference)) {
             Err(error) if error.data.code == "image.not_found" => {
                 let Some(remote) = self.remote(reference)? else { return Err(error) };
                 self.bring(ImageKind::Agent, reference, &remote)?;
-                images::find(self.shell, &name_of(reference, &remote)?)?
+                {
+                    let name = name_of(reference, &remote)?;
+                    self.shell.read_here(|at| images::find(at, &name))?
+                }
             }
             found => found?,
         };
-        let summary = self.shell.reader.image_summary(&found.digest).map_err(internal)?;
+        let summary = self.shell.reader.here(|store| store.image_summary(&found.digest)).map_err(internal)?;
         let announced = summary.is_some_and(|summary| summary.state == ImageState::Announced);
         if announced && let Some(remote) = self.remote(&found.named)? {
             self.bring(ImageKind::Agent, &found.named, &remote)?;

@@ -96,14 +96,14 @@ pub(in crate::api) fn choose(
 }
 
 fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
-    match images::find(shell, given) {
+    match shell.read_here(|at| images::find(at, given)) {
         Err(error) if error.data.code == "image.not_found" => {
             let remote = RemoteImage::read(given).map_err(|error| images::bad_ref(&error))?;
             announced(shell, given, &remote.ok_or(error)?)
         }
         found => {
             let images::Found { digest, named, record } = found?;
-            let summary = shell.reader.image_summary(&digest).map_err(internal)?;
+            let summary = shell.reader.here(|store| store.image_summary(&digest)).map_err(internal)?;
             let summary = summary.ok_or_else(|| no_image(given))?;
             let row = ImageRow {
                 digest,

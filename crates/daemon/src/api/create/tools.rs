@@ -31,7 +31,9 @@ pub(super) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, Er
 /// What the Agentfile does not say of a tool its image may: now if it is here, else when it was pulled.
 fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord, ErrorBody> {
     let known = match pinned_digest(image) {
-        Some(digest) => shell.reader.bin_image(digest).map_err(internal)?.unwrap_or_default(),
+        Some(digest) => {
+            shell.reader.here(|store| store.bin_image(digest)).map_err(internal)?.unwrap_or_default()
+        }
         None => BinImageRecord::default(),
     };
     let described = [&bin.description, &known.description].into_iter().find(|text| !text.is_empty());

@@ -5,7 +5,7 @@ use lodge_image::{BadReference, Reference, RemoteImage, TaggedName, stock_hint};
 use lodge_proto::ErrorBody;
 
 use crate::api::methods::internal;
-use crate::shell::Shell;
+use crate::read_view::ReadView;
 use crate::view::no_image;
 
 /// Names that one call gives.
@@ -43,55 +43,53 @@ pub(in crate::api) struct FoundBin {
 }
 
 /// An agent's image by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find(shell: &Shell, given: &str) -> Result<Found, ErrorBody> {
-    let Located { digest, reference, .. } = located(shell, ImageKind::Agent, given)?;
-    let record = shell.reader.image(&digest).map_err(internal)?.ok_or_else(|| no_image(given))?;
+pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<Found, ErrorBody> {
+    let Located { digest, reference, .. } = located(at, ImageKind::Agent, given)?;
+    let record = at.store.image(&digest).map_err(internal)?.ok_or_else(|| no_image(given))?;
     Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
 /// A tool by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find_bin(shell: &Shell, given: &str) -> Result<FoundBin, ErrorBody> {
-    let Located { digest, reference: named, .. } = located(shell, ImageKind::Bin, given)?;
-    let record = shell.reader.bin_image(&digest).map_err(internal)?.ok_or_else(|| no_bin(given))?;
+pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<FoundBin, ErrorBody> {
+    let Located { digest, reference: named, .. } = located(at, ImageKind::Bin, given)?;
+    let record = at.store.bin_image(&digest).map_err(internal)?.ok_or_else(|| no_bin(given))?;
     Ok(FoundBin { digest, named, record })
 }
 
 /// An image that has to be of a kind.
-pub(super) fn located(shell: &Shell, kind: ImageKind, given: &str) -> Result<Located, ErrorBody> {
-    let located = locate(shell, given).map_err(|error| match (kind, error.data.code.as_str()) {
-        (ImageKind::Bin, "image.not_found") => other_tags(shell, given, no_bin(given)),
+pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<Located, ErrorBody> {
+    let located = locate(at, given).map_err(|error| match (kind, error.data.code.as_str()) {
+        (ImageKind::Bin, "image.not_found") => other_tags(at, given, no_bin(given)),
         (ImageKind::Agent | ImageKind::Bin, _) => error,
     })?;
     if located.kind == kind { Ok(located) } else { Err(wrong_kind(kind, given)) }
 }
 
 /// An image of any kind.
-pub(in crate::api) fn locate(shell: &Shell, given: &str) -> Result<Located, ErrorBody> {
+pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<Located, ErrorBody> {
     let beginning = match Reference::read(given).map_err(|error| bad_ref(&error))? {
-        Reference::Name(tagged) => match shell.reader.image_ref(tagged.as_str()).map_err(internal)? {
-            Some(row) => return with_kind(shell, given, row.digest, Some(row.reference)),
-            None => {
-                Reference::short_digest(given).ok_or_else(|| other_tags(shell, given, no_image(given)))?
-            }
+        Reference::Name(tagged) => match at.store.image_ref(tagged.as_str()).map_err(internal)? {
+            Some(row) => return with_kind(at, given, row.digest, Some(row.reference)),
+            None => Reference::short_digest(given).ok_or_else(|| other_tags(at, given, no_image(given)))?,
         },
         Reference::Digest(digest) => digest,
     };
-    let mut found = shell.reader.find_digests(&beginning).map_err(internal)?;
+    let mut found = at.store.find_digests(&beginning).map_err(internal)?;
     match found.len() {
         0 => Err(no_image(given)),
-        1 => with_kind(shell, given, found.remove(0), None),
+        1 => with_kind(at, given, found.remove(0), None),
         _ => Err(ErrorBody::new("image.ambiguous", format!("several images begin with `{given}`"))
             .hint(format!("give more of the digest: {}", found.join(", ")))),
     }
 }
 
 fn with_kind(
-    shell: &Shell,
+    at: &ReadView<'_>,
     given: &str,
     digest: String,
     reference: Option<String>,
 ) -> Result<Located, ErrorBody> {
-    let summary = shell.reader.image_summary(&digest).map_err(internal)?;
+    let summary = at.store.image_summary(&digest).map_err(internal)?;
     let kind = summary.ok_or_else(|| no_image(given))?.kind;
     Ok(Located { digest, reference, kind })
 }
@@ -122,10 +120,10 @@ fn no_bin(given: &str) -> ErrorBody {
 }
 
 /// Tells whoever left the tag out, or gave a wrong one, which there are.
-fn other_tags(shell: &Shell, given: &str, error: ErrorBody) -> ErrorBody {
+fn other_tags(at: &ReadView<'_>, given: &str, error: ErrorBody) -> ErrorBody {
     let Ok(tagged) = TaggedName::read(given) else { return error };
     let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return error };
-    let tags = shell.reader.image_tags(name).unwrap_or_default();
+    let tags = at.store.image_tags(name).unwrap_or_default();
     let names: Vec<String> = tags.iter().take(TAGS_SHOWN).map(|row| format!("`{}`", row.reference)).collect();
     match names.as_slice() {
         [] => error,

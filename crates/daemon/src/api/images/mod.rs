@@ -29,6 +29,7 @@ use crate::act::mask;
 use crate::crash;
 use crate::images::errors;
 use crate::limits;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
@@ -44,8 +45,14 @@ pub(super) async fn call(
 ) -> Answer {
     match method {
         BuildImage::NAME => build_image(shell, key, params::<BuildImage>(given)?, watch).await,
-        ListImages::NAME => list(shell, &params::<ListImages>(given)?),
-        InspectImage::NAME => inspect(shell, &params::<InspectImage>(given)?),
+        ListImages::NAME => {
+            let given = params::<ListImages>(given)?;
+            shell.read(move |at| list(at, &given)).await
+        }
+        InspectImage::NAME => {
+            let given = params::<InspectImage>(given)?;
+            shell.read(move |at| inspect(at, &given)).await
+        }
         DiffImages::NAME => difference(shell, params::<DiffImages>(given)?).await,
         TagImage::NAME => tag(shell, key, params::<TagImage>(given)?).await,
         PullImage::NAME => {
@@ -58,26 +65,26 @@ pub(super) async fn call(
         }
         RemoveImage::NAME => {
             let given = params::<RemoveImage>(given)?;
-            remove(shell, key, ImageKind::Agent, &given.image).await
+            remove(shell, key, ImageKind::Agent, given.image).await
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(shell: &Shell, given: &ImageListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &ImageListParams) -> Answer {
     let limit = page(given.limit);
-    let found = shell.reader.images(ImageKind::Agent, given.after.as_deref(), limit).map_err(internal)?;
+    let found = at.store.images(ImageKind::Agent, given.after.as_deref(), limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|last| last.digest.clone())).flatten();
     Ok(view::json(&ImageList { images: found.into_iter().map(view::image).collect(), next }))
 }
 
-fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
-    let found = find(shell, &given.image)?;
-    let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+fn inspect(at: &ReadView<'_>, given: &ImageRef) -> Answer {
+    let found = find(at, &given.image)?;
+    let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| no_image(&given.image))?;
-    let used_by = shell.reader.agents_of_image(&found.digest).map_err(internal)?;
-    let blobs = blobs(shell, &found.digest)?;
+    let used_by = at.store.agents_of_image(&found.digest).map_err(internal)?;
+    let blobs = blobs(at, &found.digest)?;
     Ok(view::json(&view::image_detail(summary, found.record, used_by, blobs)))
 }
 
@@ -110,7 +117,7 @@ async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams)
     if tags.is_empty() {
         return Err(ErrorBody::new("params.invalid", "no name was given").hint("`tags` has one at least"));
     }
-    let located = locate(shell, &given.image)?;
+    let located = shell.read(move |at| locate(at, &given.image)).await?;
     free_for(located.kind, &tags)?;
     shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await
 }
@@ -118,12 +125,12 @@ async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams)
 /// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
 /// stands in the other.
 pub(in crate::api) async fn remove(
-    shell: &Shell,
+    shell: &Arc<Shell>,
     key: Option<RequestKey>,
     kind: ImageKind,
-    given: &str,
+    given: String,
 ) -> Answer {
-    let located = find::located(shell, kind, given)?;
+    let located = shell.read(move |at| find::located(at, kind, &given)).await?;
     let wanted = match located.reference {
         Some(reference) => ImageGiven::Ref(reference),
         None => ImageGiven::Digest(located.digest),
@@ -135,15 +142,17 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
     let shell = shell.clone();
     let told = tokio::task::spawn_blocking(carry(move || {
         crash::pill_at("diff", &given.to);
-        let (from, to) = (find(&shell, &given.from)?, find(&shell, &given.to)?);
-        let read = |found: &Found| {
-            let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
+        let whole = |at: &ReadView<'_>, given: &str| {
+            let found = find(at, given)?;
+            let summary = at.store.image_summary(&found.digest).map_err(internal)?;
             if summary.is_some_and(|summary| summary.state == ImageState::Announced) {
                 return Err(ErrorBody::new("image.not_found", format!("`{}` is not here yet", found.named))
                     .hint(format!("`lodge image pull {}` brings it", found.named)));
             }
-            shell.images.loaded(found.record.clone())
+            Ok(found)
         };
+        let (from, to) = shell.read_here(|at| Ok((whole(at, &given.from)?, whole(at, &given.to)?)))?;
+        let read = |found: &Found| shell.images.loaded(found.record.clone());
         let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
         let changes = changes.into_iter().map(change).collect();
         Ok(view::json(&ImageDiff { from: from.digest, to: to.digest, changes }))

@@ -81,7 +81,7 @@ pub(in crate::api) async fn push(
     to: Option<String>,
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
-    let found = located(shell, kind, &given)?;
+    let found = shell.read(move |at| located(at, kind, &given)).await?;
     let to = to.or(found.reference).ok_or_else(|| {
         ErrorBody::new("params.invalid", "an image that is named by its digest needs a name to be pushed to")
             .hint("say where to: `registry.example/name:tag`")

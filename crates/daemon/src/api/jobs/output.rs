@@ -9,7 +9,7 @@ use lodge_proto::{ApiMethod, ErrorBody, JobOutput, JobOutputParams, ReadJobOutpu
 use tokio::sync::watch::Receiver;
 
 use super::super::methods::Answer;
-use super::{find, one, refused};
+use super::{job_id, job_now, refused};
 use crate::auth::Who;
 use crate::jobs::{Pick, Piece, Written};
 use crate::shell::Shell;
@@ -21,7 +21,7 @@ const PIECE_MAX: u64 = 1024 * 1024;
 const WAIT_MAX_MS: u64 = 30_000;
 
 pub(super) async fn output(shell: &Arc<Shell>, who: &Who, given: JobOutputParams) -> Answer {
-    let id = find(shell, &given.job, None)?;
+    let id = job_id(shell, given.job).await?;
     let pick = given.stream.as_deref().map_or(Ok(Pick::Stdout), pick)?;
     let len_max = usize::try_from(given.limit.unwrap_or(PIECE_DEFAULT).clamp(1, PIECE_MAX)).unwrap_or(1);
     let offset = given.offset.unwrap_or(0);
@@ -68,8 +68,8 @@ impl Reading {
         Reading { shell: shell.clone(), id: id.clone(), pick, offset, len_max, changed }
     }
 
-    pub fn row(&self) -> Result<JobRow, ErrorBody> {
-        let row = one(&self.shell, &self.id)?.row;
+    pub async fn row(&self) -> Result<JobRow, ErrorBody> {
+        let row = job_now(&self.shell, &self.id).await?.row;
         if row.output_removed {
             let message = format!("the output of {} was removed", self.id);
             return Err(ErrorBody::new("job.output_removed", message)
@@ -80,7 +80,7 @@ impl Reading {
 
     /// What there is at the offset.
     pub async fn read(&self) -> Result<Piece, ErrorBody> {
-        let row = self.row()?;
+        let row = self.row().await?;
         self.shell.job_read(&row, self.pick, self.offset, self.len_max).await
     }
 

@@ -23,6 +23,7 @@ use super::find;
 use super::output::{Reading, pick};
 use crate::auth::Who;
 use crate::jobs::{Pick, Piece};
+use crate::read_view::ReadView;
 use crate::view;
 
 /// Bytes that are read at once.
@@ -74,11 +75,15 @@ async fn answer(
     let pick = pick(stream)?;
     // What may be read with a call may be read here, and nothing else.
     let given = view::json(&JobOutputParams { job: job.to_owned(), ..JobOutputParams::default() });
-    let given = scope::narrow(&api.shell, &who, ReadJobOutput::NAME, given)?;
-    let given = params::<ReadJobOutput>(given)?;
-    let id = find(&api.shell, &given.job, None)?;
+    let caller = who.clone();
+    let read = move |at: &ReadView<'_>| {
+        let given = scope::narrow(at, &caller, ReadJobOutput::NAME, given)?;
+        let given = params::<ReadJobOutput>(given)?;
+        find(at, &given.job, None)
+    };
+    let id = api.shell.read_few(read).await?;
     let mut reading = Reading::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
-    let row = reading.row()?;
+    let row = reading.row().await?;
     let mut whole = whole(&row, pick);
     let mut range = match (whole, asked.offset, headers.get(header::RANGE)) {
         (Some(length), None, Some(range)) => {

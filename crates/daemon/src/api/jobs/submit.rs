@@ -8,22 +8,23 @@ use lodge_proto::{ErrorBody, JobSubmitParams, base64};
 
 use super::super::methods::{find_agent, internal, session_id};
 use crate::auth::Who;
+use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::jobs::{JobWork, NewJob};
 
 /// The job that is wanted. That there is no agent or no bin comes first, and then what cannot be read.
-pub(super) fn read(shell: &Shell, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
+pub(super) fn read(at: &ReadView<'_>, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
     if given.agent.is_empty() {
         return Err(ErrorBody::new("params.invalid", "`agent` is empty: name the agent that has the bin")
             .hint("`lodge ps -a` lists the agents"));
     }
-    let agent = find_agent(shell, &given.agent)?;
+    let agent = find_agent(at, &given.agent)?;
     if given.bin.is_empty() {
         return Err(ErrorBody::new("params.invalid", "`bin` is empty: name one of the agent's bins")
             .hint("`lodge agent inspect` lists them as tools"));
     }
-    let session = given.session.as_deref().map(|session| own_session(shell, &agent, session)).transpose()?;
+    let session = given.session.as_deref().map(|session| own_session(at, &agent, session)).transpose()?;
     let work = JobWork {
         bin: given.bin,
         args: given.args,
@@ -33,7 +34,7 @@ pub(super) fn read(shell: &Shell, who: &Who, given: JobSubmitParams) -> Result<N
         output_bytes: given
             .output
             .as_deref()
-            .map(|size| output_bytes(shell, who, size))
+            .map(|size| output_bytes(at, who, size))
             .transpose()?
             .unwrap_or(0),
         labels: given.labels,
@@ -42,9 +43,9 @@ pub(super) fn read(shell: &Shell, who: &Who, given: JobSubmitParams) -> Result<N
 }
 
 /// A session that nobody has yet is taken: a job may come before the first word. Another agent's is not.
-fn own_session(shell: &Shell, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
+fn own_session(at: &ReadView<'_>, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
-    match shell.reader.session_fact(&id).map_err(internal)? {
+    match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if fact.row.agent != *agent => Err(view::other_agent(&id, &fact.row.agent)),
         Some(_) | None => Ok(id),
     }

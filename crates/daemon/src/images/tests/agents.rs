@@ -154,12 +154,12 @@ async fn an_agent_came_from_where_the_name_it_was_asked_for_leads_then_its_image
     for name in ["local:latest", "c.example/other:2", "a.example/asked:9"] {
         world.name(name, "sha256:0");
     }
-    let origins = |asked: &str| -> Vec<String> {
-        let found = world.images.origins(asked, "sha256:0").unwrap();
+    let origins = async |asked: &str| -> Vec<String> {
+        let found = world.images.origins(asked, "sha256:0").await.unwrap();
         found.iter().map(|remote| format!("{}/{}", remote.host, remote.repository)).collect()
     };
-    assert_eq!(origins("a.example/asked:1"), ["a.example/asked", "b.example/first", "c.example/other"]);
-    assert_eq!(origins("local:latest"), ["b.example/first", "a.example/asked", "c.example/other"]);
+    assert_eq!(origins("a.example/asked:1").await, ["a.example/asked", "b.example/first", "c.example/other"]);
+    assert_eq!(origins("local:latest").await, ["b.example/first", "a.example/asked", "c.example/other"]);
 }
 
 /// An agent as a release would build it that does more.

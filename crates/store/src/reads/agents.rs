@@ -1,0 +1,34 @@
+//! Agents, as listings show them.
+
+use lodge_core::AgentId;
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::AgentRow;
+
+use super::Result;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AgentFound {
+    One(AgentId),
+    None,
+    /// Several ids start with what was given.
+    Many(Vec<AgentId>),
+}
+
+#[derive(Debug, Clone)]
+pub struct AgentSummary {
+    pub row: AgentRow,
+    /// Whether a turn of it runs.
+    pub working: bool,
+    /// Its work in quarantine.
+    pub quarantine: Vec<QuarantineRow>,
+}
+
+pub trait AgentReads {
+    /// An agent by id, name or unique id prefix. Removed agents are found by their whole id alone.
+    fn find_agent(&self, given: &str) -> Result<AgentFound>;
+    /// An agent by id, name or unique id prefix; if there is none, one that was removed.
+    fn find_agent_ever(&self, given: &str) -> Result<AgentFound>;
+    fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>>;
+    fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>>;
+    fn agent_counts(&self) -> Result<(u64, u64, u64)>;
+}

@@ -1,0 +1,104 @@
+//! The interface for reading: snapshots, and the threads that answers are read on.
+//!
+//! One answer reads one [`StoreSnapshot`]: everything in it is of one commit, and no snapshot shows more than was
+//! committed. A snapshot blocks while it reads. So an async worker hands long reads to [`Reader::read`], and leaves it to the
+//! source where a few rows are read ([`Reader::read_few`]).
+
+mod agents;
+mod conversation;
+mod events;
+mod images;
+mod jobs;
+mod lineages;
+mod reader;
+mod search;
+mod sessions;
+mod tokens;
+mod turns;
+
+pub use agents::{AgentFound, AgentReads, AgentSummary};
+pub use conversation::{
+    ConversationReads, MessageExport, PlacedEpoch, SessionMessage, TurnCursor, TurnScope,
+};
+pub use events::EventReads;
+pub use images::{ImageReads, ImageSummary};
+pub use jobs::{JobFilter, JobPage, JobReads, JobSummary, JobUpkeepReads, OpenJobs, OutputFate};
+pub use lineages::{
+    AtBoundary, Boundary, BoundaryReads, LineageFilter, LineageReads, LineageSummary, MessagePage,
+    MessagePlace, MessageRange,
+};
+pub use reader::{READ_QUEUE_MAX, Reader};
+pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
+pub use sessions::{NoTurn, SessionPlace, SessionReads, SessionStanding, TurnPick, TurnRepeat};
+pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
+pub use turns::TurnReads;
+
+/// A page of a listing ends with the row that reaches so many bytes: rows can be megabytes, and a page hundreds of them.
+pub const PAGE_BYTES_MAX: usize = 4 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Refused: too many reads wait already.
+    #[error("{READ_QUEUE_MAX} reads wait already")]
+    Busy,
+    #[error("the database could not be read")]
+    Failed {
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl ReadError {
+    pub fn failed(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        ReadError::Failed { cause: cause.into() }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, ReadError>;
+
+/// What was committed up to one moment.
+pub trait StoreSnapshot:
+    AgentReads
+    + BoundaryReads
+    + ConversationReads
+    + EventReads
+    + ImageReads
+    + JobReads
+    + JobUpkeepReads
+    + LineageReads
+    + QuarantineReads
+    + SearchReads
+    + SessionReads
+    + TokenReads
+    + TurnReads
+{
+}
+
+impl<S> StoreSnapshot for S where
+    S: AgentReads
+        + BoundaryReads
+        + ConversationReads
+        + EventReads
+        + ImageReads
+        + JobReads
+        + JobUpkeepReads
+        + LineageReads
+        + QuarantineReads
+        + SearchReads
+        + SessionReads
+        + TokenReads
+        + TurnReads
+{
+}
+
+/// Makes snapshots. Any number of threads may ask at the same time.
+pub trait SnapshotSource: std::fmt::Debug + Send + Sync {
+    /// Calls `read` once, with a snapshot that ends when `read` returns. An error: there was no snapshot, and `read` was not
+    /// called.
+    fn snapshot(&self, read: &mut dyn FnMut(&dyn StoreSnapshot)) -> Result<()>;
+    /// Whether a snapshot of a few rows takes microseconds. Then it is read where it is asked for: handing it to another
+    /// thread and back costs more.
+    fn is_near(&self) -> bool;
+    /// Gives back memory that only saves time.
+    fn rest(&self);
+}

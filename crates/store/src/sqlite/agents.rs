@@ -1,0 +1,148 @@
+//! Reading agents.
+
+use std::collections::BTreeSet;
+
+use lodge_core::AgentId;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::snapshot::SqliteSnapshot;
+use super::{quarantine, rows};
+use crate::reads::{AgentFound, AgentReads, AgentSummary, Result};
+use crate::sqlite::codes::{
+    AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING, sql,
+};
+
+/// Removed agents that are told apart, when several fit.
+const FOUND_MAX: u32 = 5;
+
+impl AgentReads for SqliteSnapshot<'_> {
+    fn find_agent(&self, given: &str) -> Result<AgentFound> {
+        self.with(|c| {
+            let exact: Option<String> = c
+                .prepare_cached(sql!(
+                    "SELECT id FROM agents WHERE id = ?1 OR (name = ?1 AND state < ",
+                    AGENT_REMOVED,
+                    ")"
+                ))?
+                .query_row([given], |row| row.get(0))
+                .optional()?;
+            let ids = match exact {
+                Some(id) => vec![id],
+                None if given.len() < AgentId::PREFIX.len() + 2 || !given.starts_with("agt_") => Vec::new(),
+                None => c
+                    .prepare_cached(sql!(
+                        "SELECT id FROM agents WHERE id >= ?1 AND id < ?1 || '{' AND state < ",
+                        AGENT_REMOVED,
+                        " LIMIT 5"
+                    ))?
+                    .query_map([given], |row| row.get(0))?
+                    .collect::<rusqlite::Result<Vec<String>>>()?,
+            };
+            let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+            Ok(match ids.len() {
+                0 => AgentFound::None,
+                1 => AgentFound::One(ids.remove(0)),
+                _ => AgentFound::Many(ids),
+            })
+        })
+    }
+
+    fn find_agent_ever(&self, given: &str) -> Result<AgentFound> {
+        let living = self.find_agent(given)?;
+        if living != AgentFound::None {
+            return Ok(living);
+        }
+        let prefixed = given.starts_with("agt_") && given.len() >= AgentId::PREFIX.len() + 2;
+        self.with(|c| {
+            let ids = c
+                .prepare_cached(sql!(
+                    "SELECT id FROM agents WHERE state >= ",
+                    AGENT_REMOVED,
+                    " AND (name = ?1 OR (?2 AND id >= ?1 AND id < ?1 || '{')) \
+                     ORDER BY id DESC LIMIT ?3"
+                ))?
+                .query_map(params![given, prefixed, FOUND_MAX], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<String>>>()?;
+            let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
+            Ok(match ids.len() {
+                0 => AgentFound::None,
+                1 => AgentFound::One(ids.remove(0)),
+                _ => AgentFound::Many(ids),
+            })
+        })
+    }
+
+    fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>> {
+        self.with(|c| {
+            let working = working(c)?;
+            let quarantine = quarantine::all(c)?;
+            c.prepare_cached(sql!(
+                "SELECT * FROM agents WHERE state < ",
+                AGENT_REMOVED,
+                " AND id > ?1 ORDER BY id LIMIT ?2"
+            ))?
+            .query_map(params![after.unwrap_or(""), limit], rows::agent)?
+            .map(|row| {
+                row.map(|row| AgentSummary {
+                    working: working.contains(row.id.as_str()),
+                    quarantine: quarantine::of_agent(&quarantine, &row.id),
+                    row,
+                })
+            })
+            .collect()
+        })
+    }
+
+    fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>> {
+        self.with(|c| {
+            let row = c
+                .prepare_cached("SELECT * FROM agents WHERE id = ?1")?
+                .query_row([id.as_str()], rows::agent)
+                .optional()?;
+            let Some(row) = row else { return Ok(None) };
+            let working = working(c)?.contains(id.as_str());
+            Ok(Some(AgentSummary {
+                row,
+                working,
+                quarantine: quarantine::of_agent(&quarantine::all(c)?, id),
+            }))
+        })
+    }
+
+    fn agent_counts(&self) -> Result<(u64, u64, u64)> {
+        self.with(|c| {
+            let (total, running) = c.query_row(
+                sql!(
+                    "SELECT count(*) AS total, count(*) FILTER (WHERE state IN (",
+                    AGENT_PULLING,
+                    ", ",
+                    AGENT_STARTING,
+                    ", ",
+                    AGENT_READY,
+                    ")) AS running FROM agents WHERE state < ",
+                    AGENT_REMOVED
+                ),
+                [],
+                |row| Ok((rows::unsigned(row, "total")?, rows::unsigned(row, "running")?)),
+            )?;
+            let works =
+                format!("SELECT count(*) FROM agents WHERE state = {AGENT_READY} AND id IN ({WORKING})");
+            Ok((total, running, c.query_row(&works, [], |row| row.get::<_, i64>(0))?.cast_unsigned()))
+        })
+    }
+}
+
+fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
+    c.prepare_cached(WORKING)?.query_map([], |row| row.get(0))?.collect()
+}
+
+/// The agents of which a turn or a job is in flight.
+const WORKING: &str = sql!(
+    "SELECT agent FROM turns INDEXED BY turns_live WHERE state < ",
+    TURN_OVER,
+    " AND state = ",
+    TURN_RUNNING,
+    " \
+    UNION SELECT agent FROM jobs INDEXED BY jobs_state WHERE state = ",
+    JOB_RUNNING
+);

@@ -1,0 +1,95 @@
+//! Reading the log, forwards and backwards, and the answers to requests.
+
+use lodge_core::event::EventKind;
+use lodge_core::record::{EventRow, RequestRow};
+use lodge_core::{AgentId, Timestamp};
+use rusqlite::{OptionalExtension, params};
+
+use super::rows;
+use super::snapshot::SqliteSnapshot;
+use crate::reads::{EventReads, PAGE_BYTES_MAX, Result};
+
+impl EventReads for SqliteSnapshot<'_> {
+    fn head(&self) -> Result<u64> {
+        self.with(|c| {
+            c.query_row("SELECT coalesce(max(seq), 0) AS head FROM events", [], |row| {
+                rows::unsigned(row, "head")
+            })
+        })
+    }
+
+    fn events(&self, since: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)> {
+        self.with(|c| {
+            let mut statement = match stream {
+                None => c.prepare_cached(
+                    "SELECT * FROM events WHERE seq > ?1 AND ?2 IS NULL ORDER BY seq LIMIT ?3",
+                )?,
+                Some(_) => c.prepare_cached(
+                    "SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3",
+                )?,
+            };
+            let (mut last, mut bytes) = (since, 0);
+            let mut events = Vec::new();
+            let mut found = statement.query(params![since.cast_signed(), stream, limit])?;
+            while bytes < PAGE_BYTES_MAX
+                && let Some(row) = found.next()?
+            {
+                last = rows::unsigned(row, "seq")?;
+                let event = rows::event(row)?;
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
+                events.extend(event);
+            }
+            Ok((events, last))
+        })
+    }
+
+    fn events_before(&self, before: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)> {
+        self.with(|c| {
+            // Within a stream both sequences grow together, and only one of them is indexed by stream: a page that goes
+            // on from an event of the stream begins there, and does not pass over everything newer.
+            let mut statement = c.prepare_cached(match stream {
+                None => "SELECT * FROM events WHERE seq < ?1 AND ?2 IS NULL ORDER BY seq DESC LIMIT ?3",
+                Some(_) => {
+                    "SELECT * FROM events WHERE seq < ?1 AND stream = ?2 AND stream_seq < \
+                     coalesce((SELECT stream_seq FROM events WHERE seq = ?1 AND stream = ?2), 9223372036854775807) \
+                     ORDER BY stream_seq DESC LIMIT ?3"
+                }
+            })?;
+            let (mut last, mut bytes) = (0, 0);
+            let mut events = Vec::new();
+            let before = i64::try_from(before).unwrap_or(i64::MAX);
+            let mut found = statement.query(params![before, stream, limit])?;
+            while bytes < PAGE_BYTES_MAX
+                && let Some(row) = found.next()?
+            {
+                last = rows::unsigned(row, "seq")?;
+                let event = rows::event(row)?;
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
+                events.extend(event);
+            }
+            Ok((events, last))
+        })
+    }
+
+    fn last_at(&self, agent: &AgentId, kind: EventKind) -> Result<Option<Timestamp>> {
+        self.with(|c| {
+            c.prepare_cached(
+                "SELECT at FROM events WHERE stream = ?1 AND kind = ?2 ORDER BY stream_seq DESC LIMIT 1",
+            )?
+            .query_row(params![agent.as_str(), kind.code()], |row| row.get(0).map(Timestamp::from_ms))
+            .optional()
+        })
+    }
+
+    fn request(&self, caller: &str, request_id: &str) -> Result<Option<RequestRow>> {
+        self.with(|c| {
+            c.prepare_cached("SELECT * FROM requests WHERE caller = ?1 AND request_id = ?2")?
+                .query_row([caller, request_id], rows::request)
+                .optional()
+        })
+    }
+
+    fn integrity(&self) -> Result<String> {
+        self.with(|c| c.query_row("PRAGMA integrity_check", [], |row| row.get(0)))
+    }
+}

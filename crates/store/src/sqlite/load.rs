@@ -1,0 +1,129 @@
+//! Reading back what an engine holds in memory. Its cost depends on what is live, not on what ever was.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
+use crate::sqlite::heads::Heads;
+use crate::sqlite::open::OpenError;
+use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
+use crate::sqlite::{epochs, images, jobs, paths, quarantine, rows, tokens};
+
+#[derive(Debug)]
+pub(crate) struct LoadError(rusqlite::Error);
+
+impl From<rusqlite::Error> for LoadError {
+    fn from(cause: rusqlite::Error) -> Self {
+        LoadError(cause)
+    }
+}
+
+impl LoadError {
+    pub(crate) fn into_inner(self) -> rusqlite::Error {
+        self.0
+    }
+
+    pub(crate) fn into_open(self, path: &Path) -> OpenError {
+        match self.0 {
+            rusqlite::Error::FromSqlConversionFailure(_, _, cause) => {
+                OpenError::Corrupt { path: path.to_owned(), what: cause.to_string() }
+            }
+            cause => OpenError::Sqlite { path: path.to_owned(), cause },
+        }
+    }
+}
+
+/// Returns, beside what was loaded, the heads of streams that the derived table does not have yet.
+pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads), LoadError> {
+    let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
+    let mut all =
+        connection.prepare(sql!("SELECT * FROM agents NOT INDEXED WHERE state < ", AGENT_REMOVED))?;
+    let at = AgentPlaces::of(&all)?;
+    let agents = all.query_map([], |row| rows::agent_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
+    let mut theirs = connection.prepare(sql!(
+        "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < ",
+        AGENT_REMOVED,
+        ")"
+    ))?;
+    let at = LineagePlaces::of(&theirs)?;
+    let lineages = theirs.query_map([], |row| rows::lineage_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
+    let rows: Vec<TurnRow> = connection
+        // In the order of ids the planner would read every turn there ever was.
+        .prepare(sql!(
+            "SELECT * FROM turns INDEXED BY turns_live WHERE state < ",
+            TURN_OVER,
+            " ORDER BY session, number"
+        ))?
+        .query_map([], rows::turn)?
+        .collect::<Result<_, _>>()?;
+    let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
+    let mut turns = Vec::with_capacity(rows.len());
+    for row in rows {
+        let session = row.session.as_str();
+        if !sessions.contains_key(session)
+            && let Some(fact) = session_fact(connection, session)?
+        {
+            sessions.insert(session.to_owned(), fact);
+        }
+        turns.push(live_turn(connection, row)?);
+    }
+    let heads = Heads::load(connection, seq)?;
+    let loaded = Loaded {
+        epoch,
+        seq: seq.cast_unsigned(),
+        streams: heads.all(connection)?,
+        agents,
+        lineages,
+        last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
+        sessions: sessions.into_values().collect(),
+        turns,
+        tokens: tokens::unrevoked(connection)?,
+        image_refs: images::refs(connection)?,
+        images: images::held(connection)?,
+        jobs: jobs::unsettled(connection)?,
+        quarantine: quarantine::all(connection)?,
+    };
+    Ok((loaded, heads))
+}
+
+pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::Result<Option<SessionFact>> {
+    let row = connection
+        .prepare_cached("SELECT * FROM sessions WHERE id = ?1")?
+        .query_row([session], rows::session)
+        .optional()?;
+    let Some(row) = row else { return Ok(None) };
+    let (turns, tip) = paths::end(connection, session)?;
+    let cuts = connection
+        .prepare_cached("SELECT cuts FROM sessions WHERE id = ?1")?
+        .query_row([session], |row| row.get(0))?;
+    let messages: Option<i64> = connection
+        .prepare_cached("SELECT max(seq) FROM messages WHERE session = ?1")?
+        .query_row([session], |row| row.get(0))?;
+    let epoch = epochs::current(connection, session)?;
+    let messages = messages.unwrap_or(0).cast_unsigned();
+    Ok(Some(SessionFact { row, turns, messages, cuts, tip, epoch }))
+}
+
+fn live_turn(connection: &Connection, row: TurnRow) -> rusqlite::Result<LiveTurn> {
+    let steps = connection
+        .prepare_cached("SELECT * FROM steps WHERE turn = ?1 ORDER BY step, ordinal")?
+        .query_map([row.id.as_str()], rows::step)?
+        .collect::<Result<Vec<_>, _>>()?;
+    let messages = connection
+        .prepare_cached("SELECT * FROM messages WHERE session = ?1 AND seq >= ?2 AND turn = ?3 ORDER BY seq")?
+        .query_map(
+            params![row.session.as_str(), row.first_message.cast_signed(), row.id.as_str()],
+            rows::message_row,
+        )?
+        .collect::<Result<Vec<_>, _>>()?;
+    let newest = messages.iter().rposition(|message| message.role == Role::Assistant);
+    let calls = newest.map(|at| messages[at].body.calls.clone()).unwrap_or_default();
+    // Only results after the newest answer: some models use the ids of earlier calls again.
+    let after = newest.map_or(&messages[..], |at| &messages[at..]);
+    let answered = after.iter().filter_map(|message| message.body.call.clone()).collect();
+    let note = messages.first().and_then(|message| message.body.note.clone());
+    Ok(LiveTurn { row, steps, calls, answered, note })
+}

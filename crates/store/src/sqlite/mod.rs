@@ -1,0 +1,45 @@
+//! The store in SQLite: one database file, one writer, a few connections that read.
+
+mod agents;
+mod codes;
+mod conversation;
+mod epochs;
+mod events;
+mod full;
+mod heads;
+mod images;
+mod job_list;
+mod job_upkeep;
+mod job_walk;
+mod jobs;
+mod lineages;
+mod load;
+mod open;
+mod output;
+mod paths;
+mod pool;
+mod quarantine;
+mod query;
+mod rows;
+mod schema;
+mod search;
+mod search_reads;
+mod sessions;
+mod snapshot;
+mod snapshots;
+mod tokens;
+mod turns;
+mod write;
+
+pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
+pub use output::{
+    GivenBack, OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputPiece,
+    OutputReader, OutputStore, OutputStream, SetAside,
+};
+pub use query::{BadQuery, Query};
+pub use search::{Hit, Search, SearchError, SearchWanted};
+
+const _: () = assert!(
+    rusqlite::ffi::SQLITE_VERSION_NUMBER >= 3_051_003,
+    "older SQLite can corrupt a WAL database when two connections checkpoint at once"
+);

@@ -1,0 +1,79 @@
+//! A store that is elsewhere: it cannot be reached for a while, or another daemon takes it.
+
+use crate::daemon::WriterState;
+use crate::plan::Mutation;
+use crate::world::{SimEvent, SimWorld};
+
+/// As in the daemon: how often a batch is tried again.
+const AWAY_MS: u64 = 250;
+
+/// How the connection to the store stands.
+#[derive(Debug, Default)]
+pub struct RemoteStore {
+    /// Attempts to come that do not reach it.
+    away: u64,
+    /// The daemon has noticed.
+    missed: bool,
+    /// The batch that is tried is on disk.
+    unsure: bool,
+    pub is_fenced: bool,
+}
+
+impl RemoteStore {
+    pub fn goes_away(&mut self, attempts: u64) {
+        self.away = attempts;
+    }
+
+    pub fn comes_back(&mut self) {
+        (self.away, self.is_fenced) = (0, false);
+    }
+
+    pub fn is_away(&self) -> bool {
+        self.away > 0
+    }
+
+    pub fn is_missed(&self) -> bool {
+        self.missed
+    }
+
+    pub fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// An attempt has reached it. True: its batch was on disk already.
+    pub fn is_back(&mut self) -> bool {
+        self.missed = false;
+        std::mem::take(&mut self.unsure)
+    }
+
+    /// The daemon that had a batch to write is gone.
+    pub fn forget_writer(&mut self) {
+        (self.missed, self.unsure) = (false, false);
+    }
+}
+
+impl SimWorld {
+    /// The group may be on disk or not: nobody hears of it before the store can be asked.
+    pub fn try_again_later(&mut self) {
+        self.store.away -= 1;
+        let first = !std::mem::replace(&mut self.store.missed, true);
+        if first {
+            self.tally.away += 1;
+            self.say(|| "the store cannot be reached".to_owned());
+        }
+        if self.mutation == Mutation::AwayIsWritten {
+            self.store.forget_writer();
+        } else if first && self.rng.chance(500) {
+            self.record_group();
+            self.store.unsure = true;
+        }
+        let lies = self.mutation == Mutation::AwayIsWritten;
+        let Some(daemon) = &mut self.daemon else { return };
+        let life = daemon.life;
+        if lies {
+            daemon.writer.doing = WriterState::Releasing;
+            return self.after(0, SimEvent::Release { life });
+        }
+        self.after(AWAY_MS, SimEvent::Written { life });
+    }
+}
