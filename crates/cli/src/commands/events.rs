@@ -1,4 +1,4 @@
-//! `events`: what happened, and what happens.
+//! `events`: past and new events.
 
 use lodge_proto::{EVENT_KINDS, Event, EventList, EventListParams, PAGE_MAX};
 use serde_json::Value;
